@@ -1,0 +1,35 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint lab clean
+
+PYTEST := .venv/bin/pytest
+# Options for pytest: make test ARGS='-k scheduler -x'
+ARGS ?=
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+demo: ## watch a three-node cluster load-balance through IPVS
+	@scripts/demo
+
+test: ## run every test, those that send packets too
+	@scripts/setup lab
+	@$(PYTEST) $(ARGS)
+
+unit: ## run the tests that need no kernel
+	@scripts/setup unit
+	@$(PYTEST) -m 'not lab' $(ARGS)
+
+lint: ## check style, types and the direction of imports
+	@scripts/setup unit
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy --strict kroute
+	.venv/bin/lint-imports
+
+lab: ## a shell beside a running three-node cluster
+	@scripts/setup lab
+	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell
+
+clean: ## remove what the other targets made, downloads included
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m kroute`."""
+
+from kroute.cli import main
+
+main()

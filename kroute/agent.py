@@ -1,0 +1,168 @@
+"""Wire the parts of kroute together and run them: a source of changes, the catalog, the broadcaster, the controllers.
+
+All of it lives in one event loop. Changes go into the catalog as they arrive; one task plans what they touched and
+publishes it. What arrives while it plans goes out together in the next round, and nothing waits for a timer.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+
+from kroute import __version__
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.ledger import LedgerError
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs import Ipvs
+from kroute.operations import agent_socket, preflight, show, snapshot
+from kroute.operations.events import CreateObject, EventRecorder
+from kroute.operations.state_dir import StateDirectory, StateDirectoryError
+from kroute.planning.catalog import Catalog
+from kroute.planning.node_facts import node_facts
+from kroute.planning.objects import Change
+from kroute.settings import Settings
+from kroute.watchers.errors import ConfigurationError
+from kroute.watchers.manifests import ManifestWatcher
+from kroute.watchers.node import NodeAddresses, NodeWatcher, read_node_addresses
+from kroute.watchers.sink import Sink
+
+log = structlog.get_logger(__name__)
+
+STOP_WITHIN = 4.0
+"""Seconds for which the controllers may finish the batch in hand after SIGTERM."""
+
+Follow = Callable[[Sink], Coroutine[None, None, None]]
+"""Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
+
+REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
+"""What ends kroute with a sentence and a next step instead of a traceback."""
+
+
+class Agent:
+    """kroute on one node, which has these `addresses`.
+
+    `follow` is where changes come from, `create` how Events are written (None: they are only logged).
+    """
+
+    def __init__(
+        self, settings: Settings, addresses: NodeAddresses, follow: Follow, create: CreateObject | None = None
+    ) -> None:
+        self._follow = follow
+        self._catalog = Catalog(settings, node_facts(settings, None, addresses.default))
+        self._broadcaster = Broadcaster()
+        self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
+        self._changed = asyncio.Event()
+        self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_addresses)
+        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
+
+    async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
+        """Serve the node until `stop` is set; what is in the kernel then stays there."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._controllers)
+            await stack.enter_async_context(agent_socket.serve(state_dir.path, {show.QUESTION: self._shown}))
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(self._follow(self._take), name="follow"),
+                    group.create_task(self._node_watcher.run(), name="node"),
+                    group.create_task(self._plan(), name="plan"),
+                    group.create_task(self._recorder.run(), name="events"),
+                    group.create_task(self._report_ready(state_dir), name="ready"),
+                ]
+                serving = group.create_task(self._controllers.run(), name="controllers")
+                await stop.wait()
+                log.info("kroute.stopping")
+                for task in background:
+                    task.cancel()
+                self._controllers.stop()
+                await asyncio.wait([serving], timeout=STOP_WITHIN)
+                serving.cancel()
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self._catalog.take(changes)
+        self._changed.set()
+
+    def _take_addresses(self, addresses: NodeAddresses) -> None:
+        self._catalog.set_fallback(addresses.default)
+        self._changed.set()
+
+    async def _plan(self) -> None:
+        """Publish the plans of what has changed. The first round goes out even if there is nothing to serve."""
+        published = False
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            plans = self._catalog.commit()
+            if not self._catalog.ready or (published and not plans):
+                continue
+            for plan in plans:
+                if plan.is_empty:
+                    self._recorder.forget(plan.key)
+                for problem in plan.problems:
+                    self._recorder.report(plan.key, problem)
+            self._broadcaster.publish(plans)
+            if not published:
+                log.info("plans.first_published", services=len(plans))
+                published = True
+
+    async def _report_ready(self, state_dir: StateDirectory) -> None:
+        await self._controllers.live()
+        state_dir.mark_ready()
+        log.info("kroute.ready", services=len(self._broadcaster.current))
+
+    async def _shown(self) -> bytes:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+
+def main(settings: Settings) -> int:
+    """Run kroute in the foreground; returns its exit code."""
+    try:
+        return asyncio.run(_serve(settings))
+    except* REFUSALS as group:
+        for error in _leaves(group):
+            log.error("kroute.refused", reason=str(error))  # noqa: TRY400  the sentence says it all
+    return 1
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def _serve(settings: Settings) -> int:
+    if lacks := await preflight.lacks():
+        for lack in lacks:
+            log.error("node.lacks", lack=lack)
+        return 1
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with StateDirectory.claim(settings.state_dir) as state_dir:
+        log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
+        async with AsyncExitStack() as stack:
+            agent = await _agent(settings, stack)
+            await agent.run(stop, state_dir)
+    log.info("kroute.stopped")
+    return 0
+
+
+async def _agent(settings: Settings, stack: AsyncExitStack) -> Agent:
+    """An agent with the source that the settings name; what it needs is closed with the stack."""
+    addresses = await read_node_addresses(settings.dummy_interface)
+    directory = settings.manifests
+    if directory is not None:
+        return Agent(settings, addresses, lambda sink: ManifestWatcher(directory, settings.node_name, sink).run())
+    from kroute.watchers.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
+    from kroute.watchers.kubernetes import KubernetesWatcher  # noqa: PLC0415
+
+    api = await stack.enter_async_context(await Api.open(settings))
+    log.info("api.configured", server=api.server)
+    return Agent(settings, addresses, lambda sink: KubernetesWatcher(api, settings.node_name, sink).run(), api.create)

@@ -1,0 +1,243 @@
+"""The `kroute` command.
+
+Everything that costs time to import is imported by the command that needs it. Wrong flags, files and addresses end with
+one line on standard error and exit code 2; what the node lacks, with one line a lack and exit code 1.
+"""
+
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kroute import __version__, settings
+from kroute.settings import IpvsTimeouts, Settings
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Parsed(click.ParamType[Any]):
+    """A parameter that one of the `settings.parse_…` functions reads."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value; what is not text has been read before."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+NETWORKS = Parsed("CIDR[,CIDR]", settings.parse_networks)
+DURATION = Parsed("DURATION", settings.parse_duration)
+TIMEOUT = Parsed("DURATION", settings.parse_timeout)
+INTERFACE = Parsed("NAME", settings.parse_interface)
+
+
+def option(*names: str, **attributes: Any) -> Callable[[_Command], _Command]:
+    """An option that can also be given as a KROUTE_… variable, named like the flag."""
+    flag = max(names, key=lambda name: name.startswith("--"))
+    variable = "KROUTE_" + flag.lstrip("-").replace("-", "_").upper()
+    return click.option(*names, envvar=variable, show_envvar=False, **attributes)
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Take the values of a YAML file as defaults: flags and variables go before it."""
+    if path is None:
+        return None
+    import yaml  # noqa: PLC0415 - only who uses a file pays for the parser
+
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise click.BadParameter(f"cannot read {path}: {' '.join(str(error).split())}", ctx, param) from None
+    if not isinstance(content, dict):
+        raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
+    allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
+    for name in content:
+        if name not in allowed:
+            raise click.BadParameter(
+                f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}", ctx, param
+            )
+    ctx.default_map = {str(allowed[name].name): _as_written(value, allowed[name]) for name, value in content.items()}
+    return path
+
+
+def _config_name(parameter: click.Parameter) -> str:
+    return parameter.opts[0].lstrip("-")
+
+
+def _as_written(value: Any, parameter: click.Parameter) -> Any:
+    """The value as it would be written on the command line: a list becomes comma-separated or several flags."""
+    if isinstance(value, list):
+        return [str(each) for each in value] if parameter.multiple else ",".join(str(each) for each in value)
+    if isinstance(value, bool) or value is None:
+        return value
+    return [str(value)] if parameter.multiple else str(value)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="kroute")
+def cli() -> None:
+    """A Kubernetes service proxy for Linux nodes that programs IPVS."""
+
+
+STATE_DIR = option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=settings.DEFAULT_STATE_DIR,
+    show_default=True,
+    help="Where the ledger and the agent's socket are kept; must live as long as the kernel's state (tmpfs).",
+)
+DUMMY_INTERFACE = option(
+    "--dummy-interface",
+    type=INTERFACE,
+    default=settings.DEFAULT_DUMMY_INTERFACE,
+    show_default=True,
+    help="The interface that carries the VIPs.",
+)
+EXCLUDE_CIDRS = option("--exclude-cidrs", type=NETWORKS, default=(), help="Never touch what has these addresses.")
+LOG_FORMAT = option(
+    "--log-format",
+    type=click.Choice(["json", "console"]),
+    default=None,
+    help="Default: console on a terminal, else json.",
+)
+LOG_LEVEL = option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+
+
+@cli.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KROUTE_CONFIG",
+    callback=read_config,
+    is_eager=True,
+    expose_value=False,
+    help="YAML file with the same names as the flags; flags and variables go before it.",
+)
+@option(
+    "--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="How to reach the API server."
+)
+@option("--master", metavar="URL", help="The API server's address; overrides the kubeconfig's.")
+@option(
+    "--manifests",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Read Services and EndpointSlices from the YAML and JSON files of this directory; no API server is needed.",
+)
+@option("--node-name", default=socket.gethostname, help="The Node object of this node.  [default: the host name]")
+@option(
+    "--node-ip", "node_ips", type=Parsed("IP[,IP]", settings.parse_node_ips), default=(), help="Overrides the Node's."
+)
+@DUMMY_INTERFACE
+@option("--scheduler", type=click.Choice(settings.SCHEDULERS), default="rr", show_default=True, help="IPVS scheduler.")
+@option("--masquerade-all", is_flag=True, help="Masquerade every connection to a ClusterIP.")
+@option(
+    "--cluster-cidr", "cluster_cidrs", type=NETWORKS, default=(), help="Masquerade to ClusterIPs from outside these."
+)
+@option(
+    "--masquerade-exempt",
+    "masquerade_exemptions",
+    type=Parsed("SRC:DST", settings.parse_exemption),
+    multiple=True,
+    help="Never masquerade from SRC to DST, two networks. May be given many times.",
+)
+@option(
+    "--masquerade-mark",
+    type=Parsed("MARK", settings.parse_mark),
+    default="0x4000",
+    show_default=True,
+    help="Packet mark bit of connections to masquerade.",
+)
+@option("--resync-period", type=DURATION, default="30s", show_default=True, help="How often the kernel is audited.")
+@option(
+    "--drain-timeout",
+    type=DURATION,
+    default="0s",
+    show_default=True,
+    help="Delete a draining TCP real server after this time; 0s waits for its last connection.",
+)
+@EXCLUDE_CIDRS
+@option("--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's.")
+@option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
+@option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+@STATE_DIR
+@LOG_FORMAT
+@LOG_LEVEL
+def run(**values: Any) -> int:
+    """Serve this node until SIGTERM; the data path stays in place afterwards."""
+    chosen = _settings(values)
+    from kroute import agent, logs  # noqa: PLC0415 - the other commands do without
+
+    logs.configure(chosen.log_format, chosen.log_level)
+    return agent.main(chosen)
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    if values["manifests"] and (values["kubeconfig"] or values["master"]):
+        raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
+    if values["resync_period"] < 1:
+        raise click.UsageError("--resync-period must be at least 1s")
+    fields = dict(values)
+    timeouts = IpvsTimeouts(*(fields.pop(f"ipvs_{name}_timeout") for name in IpvsTimeouts.__struct_fields__))
+    exemptions = tuple(fields.pop("masquerade_exemptions"))
+    fields["log_format"] = fields["log_format"] or ("console" if sys.stderr.isatty() else "json")
+    return Settings(**fields, ipvs_timeouts=timeouts, masquerade_exemptions=exemptions)
+
+
+@cli.command()
+@DUMMY_INTERFACE
+@EXCLUDE_CIDRS
+@STATE_DIR
+@LOG_LEVEL
+def cleanup(dummy_interface: str, exclude_cidrs: tuple[str, ...], state_dir: Path, log_level: str) -> int:
+    """Undo everything that kroute did on this node, and say what was undone."""
+    from kroute import logs  # noqa: PLC0415
+    from kroute.operations import cleanup as operation  # noqa: PLC0415
+
+    logs.configure("console", log_level)
+    return operation.main(
+        Settings(
+            node_name=socket.gethostname(),
+            dummy_interface=dummy_interface,
+            exclude_cidrs=exclude_cidrs,
+            state_dir=state_dir,
+        )
+    )
+
+
+@cli.command()
+@option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it."
+)
+@STATE_DIR
+def show(output: str, state_dir: Path) -> int:
+    """Show Services with their virtual servers, schedulers, persistence, real servers, weights and connections."""
+    from kroute.operations import show as operation  # noqa: PLC0415
+
+    return operation.main(state_dir, as_json=output == "json")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong."""
+    try:
+        code = cli.main(args=arguments, prog_name="kroute", standalone_mode=False)
+    except click.ClickException as error:
+        message = " ".join(error.format_message().split())
+        click.echo(f"kroute: {message}", err=True)
+        sys.exit(EXIT_USAGE)
+    except click.Abort:
+        sys.exit(EXIT_FAILURE)
+    sys.exit(code if isinstance(code, int) else 0)

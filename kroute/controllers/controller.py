@@ -1,0 +1,176 @@
+"""The shape that all controllers share.
+
+One task is the one owner of a controller's mutable state. It waits until there is something to do (new plans, a kernel
+event, a stage that another controller has reached, a retry that falls due, the time of an audit), takes everything that
+waits, changes its memory, writes one difference to the kernel, remembers what was applied, and says which stages its
+plans have reached. Nothing else touches the state: the task that listens to the kernel only lets events wait in a list.
+A batch that is being written is never interrupted by a newer one; the newer one is simply the next.
+
+Reading the kernel is one operation with two occasions. At the start it adopts what an earlier run left, so that the
+first difference is empty if nothing has changed. Every `resync_period`, and before something that failed is tried
+again, it audits: whatever is not as it was left is logged, counted and repaired. Stopping leaves the kernel as it is.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.account import Account, ControllerStatistics
+from kroute.controllers.batches import batched
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.exclusion import Exclusion
+from kroute.controllers.ledger import LedgerError
+from kroute.controllers.retries import Retries
+from kroute.kernel.errors import KernelError
+from kroute.kernel.monitor import Event, Monitor, Overrun
+from kroute.planning.plan import ServicePlan
+from kroute.settings import Settings
+
+_PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
+
+
+class Controller(ABC):
+    """Applies plans to one part of the kernel.
+
+    `clock` gives seconds and never goes back. `monitor` is this controller's own, or None if the part of the kernel
+    that it owns reports nothing.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, settings: Settings, subscription: Subscription, monitor: Monitor | None, clock: Callable[[], float]
+    ) -> None:
+        self.clock = clock
+        self.account = Account(self.name, clock)
+        self.wake = asyncio.Event()
+        self._settings = settings
+        self._subscription = subscription
+        self._exclusion = Exclusion(settings.exclude_cidrs)
+        self._monitor = monitor
+        self._events: list[Event | Overrun] = []
+        self._passes: Retries[str] = Retries()
+        self._audit_due = clock()
+        self._adopted = False
+        self._stopping = False
+
+    @abstractmethod
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Take new plans into memory."""
+
+    def notice(self, events: Sequence[Event]) -> None:  # noqa: B027  not every controller has something to notice
+        """Take events of the kernel into memory. Those of this controller's own writes change nothing."""
+
+    @abstractmethod
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Undo what earlier runs did, without any plans; for a controller that does not run."""
+
+    @abstractmethod
+    async def read(self) -> Iterable[str]:
+        """Read this controller's part of the kernel into memory; say what is not as it was left."""
+
+    @abstractmethod
+    async def write(self) -> None:
+        """Write the difference, remember it, and say which stages have been reached."""
+
+    def next_due(self) -> float | None:
+        """When, by the clock, there is something of its own to do though nothing has happened; None: never."""
+        return None
+
+    def statistics(self) -> ControllerStatistics:
+        """The counters as they are now."""
+        return msgspec.structs.replace(self.account.counters, waiting=len(self.account.retries))
+
+    def stop(self) -> None:
+        """Let `run` return when the batch in hand is written. The kernel's state stays as it is."""
+        self._stopping = True
+        self.wake.set()
+
+    async def run(self) -> None:
+        """Keep the kernel as the plans say, until `stop`. Cancelling it is safe at any point: it is like a kill."""
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
+            await self.start()
+            while not self._stopping:
+                await self.step()
+                await self._sleep()
+            if listener is not None:
+                listener.cancel()
+
+    async def start(self) -> None:
+        """Adopt what is there, then wait for the first full list of plans (or for `stop`)."""
+        self._subscription.notify(self.wake)
+        await self._guarded(self.audit)
+        while not (self._stopping or self._subscription.has_arrived):
+            self.wake.clear()
+            await self.wake.wait()
+
+    async def step(self) -> None:
+        """One pass over everything that waits. What the kernel refuses is logged and tried again, never raised."""
+        self.wake.clear()
+        plans = [self._exclusion.apply(plan) for plan in self._subscription.take().values()]
+        for batch in batched(plans):
+            self.accept(batch)
+            await asyncio.sleep(0)
+        taken, self._events = self._events, []
+        events = [event for event in taken if not isinstance(event, Overrun)]
+        if len(events) < len(taken):
+            self.audit_soon()
+        if events:
+            self.notice(events)
+        if not self._passes.is_waiting(_PASS, self.clock()):
+            await self._guarded(self._pass)
+
+    async def audit(self) -> None:
+        """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
+        drift = await self.read()
+        if self._adopted:
+            self.account.repaired(drift)
+        self._adopted = True
+        self.account.counters.last_audit = time.time()
+        self._audit_due = self.clock() + self._settings.resync_period
+
+    def audit_soon(self) -> None:
+        """Read the kernel before the next write."""
+        self._audit_due = self.clock()
+
+    async def _pass(self) -> None:
+        started = self.clock()
+        retry_due = self.account.retries.next_due()
+        if not self._adopted or started >= self._audit_due or (retry_due is not None and started >= retry_due):
+            await self.audit()
+        await self.write()
+        self.account.retries.expire(started)
+
+    async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Make an attempt at a whole pass. When it fails, nothing is known of the kernel: the next one reads first."""
+        try:
+            await attempt()
+        except (KernelError, LedgerError) as error:
+            self.account.failed(error)
+            self._passes.failed(_PASS, self.clock())
+            self.audit_soon()
+        else:
+            self._passes.succeeded(_PASS)
+
+    async def _listen(self, monitor: Monitor) -> None:
+        while True:
+            self._events += await monitor.next()
+            self.wake.set()
+
+    async def _sleep(self) -> None:
+        """Wait until something arrives or falls due."""
+        due = self._passes.next_due()
+        if due is None:
+            times = (self._audit_due, self.account.retries.next_due(), self.next_due())
+            due = min(time for time in times if time is not None)
+        try:
+            async with asyncio.timeout(max(0.0, due - self.clock())):
+                await self.wake.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,115 @@
+"""The three controllers of a node, with the kernel clients and the ledger that they share."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Self
+
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.account import ControllerStatistics
+from kroute.controllers.cleanup import cleanup
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.ledger import Ledger
+from kroute.controllers.masquerade import Masquerade
+from kroute.controllers.masquerade_rules import FAMILIES
+from kroute.controllers.milestones import Milestones
+from kroute.controllers.route_fix import RouteFix
+from kroute.controllers.service_proxy import ServiceProxy
+from kroute.controllers.virtual_servers import Report
+from kroute.kernel.addresses import Addresses
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.links import Links
+from kroute.kernel.modules import kernel_version
+from kroute.kernel.monitor import Monitor
+from kroute.kernel.routes import Routes
+from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.xtables import Xtables
+from kroute.settings import Settings
+
+
+class NodeControllers:
+    """An async context manager, in which the controllers either `run` or are asked to `cleanup`.
+
+    Making one reads the ledger (LedgerError); entering raises KernelError when the kernel cannot be spoken to.
+    """
+
+    def __init__(self, settings: Settings, broadcaster: Broadcaster, report: Report) -> None:
+        milestones = Milestones()
+        self._ledger = Ledger.open(settings.state_dir)
+        links, ipvs, addresses, routes, ipset = Links(), Ipvs(), Addresses(), Routes(), Ipset()
+        xtables = {family: Xtables(family.number) for family in FAMILIES}
+        monitors = [Monitor(only_interface=settings.dummy_interface, routes=routes) for routes in (False, True)]
+        self._clients: tuple[AbstractAsyncContextManager[object], ...] = (
+            links,
+            ipvs,
+            addresses,
+            routes,
+            ipset,
+            *xtables.values(),
+            *monitors,
+        )
+        self._interface = DummyInterface(settings.dummy_interface, links, self._ledger)
+        self._service_proxy = ServiceProxy(
+            settings,
+            broadcaster.subscribe(ServiceProxy.name),
+            milestones,
+            interface=self._interface,
+            ledger=self._ledger,
+            ipvs=ipvs,
+            addresses=addresses,
+            sysctls=Sysctls(),
+            kernel_version=kernel_version(),
+            monitor=monitors[0],
+            report=report,
+        )
+        self._route_fix = RouteFix(
+            settings,
+            broadcaster.subscribe(RouteFix.name),
+            milestones,
+            interface=self._interface,
+            routes=routes,
+            monitor=monitors[1],
+        )
+        self._masquerade = Masquerade(
+            settings, broadcaster.subscribe(Masquerade.name), milestones, ipset=ipset, xtables=xtables
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            stack.callback(self._ledger.close)
+            for client in self._clients:
+                await stack.enter_async_context(client)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> None:
+        """Keep the kernel as the plans say, until `stop`."""
+        async with asyncio.TaskGroup() as group:
+            for controller in self._all:
+                group.create_task(controller.run(), name=controller.name)
+
+    def stop(self) -> None:
+        """Let `run` return when the batches in hand are written."""
+        for controller in self._all:
+            controller.stop()
+
+    async def live(self) -> None:
+        """Return once every Service of the first full list is served, or has been waited for long enough."""
+        await self._service_proxy.live.wait()
+
+    def statistics(self) -> dict[str, ControllerStatistics]:
+        """Each controller's counters, by its name."""
+        return {controller.name: controller.statistics() for controller in self._all}
+
+    async def cleanup(self) -> CleanupReport:
+        """Undo what earlier runs did on this node; not while `run` runs."""
+        return await cleanup(self._service_proxy, self._route_fix, self._masquerade, self._interface, self._ledger)
+
+    @property
+    def _all(self) -> tuple[ServiceProxy, RouteFix, Masquerade]:
+        return self._service_proxy, self._route_fix, self._masquerade

@@ -1,0 +1,129 @@
+"""What route_fix and masquerade have in common: what they make stands before a VIP goes live, and outlives it.
+
+Both make one kernel object for each thing that a plan names, at once, and then say that the plan's stage has been
+reached. Both let go of what no plan names any more only when service_proxy has withdrawn the addresses and virtual
+servers in question.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.account import names_of
+from kroute.controllers.batches import batched
+from kroute.controllers.claims import Claims, Difference
+from kroute.controllers.controller import Controller
+from kroute.controllers.departures import Departures
+from kroute.controllers.milestones import Milestones, Stage
+from kroute.kernel.monitor import Monitor
+from kroute.planning.plan import ServicePlan
+from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from kroute.planning.objects import ObjectKey
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Preparer(Controller, Generic[K, V]):
+    """A controller whose objects (keys K, values V) are there before a VIP goes live."""
+
+    stage: ClassVar[Stage]
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        milestones: Milestones,
+        claims: Claims[K, V],
+        monitor: Monitor | None,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(settings, subscription, monitor, clock)
+        self.claims = claims
+        self.milestones = milestones
+        self._departures: Departures[K] = Departures()
+        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._unprepared: dict[ObjectKey, ServicePlan] = {}
+        milestones.watch(self.wake, Stage.WITHDRAWN)
+        milestones.serve(self.wake, self.stage)
+
+    @abstractmethod
+    def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
+        """What the plan claims."""
+
+    @abstractmethod
+    async def apply(self, differences: Sequence[Difference[K, V]]) -> Mapping[K, str]:
+        """Write these differences; returns the refused objects, each with a sentence that says why."""
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim what the plans name, and let go of what they name no longer."""
+        for plan in plans:
+            wanted = self.wanted_by(plan)
+            self._departures.add(plan, self.claims.claim(plan.key, wanted))
+            for key in wanted:
+                self._departures.over(key)
+            self._unprepared[plan.key] = plan
+            if plan.is_empty:
+                self._plans.pop(plan.key, None)
+            else:
+                self._plans[plan.key] = plan
+
+    async def write(self) -> None:
+        """Write what may be written now, then say which plans are prepared."""
+        await self.write_differences()
+        self.say_what_is_prepared()
+
+    async def write_differences(self) -> None:
+        """Write what may be written now."""
+        for key in self.milestones.take_retracted(self.stage) & self._plans.keys():
+            self.retracted(self._plans[key])
+        for batch in batched(self._due()):
+            refusals = await self.apply(batch)
+            for difference in batch:
+                if difference.key not in refusals:
+                    self.claims.note(difference.key, difference.wanted)
+                    if difference.wanted is None:
+                        self._departures.over(difference.key)
+            self.account.wrote(len(batch) - len(refusals))
+            self.account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
+
+    def retracted(self, plan: ServicePlan) -> None:
+        """The plan has lost the stage: it is prepared again, which is said again."""
+        self._unprepared[plan.key] = plan
+
+    def services_of(self, key: K) -> str:
+        """The Services that claim the object, or the one that let it go, as log lines name them."""
+        return " ".join(names_of(self.claims.owners(key) or [self._departures.plan_of(key).key]))
+
+    def gone(self, key: K) -> None:
+        """The kernel, or somebody else, has taken the object away."""
+        self.claims.note(key, None)
+        if self.claims.wanted(key) is None:
+            self._departures.over(key)
+
+    def _due(self) -> list[Difference[K, V]]:
+        """The differences that may be written now."""
+        return [
+            difference
+            for difference in self.claims.differences()
+            if not self.account.is_waiting(difference.key)
+            and (
+                difference.wanted is not None
+                or self.milestones.has_reached(self._departures.plan_of(difference.key), Stage.WITHDRAWN)
+            )
+        ]
+
+    def say_what_is_prepared(self) -> None:
+        """An absent Service is over only when its last object has gone."""
+        prepared = [
+            plan
+            for plan in self._unprepared.values()
+            if self.claims.is_settled(plan.key) and (not plan.is_empty or self._departures.is_over(plan.key))
+        ]
+        if prepared:
+            for plan in prepared:
+                del self._unprepared[plan.key]
+            self.milestones.reach(self.stage, prepared)

@@ -1,0 +1,70 @@
+"""Which Services' addresses may go live, and until when the others are waited for."""
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from kroute.controllers.account import NAMED_SERVICES, names_of
+from kroute.controllers.milestones import Milestones, Stage
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import ServicePlan
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 5.0
+"""Seconds after its virtual servers were written that a Service's address waits for routes and set entries."""
+
+
+class Readiness:
+    """The Services whose addresses wait. Times are seconds on the caller's clock."""
+
+    def __init__(self, milestones: Milestones) -> None:
+        self._milestones = milestones
+        self._waiting: dict[ObjectKey, ServicePlan] = {}
+        self._deadlines: dict[ObjectKey, float] = {}
+
+    def await_(self, plan: ServicePlan) -> None:
+        """This plan has an address to bind. A newer plan of a Service inherits the deadline of the one it replaces."""
+        self._waiting[plan.key] = plan
+
+    def forget(self, key: ObjectKey) -> None:
+        """The Service has nothing to bind."""
+        self._waiting.pop(key, None)
+        self._deadlines.pop(key, None)
+
+    def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
+        """Let go those that are ready, and, with a warning, those that were waited for long enough."""
+        late = []
+        for key, plan in list(self._waiting.items()):
+            deadline = self._deadlines.setdefault(key, now + PATIENCE)
+            if is_served(key) and self._milestones.has_reached(plan, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED):
+                self.forget(key)
+            elif now >= deadline:
+                late.append(key)
+                self.forget(key)
+        if late:
+            _warn(late)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no Service waits."""
+        return not self._waiting
+
+    def is_ready(self, key: ObjectKey) -> bool:
+        """Whether the Service's addresses may be bound."""
+        return key not in self._waiting
+
+    def next_due(self) -> float | None:
+        """When the next Service has been waited for long enough."""
+        return min(self._deadlines.values(), default=None)
+
+
+def _warn(keys: Iterable[ObjectKey]) -> None:
+    services = names_of(keys)
+    log.warning(
+        "vip.unprepared",
+        services=services[:NAMED_SERVICES],
+        more_services=max(0, len(services) - NAMED_SERVICES),
+        waited=PATIENCE,
+        next_step="its addresses go live now; see the errors of route_fix, masquerade and service_proxy",
+    )

@@ -1,0 +1,185 @@
+"""Sees to it that this node talks to VIPs with its own address as the source.
+
+The kernel's own local-table route to a bound address has that very address as its preferred source. A process of this
+node that connects to a VIP would thus send packets from the VIP, which every other node takes for its own and drops. So
+each VIP gets `local VIP dev DUMMY table local src NODE`, before its address is bound, and it outlives the address.
+
+For IPv4 ours comes first in the table and wins; deleting the last IPv4 address of a link deletes every IPv4 route on
+it, and no event says so. For IPv6 the kernel's own route has metric 0 and always wins, so it must not be there.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from errno import ESRCH
+from typing import NamedTuple
+
+import structlog
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.change_log import Change, log_changes
+from kroute.controllers.claims import Claims, Difference
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.milestones import Milestones, Stage
+from kroute.controllers.preparer import Preparer
+from kroute.kernel.monitor import Event, Monitor, RouteEvent
+from kroute.kernel.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
+from kroute.planning.plan import ServicePlan
+from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class SourceRoute(NamedTuple):
+    """The sources of our routes to one VIP (in a right state: one), and whether the kernel heeds them."""
+
+    sources: tuple[str, ...]
+    wins: bool = True
+
+    def __str__(self) -> str:
+        return " and ".join(self.sources) + ("" if self.wins else ", behind the kernel's own")
+
+
+ANY_SOURCE = SourceRoute(())
+"""What is wanted where the node's own address is not known: whatever there is stays."""
+
+
+def _agree(applied: SourceRoute, wanted: SourceRoute) -> bool:
+    return wanted in {ANY_SOURCE, applied}
+
+
+def ours_among(address: str, routes: Sequence[LocalRoute]) -> SourceRoute | None:
+    """Our routes to `address` among all of them, in the kernel's order; None if there is none of ours.
+
+    The kernel's own route names the address itself as the source, or none at all.
+    """
+    sources = tuple(route.source for route in routes if route.source is not None and route.source != address)
+    return SourceRoute(sources, routes[0].source == sources[0]) if sources else None
+
+
+class RouteFix(Preparer[str, SourceRoute]):
+    """Owns the source route of each VIP. `monitor` tells of the routes on the dummy interface."""
+
+    name = "route_fix"
+    stage = Stage.ROUTES_PREPARED
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        milestones: Milestones,
+        *,
+        interface: DummyInterface,
+        routes: Routes,
+        monitor: Monitor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, subscription, milestones, Claims(_agree), monitor, clock)
+        self._interface = interface
+        self._routes = routes
+        self._index: int | None = None
+        interface.watch(self.wake)
+
+    def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
+        """One route for each VIP, with the node's own address as the source."""
+        return {vip.address: SourceRoute((vip.source,)) if vip.source else ANY_SOURCE for vip in plan.vips}
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim the routes; where the node's own address is not known there is nothing to write."""
+        super().accept(plans)
+        for plan in plans:
+            for vip in plan.vips:
+                if vip.source is None and vip.address not in self.claims.applied:
+                    self.claims.note(vip.address, ANY_SOURCE)
+
+    def notice(self, events: Sequence[Event]) -> None:
+        """A route of ours has gone, or the kernel's own has come before it."""
+        newest = {
+            (event.address, event.source): event
+            for event in events
+            if isinstance(event, RouteEvent) and event.interface == self._interface.name
+        }
+        for (address, source), event in newest.items():
+            applied = self.claims.applied.get(address)
+            if applied is None:
+                continue
+            if event.gone and source in applied.sources:
+                self.gone(address)
+                if self.claims.wanted(address) is not None:
+                    self.account.repaired([f"route to {address} with source {source} was missing"])
+            elif not event.gone and source is None and ":" in address:
+                self.claims.note(address, applied._replace(wins=False))
+
+    async def read(self) -> Iterable[str]:
+        """Read the routes on the dummy interface. Without the interface there are none."""
+        self._index = self._interface.index
+        if self._index is None:
+            self.claims.replace_applied({})
+            return []
+        found = await self._routes.read(self._interface.name)
+        known = self.claims.claimed() | self.claims.applied.keys()
+        actual = {address: ANY_SOURCE for address in known if self.claims.wanted(address) == ANY_SOURCE}
+        actual |= {
+            address: ours
+            for address, routes in found.items()
+            if (ours := ours_among(address, routes)) is not None
+            and (self._interface.is_ours or address in known)
+            and not self._exclusion.covers(address)
+        }
+        return [
+            f"route to {drift.key} had source {drift.applied}" if drift.applied else f"route to {drift.key} was missing"
+            for drift in self.claims.replace_applied(actual)
+        ]
+
+    async def write(self) -> None:
+        """Write the routes, if the interface is there; a new interface has none."""
+        if self._interface.index is None:
+            return
+        if self._interface.index != self._index:
+            await self.read()
+        await super().write()
+
+    async def apply(self, differences: Sequence[Difference[str, SourceRoute]]) -> Mapping[str, str]:
+        """Write routes; deleting one that is not there is success."""
+        changes: list[RouteChange] = []
+        for address, applied, wanted in differences:
+            if wanted is not None:
+                changes += [SetLocalRoute(address, source) for source in wanted.sources]
+            elif applied is not None:
+                changes += [DeleteLocalRoute(address, source) for source in applied.sources]
+        failures = await self._routes.write(self._interface.name, changes)
+        refusals = {
+            failure.change.address: str(failure)
+            for failure in failures
+            if not (isinstance(failure.change, DeleteLocalRoute) and failure.errno == ESRCH)
+        }
+        log_changes(
+            log,
+            [
+                Change(
+                    "route.set" if wanted else "route.removed",
+                    {"vip": address, "src": str(wanted or applied), "service": self.services_of(address)},
+                )
+                for address, applied, wanted in differences
+                if address not in refusals
+            ],
+        )
+        return refusals
+
+    def retracted(self, plan: ServicePlan) -> None:
+        """Take the plan's routes for lost: with an address the kernel may delete routes and not say so."""
+        for vip in plan.vips:
+            if vip.source is not None:
+                self.claims.note(vip.address, None)
+        super().retracted(plan)
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Delete our routes that are still there."""
+        if not self._interface.is_ours:
+            return
+        for address, routes in sorted((await self._routes.read(self._interface.name)).items()):
+            ours = ours_among(address, routes)
+            if ours is None or self._exclusion.covers(address):
+                continue
+            changes = [DeleteLocalRoute(address, source) for source in ours.sources]
+            report.batch(changes, await self._routes.write(self._interface.name, changes))

@@ -1,0 +1,239 @@
+"""Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
+
+What comes first in one pass is what must be true first. Addresses that nobody claims go away, then their virtual
+servers; new virtual servers are made at once with their real servers; and an address is bound only when the plan's
+virtual servers are there and route_fix and masquerade have said that theirs is (or were waited for long enough).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
+from errno import EADDRNOTAVAIL, ESRCH
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.controller import Controller
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.ledger import Ledger
+from kroute.controllers.milestones import PREDECESSOR, Milestones, Stage
+from kroute.controllers.readiness import Readiness
+from kroute.controllers.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.timeouts import Timeouts
+from kroute.controllers.vip_addresses import VipAddresses, describe
+from kroute.controllers.virtual_server_changes import planned_key
+from kroute.controllers.virtual_servers import Report, Table, VirtualServers
+from kroute.kernel.addresses import Addresses, UnbindAddress
+from kroute.kernel.ipvs import DeleteVirtualServer, Ipvs
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor
+from kroute.kernel.sysctl import Sysctls
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import ServicePlan
+from kroute.settings import Settings
+
+
+class ServiceProxy(Controller):
+    """Owns the dummy interface, the VIP addresses, IPVS and the sysctls. `monitor` tells of the dummy interface.
+
+    `live` is set once every Service of the first full list is served, or has been waited for long enough.
+    """
+
+    name = "service_proxy"
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        milestones: Milestones,
+        *,
+        interface: DummyInterface,
+        ledger: Ledger,
+        ipvs: Ipvs,
+        addresses: Addresses,
+        sysctls: Sysctls,
+        kernel_version: tuple[int, int],
+        monitor: Monitor,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, subscription, monitor, clock)
+        self._milestones = milestones
+        self._interface = interface
+        self._ledger = ledger
+        self._ipvs = ipvs
+        self._addresses = addresses
+        self._kernel_version = kernel_version
+        self._sysctls = NodeSysctls(sysctls, ledger)
+        self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
+        self._vips = VipAddresses(self.account, addresses, interface)
+        self._servers = VirtualServers(
+            self.account,
+            ipvs,
+            ledger,
+            default_scheduler=settings.scheduler,
+            drain_timeout=settings.drain_timeout,
+            report=report,
+        )
+        self._readiness = Readiness(milestones)
+        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._withdrawing: dict[ObjectKey, ServicePlan] = {}
+        self._first_write = True
+        self._serves_ipv6 = False
+        self._is_owner_settled = False
+        self.live = asyncio.Event()
+        milestones.watch(self.wake, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED)
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim what the plans name, and let go of what they name no longer."""
+        for plan in plans:
+            servers = {server.key: server for server in plan.virtual_servers}
+            self._servers.departures.add(plan, self._servers.claims.claim(plan.key, servers))
+            for key in servers:
+                self._servers.departures.over(key)
+            self._vips.claim(plan)
+            self._withdrawing[plan.key] = plan
+            if plan.is_empty:
+                self._plans.pop(plan.key, None)
+            else:
+                self._plans[plan.key] = plan
+            if self._vips.claims.is_settled(plan.key):
+                self._readiness.forget(plan.key)
+            else:
+                self._readiness.await_(plan)
+
+    def notice(self, events: Sequence[Event]) -> None:
+        """A link or an address has gone: put it back at once."""
+        newest: dict[str, bool] = {}
+        for event in events:
+            if event.interface != self._interface.name:
+                continue
+            if isinstance(event, LinkEvent):
+                self._notice_link(event)
+            elif isinstance(event, AddressEvent):
+                newest[event.address] = event.gone
+        lost = [address for address, gone in newest.items() if gone and address in self._vips.claims.applied]
+        for address in lost:
+            self._vips.lost(address)
+        lost = [address for address in lost if self._vips.claims.wanted(address) is not None]
+        self.account.repaired(f"address {address} was missing" for address in lost)
+        self._prepare_again(lost)
+
+    async def read(self) -> Iterable[str]:
+        """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
+        table = await self._ipvs.read()
+        bound = await self._addresses.read(self._interface.name)
+        await self._settle_owner(table, bound)
+        wrong = await self._interface.ensure()
+        if wrong:
+            bound = await self._addresses.read(self._interface.name)
+        elif self._ledger.restore():
+            wrong = [f"the ledger {self._ledger.path} was missing"]
+        drift = self._vips.learn(bound, self._exclusion)
+        wrong += [describe(one) for one in drift]
+        self._prepare_again(one.key for one in drift if one.applied is None)
+        wrong += await self._servers.learn(table, self._exclusion)
+        wrong += self._ensure_sysctls()
+        wrong += await self._timeouts.ensure()
+        return wrong
+
+    async def write(self) -> None:
+        """Write the difference in the order in which things must be true."""
+        if self._interface.index is None:
+            self.account.repaired(await self._interface.ensure())
+        if self._first_write:
+            self._first_write = False
+            self._leave_the_rest()
+        if not self._serves_ipv6 and any(":" in address for address in self._vips.claims.claimed()):
+            self._serves_ipv6 = True
+            self._ensure_sysctls()
+        gone = await self._vips.unbind()
+        if any(":" not in address for address in gone):
+            self._prepare_again([])
+        await self._servers.write(self._vips.is_leaving)
+        self._readiness.settle(self._servers.claims.is_settled, self.clock())
+        await self._vips.bind(self._readiness.is_ready, self._has_route)
+        self._say_what_is_withdrawn()
+        if self._readiness.is_over:
+            self.live.set()
+
+    def next_due(self) -> float | None:
+        """When drained real servers are looked for, or an address has waited for long enough."""
+        times = (self._servers.next_due(), self._readiness.next_due())
+        return min((time for time in times if time is not None), default=None)
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Take away our addresses and virtual servers, then put sysctls and timeouts back."""
+        with report.step("addresses and virtual servers"):
+            table = await self._ipvs.read()
+            bound = await self._addresses.read(self._interface.name)
+            await self._settle_owner(table, bound)
+            servers = sorted(
+                key for key in table if key in self._ledger.virtual_servers and not self._exclusion.covers(key[1])
+            )
+            if not self._interface.is_ours:
+                bound &= {address for _, address, _ in servers}
+            unbindings = [UnbindAddress(it) for it in sorted(bound) if not self._exclusion.covers(it)]
+            report.batch(unbindings, await self._addresses.write(self._interface.name, unbindings), {EADDRNOTAVAIL})
+            deletions = [DeleteVirtualServer(key) for key in servers]
+            report.batch(deletions, await self._ipvs.write(deletions), {ESRCH})
+        with report.step("IPVS timeouts"):
+            await self._timeouts.restore(report)
+        self._sysctls.restore(report)
+
+    def _notice_link(self, event: LinkEvent) -> None:
+        if event.gone and event.ifindex == self._interface.index:
+            self._interface.lost()
+            self._vips.lost_all()
+            self._prepare_again(self._vips.missing())
+        elif not event.gone and not (event.up and event.ifindex == self._interface.index):
+            self.audit_soon()
+
+    async def _settle_owner(self, table: Table, bound: Set[str]) -> None:
+        """Decide what of an earlier run's is ours, once, and write that down."""
+        if self._is_owner_settled:
+            return
+        links = {self._interface.name} if await self._interface.exists() else set()
+        if self._ledger.exists:
+            ours = [planned_key(key) for key in table if key in self._ledger.virtual_servers]
+            links &= self._ledger.links
+        else:
+            ours = [planned_key(key) for key in table if key[1] in bound]
+        if self._ledger.exists or ours or links:
+            self._ledger.adopt(ours, links)
+        self._is_owner_settled = True
+
+    def _ensure_sysctls(self) -> list[str]:
+        circumstances = Circumstances(self._kernel_version, self._serves_ipv6)
+        return self._sysctls.ensure(circumstances)
+
+    def _prepare_again(self, lost: Iterable[str]) -> None:
+        """Have route_fix see to the routes of these addresses, before they are bound again.
+
+        A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound.
+        """
+        addresses = set(lost)
+        if not any(":" not in address for address in self._vips.claims.applied):
+            addresses.update(address for address in self._vips.missing() if ":" not in address)
+        keys = {owner for address in addresses for owner in self._vips.claims.owners(address)}
+        for key in keys:
+            self._readiness.await_(self._plans[key])
+        self._milestones.retract(Stage.ROUTES_PREPARED, keys)
+
+    def _has_route(self, key: ObjectKey) -> bool:
+        return self._milestones.has_reached(self._plans[key], Stage.ROUTES_PREPARED)
+
+    def _leave_the_rest(self) -> None:
+        """What an earlier run left and no plan names leaves as if a plan had let it go."""
+        self._vips.departures.add(PREDECESSOR, self._vips.claims.unclaimed())
+        self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
+        self._withdrawing[PREDECESSOR.key] = PREDECESSOR
+
+    def _say_what_is_withdrawn(self) -> None:
+        withdrawn = [
+            plan
+            for plan in self._withdrawing.values()
+            if self._vips.departures.is_over(plan.key) and self._servers.departures.is_over(plan.key)
+        ]
+        if withdrawn:
+            for plan in withdrawn:
+                del self._withdrawing[plan.key]
+            self._milestones.reach(Stage.WITHDRAWN, withdrawn)

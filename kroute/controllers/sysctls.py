@@ -1,0 +1,129 @@
+"""The sysctls that a node needs for IPVS, as a table."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import structlog
+
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.ledger import Ledger, SysctlChanged
+from kroute.kernel.errors import KernelError
+from kroute.kernel.sysctl import Sysctls
+
+log = structlog.get_logger(__name__)
+
+
+class Circumstances(NamedTuple):
+    """What a row may depend on. `ipv6`: whether an IPv6 Service is served."""
+
+    kernel_version: tuple[int, int]
+    ipv6: bool
+
+
+def _always(_: Circumstances) -> bool:
+    return True
+
+
+def _has_slow_port_reuse(circumstances: Circumstances) -> bool:
+    return (4, 1) <= circumstances.kernel_version < (5, 9)
+
+
+def _serves_ipv6(circumstances: Circumstances) -> bool:
+    return circumstances.ipv6
+
+
+class Row(NamedTuple):
+    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed."""
+
+    name: str
+    value: str
+    when: Callable[[Circumstances], bool]
+    meaning: str
+    disturbs: tuple[str, ...] = ()
+
+
+SYSCTLS = (
+    Row("net.ipv4.vs.conntrack", "1", _always, "IPVS connections are in conntrack, so that they can be masqueraded"),
+    Row("net.ipv4.vs.expire_nodest_conn", "1", _always, "a connection to a deleted real server ends at once"),
+    Row(
+        "net.ipv4.vs.expire_quiescent_template",
+        "1",
+        _always,
+        "persistence does not lead new connections to a draining real server",
+    ),
+    Row(
+        "net.ipv4.vs.conn_reuse_mode",
+        "0",
+        _has_slow_port_reuse,
+        "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
+    ),
+    Row(
+        "net.ipv4.ip_forward",
+        "1",
+        _always,
+        "packets pass between clients and pods",
+        disturbs=("net.ipv4.conf.all.accept_redirects",),
+    ),
+    Row("net.ipv6.conf.all.forwarding", "1", _serves_ipv6, "the same for IPv6"),
+)
+
+
+class NodeSysctls:
+    """Sets the rows that apply, and remembers in the ledger what was there before."""
+
+    def __init__(self, sysctls: Sysctls, ledger: Ledger, rows: Iterable[Row] = SYSCTLS) -> None:
+        self._sysctls = sysctls
+        self._ledger = ledger
+        self._rows = tuple(rows)
+        self._failed: set[str] = set()
+
+    def ensure(self, circumstances: Circumstances) -> list[str]:
+        """Set what is not as the table says; returns what was changed by us before and is different now.
+
+        A failure is logged once, with the sysctl's name, and the rest goes on.
+        """
+        drift = []
+        for row in self._rows:
+            if not row.when(circumstances):
+                continue
+            was_set = row.name in self._ledger.sysctls
+            try:
+                changed = self._set(row)
+            except KernelError as error:
+                if row.name not in self._failed:
+                    log.warning("sysctl.failed", sysctl=row.name, meaning=row.meaning, error=str(error))
+                self._failed.add(row.name)
+                continue
+            self._failed.discard(row.name)
+            if changed and was_set:
+                drift.append(f"sysctl {row.name} was changed")
+        return drift
+
+    def restore(self, report: CleanupReport) -> None:
+        """Put back what the ledger has, where the present value is still ours."""
+        ours = {
+            name: change
+            for name, change in self._ledger.sysctls.items()
+            if self._sysctls.read(name) == change.new and change.old != change.new
+        }
+        for name, change in ours.items():
+            with report.step(f"sysctl {name}"):
+                self._sysctls.write(name, change.old)
+                report.add(f"set {name} back to {change.old}")
+
+    def _set(self, row: Row) -> bool:
+        old = self._sysctls.read(row.name)
+        if old == row.value:
+            return False
+        if old is None:
+            raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl (load its module)")
+        disturbed = {name: self._sysctls.read(name) for name in row.disturbs}
+        self._ledger.record([SysctlChanged(row.name, old, row.value)])
+        self._sysctls.write(row.name, row.value)
+        log.info("sysctl.set", sysctl=row.name, value=row.value, was=old)
+        self._ledger.record(
+            SysctlChanged(name, before, after)
+            for name, before in disturbed.items()
+            if before is not None and (after := self._sysctls.read(name)) is not None and after != before
+        )
+        return True

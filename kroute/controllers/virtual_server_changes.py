@@ -1,0 +1,141 @@
+"""From what a virtual server is to what it should be: pure functions between plans and the kernel's objects."""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.controllers.change_log import Change
+from kroute.kernel.ipvs import (
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerKey,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs import VirtualServerKey as KernelKey
+from kroute.planning.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
+
+SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
+"""The others ignore flags, and the kernel does not show them for the others."""
+
+
+class Edit(NamedTuple):
+    """The changes that lead to the wanted state, and the real servers that drain from now on."""
+
+    changes: list[IpvsChange]
+    draining: list[RealServerKey]
+
+
+def planned_key(key: KernelKey) -> VirtualServerKey:
+    """The key of a virtual server as plans name it; the two are equal."""
+    protocol, address, port = key
+    return VirtualServerKey(Protocol(protocol), address, port)
+
+
+def options_of(server: VirtualServer) -> VirtualServerOptions:
+    """A virtual server's options in the kernel's terms."""
+    timeout, prefix = server.persistence or (0, 0)
+    flags = server.flags if server.scheduler in SCHEDULERS_WITH_FLAGS else 0
+    return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
+
+
+def from_kernel(key: VirtualServerKey, state: VirtualServerState, draining: Collection[RealServerKey]) -> VirtualServer:
+    """What the kernel has, as a plan would say it, without the real servers that drain."""
+    options = state.options
+    return VirtualServer(
+        key,
+        scheduler=options.scheduler,
+        flags=options.flags,
+        persistence=Persistence(options.persistence_timeout, options.persistence_prefix)
+        if options.persistence_timeout
+        else None,
+        real_servers=tuple(
+            RealServer(address, port, real.weight)
+            for (address, port), real in state.real_servers.items()
+            if (address, port) not in draining
+        ),
+    )
+
+
+def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
+    """The same virtual server with another scheduler."""
+    return msgspec.structs.replace(server, scheduler=scheduler)
+
+
+def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...]) -> VirtualServer:
+    """The same virtual server with other real servers."""
+    return msgspec.structs.replace(server, real_servers=real_servers)
+
+
+def serve_alike(one: VirtualServer, other: VirtualServer) -> bool:
+    """Whether both serve in the same way; the order of the real servers does not matter."""
+    return one == other or (
+        options_of(one) == options_of(other)
+        and len(one.real_servers) == len(other.real_servers)
+        and set(one.real_servers) == set(other.real_servers)
+    )
+
+
+def edit(applied: VirtualServer | None, wanted: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
+    """Lead from `applied` to `wanted`; `draining` are real servers that are there besides, with weight 0.
+
+    TCP connections outlive their real server's departure: it gets weight 0 first, and one that comes back while it
+    drains gets its weight back without being deleted.
+    """
+    key = wanted.key
+    changes: list[IpvsChange] = []
+    if applied is None:
+        changes.append(AddVirtualServer(key, options_of(wanted)))
+    elif options_of(applied) != options_of(wanted):
+        changes.append(SetVirtualServer(key, options_of(wanted)))
+    before = _weights(applied.real_servers if applied else ())
+    after = _weights(wanted.real_servers)
+    for real_server, weight in after.items():
+        if real_server in before:
+            if before[real_server] != weight:
+                changes.append(SetRealServer(key, real_server, weight))
+        elif real_server in draining:
+            changes.append(SetRealServer(key, real_server, weight))
+        else:
+            changes.append(AddRealServer(key, real_server, weight))
+    leaving = [real_server for real_server in before if real_server not in after]
+    if key.protocol != Protocol.TCP:
+        return Edit(changes + [DeleteRealServer(key, real_server) for real_server in leaving], [])
+    return Edit(changes + [SetRealServer(key, real_server, 0) for real_server in leaving], leaving)
+
+
+_EVENTS: dict[type[IpvsChange], str] = {
+    AddVirtualServer: "virtual_server.added",
+    SetVirtualServer: "virtual_server.edited",
+    DeleteVirtualServer: "virtual_server.deleted",
+    AddRealServer: "real_server.added",
+    SetRealServer: "real_server.weighted",
+    DeleteRealServer: "real_server.deleted",
+}
+
+
+def event_of(change: IpvsChange, service: str) -> Change:
+    """A change as the log tells of it."""
+    fields: dict[str, object] = {"service": service, "virtual_server": str(planned_key(change.key))}
+    event = _EVENTS[type(change)]
+    match change:
+        case AddVirtualServer(_, options) | SetVirtualServer(_, options):
+            fields |= options._asdict()
+        case SetRealServer(_, (address, port), 0):
+            event = "real_server.draining"
+            fields |= {"address": address, "port": port}
+        case AddRealServer(_, (address, port), weight) | SetRealServer(_, (address, port), weight):
+            fields |= {"address": address, "port": port, "weight": weight}
+        case DeleteRealServer(_, (address, port)):
+            fields |= {"address": address, "port": port}
+    return Change(event, fields)
+
+
+def _weights(real_servers: Iterable[RealServer]) -> dict[RealServerKey, int]:
+    return {(address, port): weight for address, port, weight in real_servers}

@@ -1,0 +1,260 @@
+"""The part of service_proxy that owns IPVS: virtual servers, their real servers, and who may touch which.
+
+What is ours stands in the ledger, before it stands in the kernel. A virtual server that is not ours is never touched,
+also if a plan wants it: that plan's key fails, alone, and is tried again.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from errno import EEXIST, ENOENT, ESRCH
+
+import structlog
+
+from kroute.controllers.account import Account, names_of
+from kroute.controllers.batches import batched
+from kroute.controllers.change_log import Change, log_changes
+from kroute.controllers.claims import Claims, Difference
+from kroute.controllers.departures import Departures
+from kroute.controllers.drains import Drains
+from kroute.controllers.exclusion import Exclusion
+from kroute.controllers.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
+from kroute.controllers.schedulers import Schedulers
+from kroute.controllers.virtual_server_changes import (
+    Edit,
+    edit,
+    event_of,
+    from_kernel,
+    options_of,
+    planned_key,
+    serve_alike,
+    with_real_servers,
+)
+from kroute.kernel.errors import Failure
+from kroute.kernel.ipvs import (
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    Ipvs,
+    IpvsChange,
+    RealServerKey,
+    SetVirtualServer,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs import VirtualServerKey as KernelKey
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import Problem, VirtualServer, VirtualServerKey
+
+log = structlog.get_logger(__name__)
+
+Table = Mapping[KernelKey, VirtualServerState]
+
+Report = Callable[[ObjectKey, Problem], None]
+"""Called with a problem of a Service that only the kernel could show."""
+
+
+def is_absent(failure: Failure[IpvsChange]) -> bool:
+    """Whether a deletion was refused because there is nothing left to delete."""
+    return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in {ENOENT, ESRCH}
+
+
+class VirtualServers:
+    """The IPVS table, as far as it is ours."""
+
+    def __init__(
+        self,
+        account: Account,
+        ipvs: Ipvs,
+        ledger: Ledger,
+        *,
+        default_scheduler: str,
+        drain_timeout: float,
+        report: Report,
+    ) -> None:
+        self.claims: Claims[VirtualServerKey, VirtualServer] = Claims(self._is_as_wanted)
+        self.departures: Departures[VirtualServerKey] = Departures()
+        self._account = account
+        self._ipvs = ipvs
+        self._ledger = ledger
+        self._report = report
+        self._drains = Drains(drain_timeout)
+        self._schedulers = Schedulers(default_scheduler)
+        self._foreign: set[KernelKey] = set()
+        self._ask_again = False
+
+    async def learn(self, table: Table, exclusion: Exclusion) -> list[str]:
+        """Take a reading of the kernel into memory; says what is not as it was left."""
+        actual: dict[VirtualServerKey, VirtualServer] = {}
+        draining: dict[VirtualServerKey, set[RealServerKey]] = {}
+        self._foreign = {key for key in table if key not in self._ledger.virtual_servers}
+        for batch in batched(table.items()):
+            for found, state in batch:
+                if found in self._foreign or exclusion.covers(found[1]):
+                    continue
+                key = planned_key(found)
+                self._schedulers.found(state.options.scheduler)
+                draining[key] = self._idle(key, state)
+                actual[key] = from_kernel(key, state, draining[key])
+            await asyncio.sleep(0)
+        self._drains.replace(draining, self._account.clock())
+        self._ask_again = True
+        return [_describe(drift) for drift in self.claims.replace_applied(actual)]
+
+    async def write(self, is_leaving: Callable[[str], bool]) -> None:
+        """Write the difference. A virtual server stays for as long as its address is still to be taken away."""
+        if self._ask_again:
+            self._ask_again = False
+            await self._ask_again_for_schedulers()
+        due = [
+            difference
+            for difference in self.claims.differences()
+            if not self._account.is_waiting(difference.key)
+            and (difference.wanted is not None or not is_leaving(difference.key.address))
+        ]
+        for batch in batched(due):
+            await self._write(self._without_foreign(batch))
+        await self._end_drains()
+
+    def next_due(self) -> float | None:
+        """When to look after what drains."""
+        return self._drains.next_poll()
+
+    async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
+        await self._ask_for_schedulers(keys)
+        edits = {key: self._edit(key) for key in keys}
+        made = [key for key in keys if key not in self.claims.applied and key not in self._ledger.virtual_servers]
+        self._ledger.record([VirtualServerMade(key) for key in made])
+        changes = [change for one in edits.values() for change in one.changes]
+        failures = [failure for failure in await self._ipvs.write(changes) if not is_absent(failure)]
+        # The first refusal of a virtual server is the reason of the others.
+        refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
+        taken = {failure.change.key for failure in failures if _is_taken(failure)}
+        not_ours = [key for key in made if key in taken]
+        gone = [key for key in keys if self.claims.wanted(key) is None and key not in refusals]
+        self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
+        self._account.wrote(len(changes) - len(failures))
+        log_changes(log, [self._event(change) for change in changes if change.key not in refusals])
+        self._account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
+        for key, one in edits.items():
+            if key not in refusals:
+                self._remember(key, one)
+
+    def _edit(self, key: VirtualServerKey) -> Edit:
+        wanted = self.claims.wanted(key)
+        if wanted is None:
+            return Edit([DeleteVirtualServer(key)], [])
+        if wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
+            self._tell(key, self._schedulers.problem(wanted.scheduler))
+        return edit(self.claims.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
+
+    def _remember(self, key: VirtualServerKey, one: Edit) -> None:
+        wanted = self.claims.wanted(key)
+        if wanted is None:
+            self.claims.note(key, None)
+            self.departures.over(key)
+            self._drains.forget(key)
+            return
+        self.claims.note(key, self._schedulers.effective(wanted))
+        if self._drains.of(key):
+            for address, port, _ in wanted.real_servers:
+                self._drains.stop(key, (address, port))
+        for real_server in one.draining:
+            self._drains.start(key, real_server, self._account.clock())
+
+    def _without_foreign(
+        self, differences: Sequence[Difference[VirtualServerKey, VirtualServer]]
+    ) -> list[VirtualServerKey]:
+        """Leave out, and tell of, those that somebody else has made."""
+        taken = [difference.key for difference in differences if difference.key in self._foreign]
+        for key in taken:
+            if key not in self._account.retries:
+                self._tell(key, _foreign_problem(key))
+        refusals = {key: _foreign_problem(key).message for key in taken}
+        self._account.refused(refusals, (owner for key in taken for owner in self.claims.owners(key)))
+        return [difference.key for difference in differences if difference.key not in self._foreign]
+
+    async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
+        """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
+        for key in keys:
+            wanted = self.claims.wanted(key)
+            if wanted is not None and not self._schedulers.is_known(wanted.scheduler):
+                await self._ask_for_scheduler(wanted)
+
+    async def _ask_again_for_schedulers(self) -> None:
+        for scheduler in self._schedulers.missing:
+            candidates = (self.claims.wanted(key) for key in self._schedulers.waiting_for(scheduler))
+            wanted = next((one for one in candidates if one is not None and one.scheduler == scheduler), None)
+            if wanted is None:
+                self._schedulers.forget(scheduler)
+            elif wanted.key in self.claims.applied:
+                await self._ask_for_scheduler(wanted)
+
+    async def _ask_for_scheduler(self, wanted: VirtualServer) -> None:
+        """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
+        key, applied = wanted.key, self.claims.applied.get(wanted.key)
+        question = SetVirtualServer(key, options_of(wanted)) if applied else AddVirtualServer(key, options_of(wanted))
+        is_new = key not in self._ledger.virtual_servers
+        if is_new:
+            self._ledger.record([VirtualServerMade(key)])
+        failures = await self._ipvs.write([question])
+        if not failures:
+            self._account.wrote(1)
+            self.claims.note(key, with_real_servers(wanted, applied.real_servers if applied else ()))
+            for waiting in self._schedulers.found(wanted.scheduler):
+                self.claims.recheck(waiting)
+        elif failures[0].errno == ENOENT:
+            self._schedulers.lacks(wanted.scheduler)
+        elif is_new and _is_taken(failures[0]):
+            self._ledger.record([VirtualServerDeleted(key)])
+
+    async def _end_drains(self) -> None:
+        """Delete the real servers that have drained."""
+        poll, now = self._drains.next_poll(), self._account.clock()
+        if poll is None or now < poll:
+            return
+        over = self._drains.over(await self._ipvs.read(), now)
+        changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
+        failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]
+        refusals = {failure.change: str(failure) for failure in failures}
+        done = [change for change in changes if change not in refusals]
+        for change in done:
+            self._drains.stop(changes[change], change.real_server)
+        self._account.wrote(len(done))
+        log_changes(log, [self._event(change) for change in done])
+        self._account.refused(refusals, {owner for key in changes.values() for owner in self.claims.owners(key)})
+
+    def _idle(self, key: VirtualServerKey, state: VirtualServerState) -> set[RealServerKey]:
+        """The real servers with weight 0 that no plan names: they drain, also if an earlier run began it."""
+        idle = {real_server for real_server, real in state.real_servers.items() if not real.weight}
+        wanted = self.claims.wanted(key) if idle else None
+        return idle.difference((address, port) for address, port, _ in wanted.real_servers) if wanted else idle
+
+    def _is_as_wanted(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
+        return serve_alike(applied, self._schedulers.effective(wanted))
+
+    def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
+        for owner in self.claims.owners(key):
+            self._report(owner, problem)
+
+    def _event(self, change: IpvsChange) -> Change:
+        key = planned_key(change.key)
+        services = names_of(self.claims.owners(key) or [self.departures.plan_of(key).key])
+        return event_of(change, " ".join(services))
+
+
+def _is_taken(failure: Failure[IpvsChange]) -> bool:
+    return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
+
+
+def _foreign_problem(key: VirtualServerKey) -> Problem:
+    subject = f"virtual server {key}"
+    message = (
+        f"{subject} exists on this node and was not made by kroute, so it is left alone and the Service is not served "
+        "there. Delete it (ipvsadm -D), or change the Service."
+    )
+    return Problem("ForeignVirtualServer", subject, message)
+
+
+def _describe(drift: Difference[VirtualServerKey, VirtualServer]) -> str:
+    if drift.applied is None:
+        return f"virtual server {drift.key} was missing"
+    return f"virtual server {drift.key} was changed" if drift.wanted else f"virtual server {drift.key} is not wanted"

@@ -1,0 +1,1 @@
+"""Speak to the node: netlink, procfs, xtables, sysctl. Nothing here knows what a Service is."""

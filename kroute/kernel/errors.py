@@ -1,0 +1,51 @@
+"""What the kernel's refusals become."""
+
+import os
+from typing import Generic, NamedTuple, TypeVar
+
+Change = TypeVar("Change")
+
+IPSET_ERRORS = {
+    4097: "the kernel speaks another ipset protocol version",
+    4098: "the kernel does not know this set type",
+    4099: "too many sets",
+    4100: "the set is in use",
+    4101: "a set of that name exists",
+    4102: "the set is of another type",
+    4103: "the element is there already",
+    4104: "the prefix length is not valid",
+    4105: "the netmask is not valid",
+    4106: "the address family does not fit the set",
+    4107: "the set has no timeouts",
+    4108: "another set refers to it",
+    4109: "the element is not an IPv4 address",
+    4110: "the element is not an IPv6 address",
+    4352: "the set is full",
+    4353: "the element is out of the set's range",
+    4354: "the element lacks a protocol",
+    4355: "the protocol is not valid",
+}
+"""Private error numbers of ip_set (include/uapi/linux/netfilter/ipset/ip_set.h, from IPSET_ERR_PRIVATE = 4096)."""
+
+
+def describe_errno(errno: int) -> str:
+    """The error number in words; ip_set's private numbers are known too."""
+    return IPSET_ERRORS.get(errno) or os.strerror(errno)
+
+
+class KernelError(Exception):
+    """The kernel refused, in one sentence with the next step; `errno` is its number where there is one."""
+
+    def __init__(self, sentence: str, *, errno: int | None = None) -> None:
+        super().__init__(sentence)
+        self.errno = errno
+
+
+class Failure(NamedTuple, Generic[Change]):
+    """One refused change of a batch; the other changes of the batch were made."""
+
+    change: Change
+    errno: int
+
+    def __str__(self) -> str:
+        return f"cannot {self.change}: {describe_errno(self.errno)}"

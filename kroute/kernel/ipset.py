@@ -1,0 +1,190 @@
+"""IP sets: made, read, and changed in batches.
+
+Each element travels in a message of its own, many messages in one `send()`. (ip_set takes many elements in one message
+too, but stops at the first one that it refuses; a message for each keeps every refusal apart.)
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.ipset_messages import (
+    CMD_ADD,
+    CMD_CREATE,
+    CMD_DEL,
+    CMD_DESTROY,
+    CMD_FLUSH,
+    CMD_LIST,
+    FLAG_LIST_HEADER,
+    FLAG_LIST_SETNAME,
+    Element,
+    encode_create,
+    encode_entry,
+    encode_list_flags,
+    encode_type_query,
+    parse_definition,
+    parse_elements,
+    parse_name,
+    parse_type,
+    set_message,
+    set_name,
+)
+from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink_message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
+
+__all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefinition"]
+
+IPSET_ERR_BUSY = 4100
+IPSET_ERR_TYPE_MISMATCH = 4102
+WRITE_SLICE = 1024
+
+
+class SetDefinition(NamedTuple):
+    """A hash set. `type` as ipset names it ("hash:ip,port"); sizes are in elements; the kernel rounds hashsize up."""
+
+    name: str
+    type: str
+    family: int = socket.AF_INET
+    hashsize: int = 1024
+    maxelem: int = 65536
+
+    def fits(self, wanted: "SetDefinition") -> bool:
+        """Whether this set can serve as the wanted one: same type and family, and room for as many elements."""
+        return (self.type, self.family) == (wanted.type, wanted.family) and self.maxelem >= wanted.maxelem
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What an element is made of: ("ip", "port")."""
+        return tuple(self.type.partition(":")[2].split(","))
+
+
+class AddEntry(NamedTuple):
+    """Put an element into a set; one that is there already is no failure. Refused: ENOENT when there is no such set.
+
+    By type: hash:ip (address,); hash:net (cidr,); hash:ip,port (address, protocol number, port); hash:ip,port,ip
+    (address, protocol number, port, address).
+    """
+
+    set: str
+    element: Element
+
+    def __str__(self) -> str:
+        return f"add {','.join(map(str, self.element))} to set {self.set}"
+
+
+class DeleteEntry(NamedTuple):
+    """Take an element out of a set; one that is gone already is no failure. Refused: ENOENT without such a set."""
+
+    set: str
+    element: Element
+
+    def __str__(self) -> str:
+        return f"delete {','.join(map(str, self.element))} from set {self.set}"
+
+
+SetChange: TypeAlias = AddEntry | DeleteEntry
+
+
+class Ipset(NetlinkClient):
+    """The IP sets of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_NETFILTER)
+        self._words: dict[str, tuple[str, ...]] = {}
+
+    async def names(self) -> set[str]:
+        """The names of all sets, foreign ones too."""
+        query = set_message(CMD_LIST, NLM_F_DUMP, encode_list_flags(FLAG_LIST_SETNAME))
+        return set(await self._netlink.request(query, lambda _, payload: parse_name(payload)))
+
+    async def definition(self, name: str) -> SetDefinition | None:
+        """How the set was made; None when there is none of that name."""
+        query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name), encode_list_flags(FLAG_LIST_HEADER))
+        try:
+            found = await self._netlink.request(query, lambda _, payload: parse_definition(payload))
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        return SetDefinition(*found[0]) if found else None
+
+    async def create(self, definition: SetDefinition) -> bool:
+        """Make the set; False when one that fits is there already. KernelError EEXIST when it does not fit."""
+        family = definition.family
+        [revision] = await self._netlink.request(
+            encode_type_query(definition.type, family), lambda _, payload: parse_type(payload)
+        )
+        body = encode_create(
+            definition.name, definition.type, revision, family, definition.hashsize, definition.maxelem
+        )
+        refused = await self._netlink.transact(
+            [set_message(CMD_CREATE, NLM_F_CREATE | NLM_F_EXCL, body, family=family)]
+        )
+        if not refused:
+            return True
+        [number] = refused.values()
+        if number == errno.EEXIST:
+            found = await self.definition(definition.name)
+            if found is not None and found.fits(definition):
+                return False
+            sentence = f"set {definition.name} exists and is not a {definition.type} of {definition.maxelem} elements"
+            raise KernelError(f"{sentence}; destroy it first", errno=number)
+        sentence = f"cannot create set {definition.name} ({definition.type}): {describe_errno(number)}"
+        raise KernelError(f"{sentence}; load the module ip_set_{definition.type.replace(':', '_')}", errno=number)
+
+    async def read(self, name: str) -> set[Element]:
+        """The elements of the set. KernelError ENOENT when there is none of that name."""
+        words = await self._words_of(name)
+        query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name))
+        parts = await self._netlink.request(query, lambda _, payload: parse_elements(words, payload))
+        return {element for part in parts for element in part}
+
+    async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others."""
+        self._words.clear()
+        failures: list[Failure[SetChange]] = []
+        for start in range(0, len(changes), WRITE_SLICE):
+            failures += await self._write(changes[start : start + WRITE_SLICE])
+        return failures
+
+    async def flush(self, name: str) -> None:
+        """Empty the set. KernelError ENOENT when there is none of that name."""
+        for number in (await self._netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])).values():
+            raise KernelError(f"cannot flush set {name}: {describe_errno(number)}; create it first", errno=number)
+
+    async def destroy(self, name: str) -> None:
+        """Destroy the set; nothing happens when there is none. KernelError EBUSY when a rule or a set refers to it."""
+        for number in (await self._netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])).values():
+            if number == IPSET_ERR_BUSY:
+                sentence = f"cannot destroy set {name}: a rule or another set refers to it; remove that first"
+                raise KernelError(sentence, errno=errno.EBUSY)
+            if number != errno.ENOENT:
+                raise KernelError(f"cannot destroy set {name}: {describe_errno(number)}; trying later", errno=number)
+
+    async def _write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
+        messages: list[bytes] = []
+        sent: list[SetChange] = []
+        failures: list[Failure[SetChange]] = []
+        for change in changes:
+            try:
+                words = self._words.get(change.set) or await self._words_of(change.set)
+                entry = encode_entry(words, change.element)
+            except KernelError as error:
+                failures.append(Failure(change, error.errno or errno.EIO))
+            except ValueError:
+                failures.append(Failure(change, IPSET_ERR_TYPE_MISMATCH))
+            else:
+                command = CMD_ADD if isinstance(change, AddEntry) else CMD_DEL
+                messages.append(set_message(command, 0, set_name(change.set), entry))
+                sent.append(change)
+        refused = await self._netlink.transact(messages)
+        return failures + [Failure(sent[index], number) for index, number in refused.items()]
+
+    async def _words_of(self, name: str) -> tuple[str, ...]:
+        found = await self.definition(name)
+        if found is None:
+            raise KernelError(f"there is no set {name}; create it first", errno=errno.ENOENT)
+        self._words[name] = found.words
+        return found.words

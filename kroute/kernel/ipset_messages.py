@@ -1,0 +1,154 @@
+"""ip_set requests and answers as netlink messages (include/uapi/linux/netfilter/ipset/ip_set.h)."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+
+from kroute.kernel.netlink_message import (
+    NLA_F_NESTED,
+    NLA_F_NET_BYTEORDER,
+    attribute,
+    attributes,
+    be16,
+    iterate_attributes,
+    message,
+    nested,
+    pack_address,
+    text,
+    to_be16,
+    u8,
+    unpack_address,
+)
+
+NFNL_SUBSYS_IPSET = 6
+PROTOCOL_VERSION = 6
+CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 4, 7, 9, 10, 13
+
+ATTR_PROTOCOL, ATTR_SETNAME, ATTR_TYPENAME, ATTR_REVISION, ATTR_FAMILY, ATTR_FLAGS, ATTR_DATA, ATTR_ADT = range(1, 9)
+FLAG_LIST_SETNAME = 1 << 1
+FLAG_LIST_HEADER = 1 << 2
+
+ENTRY_IP, ENTRY_CIDR, ENTRY_PORT, ENTRY_PROTO, ENTRY_IP2 = 1, 3, 4, 7, 20
+CREATE_HASHSIZE, CREATE_MAXELEM = 18, 19
+IPADDR_IPV4, IPADDR_IPV6 = 1, 2
+
+Element = tuple[str | int, ...]
+
+_NFGEN = struct.Struct("=BBH")
+"""family, version, resource id."""
+_BE32 = struct.Struct("!I")
+
+
+def set_message(command: int, flags: int, *parts: bytes, family: int = socket.AF_INET) -> bytes:
+    """A request to ip_set."""
+    header = _NFGEN.pack(family, 0, 0) + u8(ATTR_PROTOCOL, PROTOCOL_VERSION)
+    return message(NFNL_SUBSYS_IPSET << 8 | command, flags, header + b"".join(parts))
+
+
+def set_name(name: str) -> bytes:
+    """The attribute that names the set."""
+    return text(ATTR_SETNAME, name)
+
+
+def encode_create(name: str, type_name: str, revision: int, family: int, hashsize: int, maxelem: int) -> bytes:
+    """What makes a hash set: its name, type, family and sizes (elements)."""
+    sizes = _be32(CREATE_HASHSIZE, hashsize) + _be32(CREATE_MAXELEM, maxelem)
+    kind = text(ATTR_TYPENAME, type_name) + u8(ATTR_REVISION, revision) + u8(ATTR_FAMILY, family)
+    return set_name(name) + kind + nested(ATTR_DATA, sizes)
+
+
+def encode_type_query(type_name: str, family: int) -> bytes:
+    """The request for the newest revision of a set type that the kernel has."""
+    return set_message(CMD_TYPE, 0, text(ATTR_TYPENAME, type_name), u8(ATTR_FAMILY, family), family=family)
+
+
+def parse_type(payload: bytes) -> int:
+    """The answer to `encode_type_query`: the newest revision."""
+    return attributes(payload, _NFGEN.size)[ATTR_REVISION][0]
+
+
+def encode_list_flags(flags: int) -> bytes:
+    """The attribute that says what a listing is to contain."""
+    return attribute(ATTR_FLAGS | NLA_F_NET_BYTEORDER, _BE32.pack(flags))
+
+
+def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
+    """One element as the ADD and DEL commands take it; `words` are those of the set's type ("ip", "port", ...).
+
+    ValueError when the element does not fit the type.
+    """
+    fields = iter(element)
+    parts: list[bytes] = []
+    address_kinds = iter((ENTRY_IP, ENTRY_IP2))
+    try:
+        for word in words:
+            if word == "port":
+                parts += [u8(ENTRY_PROTO, int(next(fields))), be16(ENTRY_PORT | NLA_F_NET_BYTEORDER, int(next(fields)))]
+            else:
+                address, _, prefix = str(next(fields)).partition("/")
+                parts.append(_encode_address(next(address_kinds), address))
+                if prefix:
+                    parts.append(u8(ENTRY_CIDR, int(prefix)))
+    except (StopIteration, OSError, OverflowError, struct.error) as error:
+        raise ValueError(f"element {element} does not fit a set of {','.join(words)}") from error
+    if next(fields, None) is not None:
+        raise ValueError(f"element {element} does not fit a set of {','.join(words)}")
+    return nested(ATTR_DATA, *parts)
+
+
+def parse_name(payload: bytes) -> str:
+    """The name of the set that an answer is about."""
+    return attributes(payload, _NFGEN.size)[ATTR_SETNAME].rstrip(b"\0").decode()
+
+
+def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
+    """Name, type, family, hashsize and maxelem from a listing's header; sizes are 0 where the type has none."""
+    found = attributes(payload, _NFGEN.size)
+    if ATTR_TYPENAME not in found:
+        return None
+    sizes = attributes(found.get(ATTR_DATA, b""))
+    return (
+        found[ATTR_SETNAME].rstrip(b"\0").decode(),
+        found[ATTR_TYPENAME].rstrip(b"\0").decode(),
+        found[ATTR_FAMILY][0],
+        int.from_bytes(sizes.get(CREATE_HASHSIZE, b""), "big"),
+        int.from_bytes(sizes.get(CREATE_MAXELEM, b""), "big"),
+    )
+
+
+def parse_elements(words: tuple[str, ...], payload: bytes) -> list[Element]:
+    """The elements in one part of a listing."""
+    found = attributes(payload, _NFGEN.size)
+    entries = iterate_attributes(found.get(ATTR_ADT, b""))
+    return [tuple(_fields(words, attributes(entry))) for kind, entry in entries if kind == ATTR_DATA]
+
+
+def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | int]:
+    address_kinds = iter((ENTRY_IP, ENTRY_IP2))
+    for word in words:
+        if word == "port":
+            yield entry[ENTRY_PROTO][0]
+            yield to_be16(entry[ENTRY_PORT])
+            continue
+        address = _decode_address(entry[next(address_kinds)])
+        if word == "net":
+            prefix = entry[ENTRY_CIDR][0] if ENTRY_CIDR in entry else (128 if ":" in address else 32)
+            address = f"{address}/{prefix}"
+        yield address
+
+
+@lru_cache(16384)
+def _encode_address(kind: int, address: str) -> bytes:
+    inner = IPADDR_IPV6 if ":" in address else IPADDR_IPV4
+    return attribute(kind | NLA_F_NESTED, attribute(inner | NLA_F_NET_BYTEORDER, pack_address(address)))
+
+
+@lru_cache(16384)
+def _decode_address(payload: bytes) -> str:
+    [packed] = attributes(payload).values()
+    return unpack_address(packed)
+
+
+def _be32(kind: int, value: int) -> bytes:
+    return attribute(kind | NLA_F_NET_BYTEORDER, _BE32.pack(value))

@@ -1,0 +1,121 @@
+"""The kernel's IPVS table: read it whole, change it in batches."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.generic import find_family
+from kroute.kernel.ipvs_messages import (
+    FAMILY_NAME,
+    encode_change,
+    encode_dump,
+    encode_timeouts,
+    encode_timeouts_query,
+    parse_timeouts,
+    parse_virtual_server,
+)
+from kroute.kernel.ipvs_objects import (
+    FLAG_ONE_PACKET,
+    FLAG_SCHEDULER_1,
+    FLAG_SCHEDULER_2,
+    FLAG_SCHEDULER_3,
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs_table import parse_table
+from kroute.kernel.netlink import NETLINK_GENERIC, NetlinkClient
+
+__all__ = [
+    "FLAG_ONE_PACKET",
+    "FLAG_SCHEDULER_1",
+    "FLAG_SCHEDULER_2",
+    "FLAG_SCHEDULER_3",
+    "AddRealServer",
+    "AddVirtualServer",
+    "DeleteRealServer",
+    "DeleteVirtualServer",
+    "Ipvs",
+    "IpvsChange",
+    "RealServerKey",
+    "RealServerState",
+    "SetRealServer",
+    "SetVirtualServer",
+    "VirtualServerKey",
+    "VirtualServerOptions",
+    "VirtualServerState",
+]
+
+TABLE = Path("/proc/net/ip_vs")
+ENCODE_SLICE = 1024
+"""How many changes are encoded before other tasks get a turn."""
+
+
+class Ipvs(NetlinkClient):
+    """The IPVS table of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_GENERIC)
+        self._family = 0
+
+    async def open(self) -> None:
+        """Find the IPVS family; KernelError when ip_vs is not loaded."""
+        await super().open()
+        try:
+            self._family = await find_family(self._netlink, FAMILY_NAME)
+        except KernelError:
+            await self.close()
+            raise
+
+    async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+        """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
+
+        One read of /proc/net/ip_vs; when some virtual server has options that it does not print, also one netlink dump
+        of the virtual servers. One that vanishes between the two is left out.
+        """
+        contents = await asyncio.to_thread(TABLE.read_text)
+        virtual_servers, incomplete = await parse_table(contents)
+        if incomplete:
+            options = dict(
+                await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_virtual_server(payload))
+            )
+            for key in incomplete:
+                state = virtual_servers.pop(key)
+                if key in options:
+                    virtual_servers[key] = VirtualServerState(options[key], state.real_servers)
+        return virtual_servers
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others.
+
+        Real servers are in masquerading mode. An unknown scheduler is loaded by the kernel itself (module ip_vs_NAME).
+        """
+        failures: list[Failure[IpvsChange]] = []
+        for start in range(0, len(changes), ENCODE_SLICE):
+            part = changes[start : start + ENCODE_SLICE]
+            refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
+            failures += [Failure(part[index], number) for index, number in refused.items()]
+        return failures
+
+    async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
+        """Connection timeouts in seconds; the kernel keeps its own where 0 is given."""
+        for number in (await self._netlink.transact([encode_timeouts(self._family, tcp, tcpfin, udp)])).values():
+            sentence = f"cannot set the IPVS timeouts {tcp}/{tcpfin}/{udp} s: {describe_errno(number)}"
+            raise KernelError(f"{sentence}; choose values between 1 and 2147483 s", errno=number)
+
+    async def timeouts(self) -> tuple[int, int, int]:
+        """Connection timeouts in seconds: tcp, tcpfin, udp."""
+        [found] = await self._netlink.request(
+            encode_timeouts_query(self._family), lambda _, payload: parse_timeouts(payload)
+        )
+        return found

@@ -1,0 +1,175 @@
+"""IPVS changes as netlink messages (include/uapi/linux/ip_vs.h), encoded for speed.
+
+A virtual server's key and a real server's address make up most of a message and come back all the time: their encoded
+form is cached, and a message is a few pieces of bytes joined.
+"""
+
+import socket
+import struct
+from functools import lru_cache
+from ipaddress import IPv4Network
+
+from kroute.kernel.generic import GENERIC_HEADER, generic_message
+from kroute.kernel.ipvs_objects import (
+    FLAG_PERSISTENT,
+    OPTION_FLAGS,
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerKey,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerOptions,
+)
+from kroute.kernel.netlink_message import (
+    HEADER,
+    NLA_F_NESTED,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    address_family,
+    attribute,
+    attributes,
+    be16,
+    pack_address,
+    text,
+    to_be16,
+    to_text,
+    to_u16,
+    to_u32,
+    u16,
+    u32,
+    unpack_address,
+)
+
+FAMILY_NAME = "IPVS"
+
+CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
+CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST = 5, 6, 7
+CMD_SET_CONFIG, CMD_GET_CONFIG = 12, 13
+
+ATTR_SERVICE, ATTR_DEST = 1, 2
+ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
+
+SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHED, SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK = range(1, 10)
+DEST_ADDR, DEST_PORT, DEST_FWD_METHOD, DEST_WEIGHT, DEST_U_THRESH, DEST_L_THRESH = range(1, 7)
+
+FWD_MASQUERADE = 0
+ALL_FLAGS = 0xFFFFFFFF
+CACHED_ENDPOINTS = 16384
+
+_COMMANDS: dict[type[object], int] = {
+    AddVirtualServer: CMD_NEW_SERVICE,
+    SetVirtualServer: CMD_SET_SERVICE,
+    DeleteVirtualServer: CMD_DEL_SERVICE,
+    AddRealServer: CMD_NEW_DEST,
+    SetRealServer: CMD_SET_DEST,
+    DeleteRealServer: CMD_DEL_DEST,
+}
+_NEST = struct.Struct("=HH")
+_FLAGS = struct.Struct("=II")
+
+
+def encode_change(family: int, change: IpvsChange) -> bytes:
+    """The message that makes the change; `family` is the number of the IPVS family."""
+    service = _encode_key(change.key)
+    if isinstance(change, AddVirtualServer | SetVirtualServer):
+        body = _nest(ATTR_SERVICE, service + _encode_options(change.key, change.options))
+    elif isinstance(change, DeleteVirtualServer):
+        body = _nest(ATTR_SERVICE, service)
+    else:
+        dest = _encode_real_server(change.real_server)
+        if not isinstance(change, DeleteRealServer):
+            dest += _encode_weight(change.weight)
+        body = _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, dest)
+    header = HEADER.pack(HEADER.size + GENERIC_HEADER.size + len(body), family, NLM_F_REQUEST, 0, 0)
+    return header + GENERIC_HEADER.pack(_COMMANDS[type(change)], 1, 0) + body
+
+
+def encode_dump(family: int) -> bytes:
+    """The request for all virtual servers, without their real servers."""
+    return generic_message(family, NLM_F_DUMP, CMD_GET_SERVICE)
+
+
+def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
+    """One answer to `encode_dump`; None for a virtual server that is named by a firewall mark."""
+    service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
+    if SVC_FWMARK in service:
+        return None
+    is_ipv6 = to_u16(service[SVC_AF]) == socket.AF_INET6
+    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
+    key = (to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT]))
+    flags, _mask = _FLAGS.unpack(service[SVC_FLAGS])
+    timeout = to_u32(service[SVC_TIMEOUT]) if flags & FLAG_PERSISTENT else 0
+    netmask = service[SVC_NETMASK]
+    # IPv4: a mask in network byte order; IPv6: a prefix length in the host's
+    prefix = to_u32(netmask) if is_ipv6 else int.from_bytes(netmask, "big").bit_count()
+    options = VirtualServerOptions(to_text(service[SVC_SCHED]), flags & OPTION_FLAGS, timeout, prefix if timeout else 0)
+    return key, options
+
+
+def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:
+    """The message that sets the connection timeouts (seconds); the kernel keeps those that are 0."""
+    wanted = ((ATTR_TIMEOUT_TCP, tcp), (ATTR_TIMEOUT_TCP_FIN, tcpfin), (ATTR_TIMEOUT_UDP, udp))
+    return generic_message(family, 0, CMD_SET_CONFIG, b"".join(u32(kind, value) for kind, value in wanted if value))
+
+
+def encode_timeouts_query(family: int) -> bytes:
+    """The request for the connection timeouts."""
+    return generic_message(family, 0, CMD_GET_CONFIG)
+
+
+def parse_timeouts(payload: bytes) -> tuple[int, int, int]:
+    """The answer to `encode_timeouts_query`: tcp, tcpfin, udp in seconds."""
+    found = attributes(payload, GENERIC_HEADER.size)
+    return to_u32(found[ATTR_TIMEOUT_TCP]), to_u32(found[ATTR_TIMEOUT_TCP_FIN]), to_u32(found[ATTR_TIMEOUT_UDP])
+
+
+def _nest(kind: int, contents: bytes) -> bytes:
+    return _NEST.pack(4 + len(contents), kind | NLA_F_NESTED) + contents
+
+
+@lru_cache(CACHED_ENDPOINTS)
+def _encode_key(key: VirtualServerKey) -> bytes:
+    protocol, address, port = key
+    family = u16(SVC_AF, address_family(address))
+    packed = pack_address(address).ljust(16, b"\0")
+    return family + u16(SVC_PROTOCOL, protocol) + attribute(SVC_ADDR, packed) + be16(SVC_PORT, port)
+
+
+@lru_cache(CACHED_ENDPOINTS)
+def _encode_real_server(real_server: RealServerKey) -> bytes:
+    address, port = real_server
+    return attribute(DEST_ADDR, pack_address(address).ljust(16, b"\0")) + be16(DEST_PORT, port)
+
+
+@lru_cache(1024)
+def _encode_weight(weight: int) -> bytes:
+    thresholds = u32(DEST_U_THRESH, 0) + u32(DEST_L_THRESH, 0)
+    return u32(DEST_FWD_METHOD, FWD_MASQUERADE) + u32(DEST_WEIGHT, weight) + thresholds
+
+
+def _encode_options(key: VirtualServerKey, options: VirtualServerOptions) -> bytes:
+    return _encode_options_of_family(":" in key[1], options)
+
+
+@lru_cache(1024)
+def _encode_options_of_family(is_ipv6: bool, options: VirtualServerOptions) -> bytes:
+    flags, prefix = options.flags, options.persistence_prefix
+    if options.persistence_timeout:
+        flags |= FLAG_PERSISTENT
+    else:
+        prefix = 128 if is_ipv6 else 32
+    netmask = u32(SVC_NETMASK, prefix) if is_ipv6 else attribute(SVC_NETMASK, _pack_netmask(prefix))
+    return (
+        text(SVC_SCHED, options.scheduler)
+        + attribute(SVC_FLAGS, _FLAGS.pack(flags, ALL_FLAGS))
+        + u32(SVC_TIMEOUT, options.persistence_timeout)
+        + netmask
+    )
+
+
+def _pack_netmask(prefix: int) -> bytes:
+    return IPv4Network((0, prefix)).netmask.packed

@@ -1,0 +1,50 @@
+"""Kernel modules and the kernel's version."""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+MODULES = Path("/sys/module")
+BUILTIN = Path("/lib/modules")
+
+
+def kernel_version() -> tuple[int, int]:
+    """The running kernel's major and minor version."""
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    return int(major), int(minor)
+
+
+async def load(names: Iterable[str]) -> list[str]:
+    """Load the modules; return those that are neither loaded, built in, nor loadable."""
+    present = _builtin()
+    wanted = [name for name in names if name not in present and not _is_loaded(name)]
+    if wanted:
+        await _modprobe(wanted)
+    return [name for name in wanted if not _is_loaded(name)]
+
+
+def _is_loaded(name: str) -> bool:
+    return (MODULES / name).is_dir()
+
+
+def _builtin() -> set[str]:
+    """Modules that are part of the kernel image: modules.builtin of the running kernel, where it is installed."""
+    path = BUILTIN / os.uname().release / "modules.builtin"
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return set()
+    return {Path(line).name.removesuffix(".ko").replace("-", "_") for line in lines}
+
+
+async def _modprobe(names: list[str]) -> None:
+    """Ask modprobe for all of them; what it could not do shows afterwards."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "modprobe", "-a", *names, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        return  # no modprobe in this image: what is not loaded is missing
+    await process.wait()

@@ -1,0 +1,135 @@
+"""Netlink messages and attributes as bytes (include/uapi/linux/netlink.h)."""
+
+import socket
+import struct
+from collections.abc import Iterator
+
+NLM_F_REQUEST = 0x1
+NLM_F_MULTI = 0x2
+NLM_F_ACK = 0x4
+NLM_F_DUMP_INTR = 0x10
+NLM_F_DUMP = 0x300
+NLM_F_REPLACE = 0x100
+NLM_F_EXCL = 0x200
+NLM_F_CREATE = 0x400
+NLM_F_APPEND = 0x800
+
+NLMSG_ERROR = 2
+NLMSG_DONE = 3
+
+NLA_F_NESTED = 0x8000
+NLA_F_NET_BYTEORDER = 0x4000
+NLA_TYPE_MASK = 0x3FFF
+
+HEADER = struct.Struct("=IHHII")
+"""length, type, flags, sequence number, port id."""
+HEADER_SIZE = HEADER.size
+
+_ATTRIBUTE = struct.Struct("=HH")
+_U16 = struct.Struct("=H")
+_U32 = struct.Struct("=I")
+_I32 = struct.Struct("=i")
+_BE16 = struct.Struct("!H")
+_PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
+
+
+def message(kind: int, flags: int, payload: bytes) -> bytes:
+    """A request with sequence number 0; the socket fills the number in."""
+    return HEADER.pack(HEADER_SIZE + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One attribute, padded to four bytes."""
+    length = 4 + len(payload)
+    return _ATTRIBUTE.pack(length, kind) + payload + _PADDING[length & 3]
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    """An attribute made of attributes."""
+    return attribute(kind | NLA_F_NESTED, b"".join(attributes))
+
+
+def u8(kind: int, value: int) -> bytes:
+    """An attribute that holds one byte."""
+    return attribute(kind, bytes((value,)))
+
+
+def u16(kind: int, value: int) -> bytes:
+    """An attribute that holds a 16-bit number in the host's byte order."""
+    return attribute(kind, _U16.pack(value))
+
+
+def u32(kind: int, value: int) -> bytes:
+    """An attribute that holds a 32-bit number in the host's byte order."""
+    return attribute(kind, _U32.pack(value))
+
+
+def be16(kind: int, value: int) -> bytes:
+    """An attribute that holds a 16-bit number in network byte order."""
+    return attribute(kind, _BE16.pack(value))
+
+
+def text(kind: int, value: str) -> bytes:
+    """An attribute that holds a NUL-terminated string."""
+    return attribute(kind, value.encode() + b"\0")
+
+
+def to_u16(payload: bytes) -> int:
+    """Read what `u16` wrote."""
+    return int(_U16.unpack(payload)[0])
+
+
+def to_u32(payload: bytes) -> int:
+    """Read what `u32` wrote."""
+    return int(_U32.unpack(payload)[0])
+
+
+def to_i32(payload: bytes) -> int:
+    """Read a signed 32-bit number in the host's byte order."""
+    return int(_I32.unpack(payload[:4])[0])
+
+
+def to_be16(payload: bytes) -> int:
+    """Read what `be16` wrote."""
+    return int(_BE16.unpack(payload)[0])
+
+
+def to_be32(payload: bytes) -> int:
+    """Read a 32-bit number in network byte order."""
+    return int.from_bytes(payload, "big")
+
+
+def to_text(payload: bytes) -> str:
+    """Read what `text` wrote."""
+    return payload.rstrip(b"\0").decode()
+
+
+def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:
+    """The attributes that start at `offset`, by type; of a repeated type the last one."""
+    return dict(iterate_attributes(payload, offset))
+
+
+def iterate_attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The attributes that start at `offset`, in order, as (type without flags, contents)."""
+    end = len(payload)
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(payload, offset)
+        if length < 4:
+            return
+        yield kind & NLA_TYPE_MASK, payload[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def address_family(address: str) -> int:
+    """AF_INET6 for text with a colon, else AF_INET."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def pack_address(address: str) -> bytes:
+    """4 or 16 bytes."""
+    return socket.inet_pton(address_family(address), address)
+
+
+def unpack_address(payload: bytes) -> str:
+    """Canonical text of 4 or 16 bytes."""
+    return socket.inet_ntop(socket.AF_INET if len(payload) == 4 else socket.AF_INET6, payload)

@@ -1,0 +1,46 @@
+"""What links, addresses and routes share: rtnetlink's numbers and header structs (include/uapi/linux/rtnetlink.h)."""
+
+import socket
+import struct
+
+GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV4_ROUTE, GROUP_IPV6_ADDRESS, GROUP_IPV6_ROUTE = 1, 5, 7, 9, 11
+
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
+
+LINK_HEADER = struct.Struct("=BxHiII")
+"""family, device type, index, flags, mask of the flags to change."""
+ADDRESS_HEADER = struct.Struct("=BBBBI")
+"""family, prefix length, flags, scope, interface index."""
+ROUTE_HEADER = struct.Struct("=BBBBBBBBI")
+"""family, destination length, source length, tos, table, protocol, scope, type, flags."""
+
+IFF_UP = 0x1
+IFF_NOARP = 0x80
+
+IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
+
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_AF_SPEC = 3, 18, 26
+IFLA_INFO_KIND = 1
+IFLA_INET6_ADDR_GEN_MODE = 8
+ADDR_GEN_MODE_NONE = 1
+
+RTA_DST, RTA_OIF, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 4, 6, 7, 15
+RT_TABLE_LOCAL = 255
+RTN_LOCAL = 2
+RTPROT_KERNEL = 2
+RTPROT_STATIC = 4
+
+SCOPES = {0: "global", 200: "site", 253: "link", 254: "host", 255: "nowhere"}
+RT_SCOPE_LINK = 253
+RT_SCOPE_HOST = 254
+RT_SCOPE_NOWHERE = 255
+
+
+def interface_index(name: str) -> int | None:
+    """The index of a link, None when there is none of that name."""
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return None

@@ -1,0 +1,33 @@
+"""Sysctls of the calling process's network namespace."""
+
+from pathlib import Path
+
+from kroute.kernel.errors import KernelError
+
+PROC_SYS = Path("/proc/sys")
+
+
+class Sysctls:
+    """Read and write sysctls by dotted name; a dot inside an interface name is written as a slash, as sysctl does."""
+
+    def __init__(self, root: Path = PROC_SYS) -> None:
+        self._root = root
+
+    def read(self, name: str) -> str | None:
+        """The value without its newline; None when this kernel has no such sysctl."""
+        try:
+            return self._path(name).read_text().rstrip("\n")
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, value: str) -> None:
+        """Set the value; KernelError naming the sysctl when the kernel refuses."""
+        try:
+            with self._path(name).open("r+") as file:
+                file.write(value)
+        except OSError as error:
+            sentence = f"cannot set {name} to {value}: {error.strerror}"
+            raise KernelError(f"{sentence}; set it on the host", errno=error.errno) from error
+
+    def _path(self, name: str) -> Path:
+        return self._root / name.translate(str.maketrans("./", "/."))

@@ -1,0 +1,76 @@
+"""The agent's Unix socket: one question a connection, answered with JSON.
+
+A question is a line with its name; the answer is everything until the connection closes. The socket lives in the state
+directory with mode 0600: who may read it may read the node's IPVS table anyway.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Answer = Callable[[], Awaitable[bytes]]
+
+NAME = "agent.sock"
+ANSWER_TIMEOUT = 30.0
+_QUESTION_TIMEOUT = 5.0
+
+
+class AgentUnreachableError(Exception):
+    """No agent answers on this node."""
+
+
+@asynccontextmanager
+async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> "AsyncIterator[None]":
+    """Answer questions on the state directory's socket as long as the block runs."""
+
+    async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_QUESTION_TIMEOUT):
+                question = (await reader.readline()).decode().strip()
+            answer = answers.get(question)
+            writer.write(await answer() if answer else b'{"error": "unknown question"}')
+            await writer.drain()
+        except (TimeoutError, ConnectionError, UnicodeDecodeError, ValueError):
+            pass  # whoever asked has gone, or speaks another language
+        finally:
+            writer.close()
+
+    path = state_dir / NAME
+    server = await asyncio.start_unix_server(answer_one, sock=_bind(path))
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    """A listening-to-be socket that nobody else could ever open, not even for a moment."""
+    path.unlink(missing_ok=True)
+    unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    earlier = os.umask(0o177)
+    try:
+        unix_socket.bind(str(path))
+    finally:
+        os.umask(earlier)
+    return unix_socket
+
+
+async def ask(state_dir: Path, question: str) -> bytes:
+    """Ask this node's agent; raises AgentUnreachableError when none answers."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            reader, writer = await asyncio.open_unix_connection(state_dir / NAME)
+            writer.write(question.encode() + b"\n")
+            answer = await reader.read()
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {error}") from None
+    return answer

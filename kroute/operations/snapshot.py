@@ -1,0 +1,111 @@
+"""What the agent planned and what the kernel has, side by side, as `kroute show` prints it."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kroute.kernel.ipvs import RealServerState, VirtualServerKey, VirtualServerOptions, VirtualServerState
+from kroute.planning.annotations import flag_words
+from kroute.planning.plan import Protocol, ServicePlan, VirtualServer
+
+
+class RealServerRow(msgspec.Struct):
+    """One destination; `state` is serving, draining, or missing (planned, and not in the kernel)."""
+
+    address: str
+    port: int
+    weight: int
+    active: int
+    inactive: int
+    state: str
+
+
+class VirtualServerRow(msgspec.Struct):
+    """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds."""
+
+    service: str
+    protocol: str
+    address: str
+    port: int
+    scheduler: str
+    flags: tuple[str, ...]
+    persistence_timeout: int | None
+    persistence_prefix: int | None
+    state: str
+    real_servers: list[RealServerRow]
+
+
+class ProblemRow(msgspec.Struct):
+    """One thing about a Service that is not as its owner asked."""
+
+    service: str
+    reason: str
+    message: str
+
+
+class Snapshot(msgspec.Struct):
+    """`source` is `agent`, or `kernel` when no agent answered."""
+
+    source: str
+    virtual_servers: list[VirtualServerRow]
+    problems: list[ProblemRow]
+
+
+KernelTable = Mapping[VirtualServerKey, VirtualServerState]
+
+
+def of_agent(plans: Iterable[ServicePlan], table: KernelTable) -> Snapshot:
+    """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
+    snapshot = Snapshot("agent", [], [])
+    for plan in sorted(plans, key=lambda plan: plan.key):
+        service = str(plan.key)
+        for planned in plan.virtual_servers:
+            snapshot.virtual_servers.append(_planned_row(service, planned, table.get(planned.key)))
+        snapshot.problems.extend(ProblemRow(service, problem.reason, problem.message) for problem in plan.problems)
+    return snapshot
+
+
+def of_kernel(table: KernelTable) -> Snapshot:
+    """Every virtual server of the kernel's table, whoever made it."""
+    return Snapshot("kernel", [_row("", key, table[key]) for key in sorted(table)], [])
+
+
+def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState | None) -> VirtualServerRow:
+    row = _row(service, planned.key, state or VirtualServerState(_options(planned), {}))
+    if state is None:
+        row.state = "missing"
+    known = {(each.address, each.port) for each in row.real_servers}
+    row.real_servers += [
+        RealServerRow(each.address, each.port, each.weight, 0, 0, "missing")
+        for each in planned.real_servers
+        if (each.address, each.port) not in known
+    ]
+    return row
+
+
+def _options(planned: VirtualServer) -> VirtualServerOptions:
+    timeout, prefix = planned.persistence or (0, 0)
+    return VirtualServerOptions(planned.scheduler, planned.flags, timeout, prefix)
+
+
+def _row(service: str, key: VirtualServerKey, state: VirtualServerState) -> VirtualServerRow:
+    protocol, address, port = key
+    options = state.options
+    persistent = options.persistence_timeout > 0
+    return VirtualServerRow(
+        service=service,
+        protocol=Protocol(protocol).name,
+        address=address,
+        port=port,
+        scheduler=options.scheduler,
+        flags=flag_words(options.scheduler, options.flags),
+        persistence_timeout=options.persistence_timeout if persistent else None,
+        persistence_prefix=options.persistence_prefix if persistent else None,
+        state="serving",
+        real_servers=[_real_server_row(*each) for each in sorted(state.real_servers.items())],
+    )
+
+
+def _real_server_row(key: tuple[str, int], state: RealServerState) -> RealServerRow:
+    condition = "serving" if state.weight else "draining"
+    return RealServerRow(key[0], key[1], state.weight, state.active, state.inactive, condition)

@@ -1,0 +1,66 @@
+"""The state directory: who may use it, and whether the agent in it is ready."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+_LOCK = "lock"
+_READY = "ready"
+
+
+class StateDirectoryError(Exception):
+    """The state directory cannot be used, or somebody else uses it."""
+
+
+class StateDirectory:
+    """A state directory that this process alone uses. While its lock is held, no other kroute changes the node."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    @contextmanager
+    def claim(cls, path: Path) -> Iterator[Self]:
+        """Hold the directory's lock, which ends with the process at the latest.
+
+        Raises:
+            StateDirectoryError: the directory cannot be made, or another kroute holds it.
+        """
+        descriptor = _lock(path)
+        try:
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            (path / _READY).unlink(missing_ok=True)
+            yield cls(path)
+        finally:
+            os.close(descriptor)
+
+    def mark_ready(self) -> None:
+        """Say, by the file `ready`, that everything which was listed at the start is in the kernel."""
+        (self.path / _READY).touch()
+
+    def empty(self) -> None:
+        """Remove what kroute keeps here; for cleanup."""
+        for name in (_LOCK, _READY):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that holds the lock of the directory, which is made if need be."""
+    try:
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise StateDirectoryError(
+            f"kroute runs already with the state directory {path} (process {holder}): stop it first"
+        ) from None
+    return descriptor

@@ -1,0 +1,1 @@
+"""Decide what should be: pure functions and values, no I/O, no clock."""

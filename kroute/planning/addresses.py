@@ -1,0 +1,58 @@
+"""Addresses as plans hold them: valid, in canonical text, so that equal addresses are equal strings."""
+
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import Literal
+
+Family = Literal["IPv4", "IPv6"]
+"""An address family, spelled as `addressType` of an EndpointSlice spells it."""
+
+_MAPPED_IPV4 = bytes(10) + b"\xff\xff"
+
+
+def family_of(address: str) -> Family:
+    """The family of a valid address."""
+    return "IPv6" if ":" in address else "IPv4"
+
+
+def canonical(text: str) -> str | None:
+    """The address in canonical text (RFC 5952 for IPv6), or None if `text` is no address.
+
+    Text that is canonical already is returned itself, so that no second copy of it lives in the plans.
+    """
+    packed = _packed(text)
+    return None if packed is None else _text(packed, text)
+
+
+@lru_cache(maxsize=1 << 14)
+def unicast(text: str) -> str | None:
+    """The address in canonical text if a VIP or an endpoint may have it, else None.
+
+    Addresses that mean something else on every machine (unspecified, loopback, link-local, multicast, broadcast, and
+    IPv4 written as IPv6) would cut a node off, or lead nowhere. The API refuses most of them; a manifest file may not.
+    """
+    packed = _packed(text)
+    if packed is None:
+        return None
+    first = packed[0]
+    if len(packed) == 4:
+        special = first in {0, 127} or first >= 224 or packed[:2] == b"\xa9\xfe"
+    else:
+        link_local = first == 0xFE and packed[1] & 0xC0 == 0x80
+        special = first == 0xFF or link_local or packed[:12] in {bytes(12), _MAPPED_IPV4}
+    return None if special else _text(packed, text)
+
+
+def _packed(text: str) -> bytes | None:
+    try:
+        return inet_pton(AF_INET6 if ":" in text else AF_INET, text)
+    except (OSError, ValueError):
+        return None
+
+
+def _text(packed: bytes, written: str) -> str:
+    """Canonical text. `inet_pton` takes IPv4 in canonical text only, so that need not be written again."""
+    if len(packed) == 4:
+        return written
+    text = inet_ntop(AF_INET6, packed)
+    return written if written == text else text

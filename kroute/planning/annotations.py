@@ -1,0 +1,174 @@
+"""The annotations of a Service that kroute reads, as a table, and how its virtual servers schedule and persist.
+
+An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`; the first that is
+there counts, even if its value is bad. A bad value leaves what held without the annotation, and becomes a Problem.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.planning.addresses import canonical
+from kroute.planning.plan import Persistence, Problem, quoted, shortened
+from kroute.settings import SCHEDULERS
+
+PREFIXES = ("kroute.io/", "kube-router.io/", "")
+
+MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
+"""Seconds. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a second they overflow after 49 days, so a
+longer one would silently become a short one. `ipvsadm` sets the same bound of 31 days."""
+
+
+class SchedulerFlag(NamedTuple):
+    """A word of `service.schedflags`: the kernel's bit, and the only scheduler it has a meaning for (None: any)."""
+
+    bit: int
+    scheduler: str | None
+
+
+SCHEDULER_FLAGS = {
+    "flag-1": SchedulerFlag(0x08, None),
+    "flag-2": SchedulerFlag(0x10, None),
+    "flag-3": SchedulerFlag(0x20, None),
+    "sh-fallback": SchedulerFlag(0x08, "sh"),
+    "sh-port": SchedulerFlag(0x10, "sh"),
+    "mh-fallback": SchedulerFlag(0x08, "mh"),
+    "mh-port": SchedulerFlag(0x10, "mh"),
+}
+"""`IP_VS_SVC_F_SCHED1..3` of `include/uapi/linux/ip_vs.h`, and the names that sh and mh (`ip_vs_mh.c`) give to them."""
+
+
+def flag_words(scheduler: str, flags: int) -> tuple[str, ...]:
+    """The words for a virtual server's flags, those of its scheduler where it has names for them."""
+    words = {flag.bit: word for word, flag in SCHEDULER_FLAGS.items() if flag.scheduler in {None, scheduler}}
+    return tuple(word for bit, word in sorted(words.items()) if flags & bit)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How the virtual servers of one Service schedule and persist. `persistence_timeout`: seconds, 0 for none."""
+
+    scheduler: str
+    flags: int = 0
+    persistence_timeout: int = 0
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 128
+
+    def persistence_for(self, address: str) -> Persistence | None:
+        """The persistence of a virtual server on this address."""
+        if not self.persistence_timeout:
+            return None
+        return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)
+
+
+Reading = tuple[Options, str | None]
+"""The options with a value applied as far as it can be, and what is wrong with it (None: nothing)."""
+
+
+class Annotation(NamedTuple):
+    """A row of the table. `allowed` ends the sentence "Allowed: ..." of the Problem that a bad value makes."""
+
+    name: str
+    meaning: str
+    allowed: str
+    apply: Callable[[Options, str], Reading]
+
+
+def _apply_scheduler(options: Options, value: str) -> Reading:
+    if value not in SCHEDULERS:
+        return options, f"is not a scheduler; {options.scheduler} serves"
+    return msgspec.structs.replace(options, scheduler=value), None
+
+
+def _apply_flags(options: Options, value: str) -> Reading:
+    """Apply the flags that the scheduler has; one bad word does not take the good ones with it."""
+    bits, refused = 0, []
+    for word in filter(None, map(str.strip, value.split(","))):
+        flag = SCHEDULER_FLAGS.get(word)
+        if flag is None:
+            refused.append(f"{quoted(word)} is not a flag")
+        elif flag.scheduler not in {None, options.scheduler}:
+            refused.append(f"{word} is a flag of {flag.scheduler}, not of {options.scheduler}")
+        else:
+            bits |= flag.bit
+    complaint = f"is obeyed only in part: {', '.join(refused[:3])}" if refused else None
+    return msgspec.structs.replace(options, flags=bits), complaint
+
+
+def _apply_timeout(options: Options, value: str) -> Reading:
+    seconds = _number(value)
+    if seconds is None or seconds > MAX_PERSISTENCE_TIMEOUT:
+        return options, "is not a persistence timeout; sessionAffinity of the Service serves"
+    return msgspec.structs.replace(options, persistence_timeout=seconds), None
+
+
+def _apply_netmask(options: Options, value: str) -> Reading:
+    """Read `IPV4`, `IPV4,IPV6`, or a lone number above 32, which can only be a prefix length of IPv6."""
+    words = [word.strip() for word in value.split(",")]
+    lengths = [_mask_length(words[0]), *map(_number, words[1:])]
+    match lengths:
+        case [int(ipv4)] if 1 <= ipv4 <= 32:
+            return msgspec.structs.replace(options, ipv4_prefix=ipv4), None
+        case [int(ipv6)] if 32 < ipv6 <= 128:
+            return msgspec.structs.replace(options, ipv6_prefix=ipv6), None
+        case [int(ipv4), int(ipv6)] if 1 <= ipv4 <= 32 and 1 <= ipv6 <= 128:
+            return msgspec.structs.replace(options, ipv4_prefix=ipv4, ipv6_prefix=ipv6), None
+    return options, "is not a netmask; every client address persists for itself"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
+
+
+def _mask_length(text: str) -> int | None:
+    """The length of a prefix that is given in digits or as a dotted mask without holes."""
+    if canonical(text) != text or ":" in text:
+        return _number(text)
+    bits = "".join(f"{int(octet):08b}" for octet in text.split("."))
+    return bits.count("1") if "01" not in bits else None
+
+
+ANNOTATIONS = (
+    Annotation(
+        name="service.scheduler",
+        meaning="the IPVS scheduler of every virtual server of the Service",
+        allowed=", ".join(SCHEDULERS),
+        apply=_apply_scheduler,
+    ),
+    Annotation(
+        name="service.schedflags",
+        meaning="flags of the scheduler, separated by commas",
+        allowed=", ".join(SCHEDULER_FLAGS) + " (a flag with a scheduler's name for that scheduler only)",
+        apply=_apply_flags,
+    ),
+    Annotation(
+        name="service.persistence-timeout",
+        meaning="seconds for which a client keeps its real server after its last use; overrides sessionAffinity",
+        allowed=f"0 (no persistence) to {MAX_PERSISTENCE_TIMEOUT} seconds",
+        apply=_apply_timeout,
+    ),
+    Annotation(
+        name="service.persistence-netmask",
+        meaning="clients of one network of this size keep one real server together",
+        allowed="an IPv4 prefix length or mask (24 or 255.255.255.0), an IPv6 one above 32 (64), or both (24,64)",
+        apply=_apply_netmask,
+    ),
+)
+"""Every annotation, in the order in which they apply: the flags are read once the scheduler is known."""
+
+
+def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -> tuple[Options, list[Problem]]:
+    """Let a Service's annotations override `options`; a Problem for each value that cannot be obeyed."""
+    problems: list[Problem] = []
+    if not annotations:
+        return options, problems
+    for row in ANNOTATIONS:
+        key = next((prefix + row.name for prefix in PREFIXES if prefix + row.name in annotations), None)
+        if key is None:
+            continue
+        value = annotations[key].strip()
+        options, complaint = row.apply(options, value)
+        if complaint is not None:
+            subject = f"annotation {key}={shortened(value)}"
+            problems.append(Problem("InvalidAnnotation", subject, f"{subject} {complaint}. Allowed: {row.allowed}."))
+    return options, problems

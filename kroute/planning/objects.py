@@ -1,0 +1,221 @@
+"""Services, EndpointSlices and Nodes as kroute reads them.
+
+The structs mirror the JSON of the Kubernetes API (`v1` Service and Node, `discovery.k8s.io/v1` EndpointSlice), so that
+msgspec decodes a response's bytes straight into them; fields that kroute does not read are skipped by the decoder.
+Go encodes an empty list as `null` in places, so lists may be None.
+"""
+
+from typing import NamedTuple, Self
+
+import msgspec
+
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
+SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+ProtocolName = str
+"""`TCP`, `UDP` or `SCTP`; planning refuses any other for its port alone, so that it does not spoil the whole object."""
+
+
+class ObjectKey(NamedTuple):
+    """What names an object of one kind; that of a cluster-scoped object has an empty namespace."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAMESPACE/NAME`, or `NAME` for a cluster-scoped object."""
+        namespace, _, name = text.rpartition("/")
+        return cls(namespace, name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+    """A part of an API object: immutable, camelCase on the wire.
+
+    None can be part of a cycle, so the garbage collector need not visit them: there are hundreds of thousands.
+    """
+
+
+class ObjectMeta(_Struct, frozen=True):
+    """`metadata`. `creation_timestamp` is RFC 3339 in UTC, so its text sorts by age."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+    @property
+    def key(self) -> ObjectKey:
+        """The object's namespace and name."""
+        return ObjectKey(self.namespace, self.name)
+
+
+class ServicePort(_Struct, frozen=True):
+    """One of `spec.ports`. The target port is not read: slices carry the resolved number."""
+
+    port: int
+    name: str = ""
+    protocol: ProtocolName = "TCP"
+    node_port: int = 0
+
+
+class ClientIPConfig(_Struct, frozen=True):
+    """`sessionAffinityConfig.clientIP`; the timeout is in seconds."""
+
+    timeout_seconds: int | None = None
+
+
+class SessionAffinityConfig(_Struct, frozen=True):
+    """`spec.sessionAffinityConfig`."""
+
+    client_ip: ClientIPConfig | None = msgspec.field(name="clientIP", default=None)
+
+
+class ServiceSpec(_Struct, frozen=True):
+    """`spec` of a Service."""
+
+    type: str = "ClusterIP"
+    cluster_ip: str = msgspec.field(name="clusterIP", default="")
+    cluster_ips: tuple[str, ...] | None = msgspec.field(name="clusterIPs", default=None)
+    ports: tuple[ServicePort, ...] | None = None
+    session_affinity: str = "None"
+    session_affinity_config: SessionAffinityConfig | None = None
+    external_ips: tuple[str, ...] | None = msgspec.field(name="externalIPs", default=None)
+    internal_traffic_policy: str | None = None
+    external_traffic_policy: str | None = None
+
+
+class Service(_Struct, frozen=True):
+    """A `v1` Service."""
+
+    metadata: ObjectMeta
+    spec: ServiceSpec = ServiceSpec()
+
+    @property
+    def key(self) -> ObjectKey:
+        """The Service's namespace and name."""
+        return self.metadata.key
+
+
+class EndpointConditions(_Struct, frozen=True):
+    """`conditions` of an endpoint. Absent means ready and serving, and not terminating (the API's own defaults)."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class NamedHint(_Struct, frozen=True):
+    """One of `forZones` or `forNodes`."""
+
+    name: str
+
+
+class EndpointHints(_Struct, frozen=True):
+    """`hints` of an endpoint: where its traffic should come from."""
+
+    for_zones: tuple[NamedHint, ...] | None = None
+    for_nodes: tuple[NamedHint, ...] | None = None
+
+
+class Endpoint(_Struct, frozen=True):
+    """One of `endpoints`. Only the first address counts (kube-proxy does the same)."""
+
+    addresses: tuple[str, ...]
+    conditions: EndpointConditions = EndpointConditions()
+    node_name: str | None = None
+    zone: str | None = None
+    hints: EndpointHints | None = None
+
+
+class EndpointPort(_Struct, frozen=True):
+    """One of a slice's `ports`; a port without name or number is not served."""
+
+    name: str | None = None
+    port: int | None = None
+    protocol: ProtocolName = "TCP"
+
+
+class EndpointSlice(_Struct, frozen=True):
+    """A `discovery.k8s.io/v1` EndpointSlice."""
+
+    metadata: ObjectMeta
+    address_type: str
+    endpoints: tuple[Endpoint, ...] | None = None
+    ports: tuple[EndpointPort, ...] | None = None
+
+    @property
+    def key(self) -> ObjectKey:
+        """The slice's own namespace and name."""
+        return self.metadata.key
+
+    @property
+    def service_key(self) -> ObjectKey | None:
+        """The Service that the slice belongs to, or None when it carries no such label."""
+        name = (self.metadata.labels or {}).get(SERVICE_NAME_LABEL)
+        return ObjectKey(self.metadata.namespace, name) if name else None
+
+
+class NodeAddress(_Struct, frozen=True):
+    """One of `status.addresses`."""
+
+    type: str
+    address: str
+
+
+class NodeSpec(_Struct, frozen=True):
+    """`spec` of a Node."""
+
+    pod_cidrs: tuple[str, ...] | None = msgspec.field(name="podCIDRs", default=None)
+
+
+class NodeStatus(_Struct, frozen=True):
+    """`status` of a Node."""
+
+    addresses: tuple[NodeAddress, ...] | None = None
+
+
+class Node(_Struct, frozen=True):
+    """A `v1` Node."""
+
+    metadata: ObjectMeta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def key(self) -> ObjectKey:
+        """The Node's name, without namespace."""
+        return self.metadata.key
+
+
+KubernetesObject = Service | EndpointSlice | Node
+
+
+class Applied(NamedTuple):
+    """A watcher saw this object, new or changed."""
+
+    item: KubernetesObject
+
+
+class Deleted(NamedTuple):
+    """A watcher saw that this object is gone."""
+
+    kind: type[KubernetesObject]
+    key: ObjectKey
+
+
+class Listed(NamedTuple):
+    """A watcher has passed on every object of this kind that exists; said once."""
+
+    kind: type[KubernetesObject]
+
+
+Change = Applied | Deleted | Listed

@@ -1,0 +1,135 @@
+"""The settings of `kroute run`, checked and typed; every other part reads them from here.
+
+The `parse_…` functions read one value as it is written on the command line, in a KROUTE_… variable or in the
+configuration file. They raise ValueError with a sentence that says what is allowed.
+"""
+
+import re
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import msgspec
+
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
+"""The schedulers of the kernel's IPVS (`net/netfilter/ipvs/ip_vs_*.c`), by the names that ipvsadm uses."""
+
+DEFAULT_STATE_DIR = Path("/run/kroute")
+DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
+INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
+
+
+class Exemption(msgspec.Struct, frozen=True):
+    """Traffic that is never masqueraded: source network and the destination network that the client addressed."""
+
+    source: str
+    destination: str
+
+
+class IpvsTimeouts(msgspec.Struct, frozen=True):
+    """IPVS connection timeouts in seconds; 0 leaves the kernel's."""
+
+    tcp: int = 0
+    tcpfin: int = 0
+    udp: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How this agent runs. Networks are in canonical CIDR form, periods in seconds."""
+
+    node_name: str
+    kubeconfig: Path | None = None
+    master: str | None = None
+    manifests: Path | None = None
+    node_ips: tuple[str, ...] = ()
+    dummy_interface: str = DEFAULT_DUMMY_INTERFACE
+    scheduler: str = "rr"
+    masquerade_all: bool = False
+    cluster_cidrs: tuple[str, ...] = ()
+    masquerade_exemptions: tuple[Exemption, ...] = ()
+    masquerade_mark: int = 0x4000
+    resync_period: float = 30.0
+    drain_timeout: float = 0.0
+    exclude_cidrs: tuple[str, ...] = ()
+    ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
+    state_dir: Path = DEFAULT_STATE_DIR
+    log_format: str = "console"
+    log_level: str = "info"
+
+
+def parse_duration(text: str) -> float:
+    """Read `30s`, `5m`, `1h30m`, `0.5s` or a bare number of seconds."""
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(f"{text!r} is not a duration: write 30s, 5m or 1h30m")
+    hours, minutes, seconds = match.groups()
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds or 0)
+
+
+def parse_timeout(text: str) -> int:
+    """Read a duration of whole seconds that IPVS takes as a timeout (at most 31 days; 0 leaves the kernel's)."""
+    seconds = parse_duration(text)
+    if seconds != int(seconds) or seconds > 31 * 86400:
+        raise ValueError(
+            f"{text!r} is not an IPVS timeout: write whole seconds, at most 31 days (0s leaves the kernel's)"
+        )
+    return int(seconds)
+
+
+def parse_networks(text: str) -> tuple[str, ...]:
+    """Read networks of both families, separated by commas: `10.0.0.0/8,fd00::/64`."""
+    return tuple(parse_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def parse_network(text: str) -> str:
+    """Read one network; bits right of the prefix are an error, as they usually are a typing error."""
+    try:
+        return str(ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a network: {error}; write ADDRESS/PREFIX, for example 10.0.0.0/8") from None
+
+
+def parse_node_ips(text: str) -> tuple[str, ...]:
+    """Read at most one address of each family, separated by a comma: `192.168.123.250,fd00:123::250`."""
+    addresses = tuple(_parse_address(part.strip()) for part in text.split(",") if part.strip())
+    if len({":" in address for address in addresses}) != len(addresses):
+        raise ValueError(f"{text!r} names two addresses of one family: give at most one IPv4 and one IPv6 address")
+    return addresses
+
+
+def parse_exemption(text: str) -> Exemption:
+    """Read `SOURCE:DESTINATION`, two networks of one family. IPv6 networks need their prefix length."""
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a pair of networks: write SOURCE/PREFIX:DESTINATION/PREFIX")
+    source, destination = parse_network(match["source"]), parse_network(match["destination"])
+    if (":" in source) != (":" in destination):
+        raise ValueError(f"{text!r} mixes IPv4 and IPv6: both networks must be of one family")
+    return Exemption(source, destination)
+
+
+def parse_mark(text: str) -> int:
+    """Read the packet mark: one bit of 32, decimal or with 0x."""
+    try:
+        mark = int(text, 0)
+    except ValueError:
+        mark = 0
+    if not 0 < mark < 1 << 32 or mark.bit_count() != 1:
+        raise ValueError(f"{text!r} is not a packet mark: write a single bit of 32, for example 0x4000")
+    return mark
+
+
+def parse_interface(text: str) -> str:
+    """Read a network interface's name."""
+    if not text or len(text) > INTERFACE_NAME_LIMIT or re.search(r"[\s/:]", text) or text in {".", ".."}:
+        raise ValueError(f"{text!r} is not an interface name: 1 to {INTERFACE_NAME_LIMIT} characters, no space, / or :")
+    return text
+
+
+def _parse_address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IP address: write it like 192.168.123.250 or fd00::1") from None

@@ -1,0 +1,76 @@
+"""What can go wrong between kroute and the API server."""
+
+from typing import Self
+
+import msgspec
+
+
+class ConfigurationError(Exception):
+    """The way to the API server is configured wrongly. The message is one line: what, where, what is allowed."""
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
+    retry_after: float | None = msgspec.field(name="retryAfterSeconds", default=None)
+
+
+class _Status(msgspec.Struct):
+    """The parts of a `v1` Status that kroute reads."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+class ApiError(Exception):
+    """The API server answered with an error; `status` is the HTTP status code, `reason` the API's CamelCase word.
+
+    `retry_after` is the pause that the server asks for, in seconds.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}" if status else message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @classmethod
+    def from_status(cls, body: bytes, status: int = 0, retry_after: str | None = None) -> Self:
+        """Read a `v1` Status, or whatever a proxy on the way sent instead of one."""
+        try:
+            answer = msgspec.json.decode(body, type=_Status)
+        except msgspec.DecodeError:
+            answer = _Status(message=body[:200].decode(errors="replace").strip())
+        details = answer.details or _Details()
+        reason = answer.reason
+        if any(cause.reason == "ResourceVersionTooLarge" for cause in details.causes or ()):
+            reason = "ResourceVersionTooLarge"
+        pause = float(retry_after) if retry_after is not None and retry_after.isdigit() else details.retry_after
+        return cls(status or answer.code, reason, answer.message, pause)
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the resourceVersion or continue token is older than what the server keeps."""
+        return self.status == 410 or self.reason in {"Expired", "Gone"}
+
+    @property
+    def is_version_unavailable(self) -> bool:
+        """Whether another resourceVersion could be served: this one is too old, or the server is behind it."""
+        return self.is_expired or self.reason == "ResourceVersionTooLarge"
+
+
+class UnreachableError(ApiError):
+    """There is no answer, or no more of it: refused, reset, cut short."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "", message)
+
+
+class UntrustedStreamError(UnreachableError):
+    """A watch was silent for too long or said something unreadable: what it did not say is unknown, so list again."""

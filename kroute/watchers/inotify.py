@@ -1,0 +1,95 @@
+"""Changes in one directory, as the kernel tells them (inotify(7)), for asyncio.
+
+There is no inotify in Python's standard library; libc's three functions are called by ctypes.
+"""
+
+import asyncio
+import ctypes
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Self
+
+IN_CLOSE_WRITE = 0x008
+IN_MOVED_FROM = 0x040
+IN_MOVED_TO = 0x080
+IN_CREATE = 0x100
+IN_DELETE = 0x200
+IN_DELETE_SELF = 0x400
+IN_MOVE_SELF = 0x800
+IN_Q_OVERFLOW = 0x4000
+IN_ONLYDIR = 0x01000000
+
+_EVENTS = IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF | IN_MOVE_SELF
+_HEADER = struct.Struct("=iIII")
+_BUFFER = 64 * 1024
+
+
+class DirectoryChanges:
+    """Tells which names in a directory changed; an async context manager. Opening raises OSError.
+
+    A file that is being written is not told of before its writer has closed it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._descriptor = -1
+        self._arrived = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor < 0:
+            raise self._error()
+        path = os.fsencode(self._directory)
+        if libc.inotify_add_watch(self._descriptor, path, _EVENTS | IN_ONLYDIR) < 0:
+            error = self._error()
+            os.close(self._descriptor)
+            raise error
+        asyncio.get_running_loop().add_reader(self._descriptor, self._arrived.set)
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    async def next(self) -> set[str] | None:
+        """Wait for changes; the names concerned, or None when any name may have changed.
+
+        Nothing is lost when the wait is cancelled.
+        """
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                names = self._parse(os.read(self._descriptor, _BUFFER))
+            except BlockingIOError:
+                continue
+            if names is None or names:
+                return names
+
+    def _parse(self, events: bytes) -> set[str] | None:
+        names: set[str] = set()
+        position = 0
+        while position < len(events):
+            _, mask, _, length = _HEADER.unpack_from(events, position)
+            position += _HEADER.size + length
+            name = os.fsdecode(events[position - length : position].rstrip(b"\0"))
+            if mask & IN_Q_OVERFLOW or not name:
+                return None
+            if mask != IN_CREATE or self._is_link(name):
+                names.add(name)
+        return names
+
+    def _is_link(self, name: str) -> bool:
+        """Whether a new name is complete at once; a new file is not before it is closed."""
+        try:
+            status = (self._directory / name).lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+
+    def _error(self) -> OSError:
+        number = ctypes.get_errno()
+        return OSError(number, os.strerror(number), str(self._directory))

@@ -1,0 +1,29 @@
+"""Follow a cluster by its API: Services, EndpointSlices and the own Node."""
+
+import asyncio
+from collections.abc import Mapping
+
+from kroute.watchers.reflector import Reflector, Requests, Timing
+from kroute.watchers.resources import watched_resources
+from kroute.watchers.sink import Sink
+
+
+class KubernetesWatcher:
+    """One reflector for each resource; all pass on to the same sink."""
+
+    def __init__(self, requests: Requests, node_name: str, sink: Sink, timing: Timing | None = None) -> None:
+        self._reflectors = {
+            resource.kind.__name__: Reflector(requests, resource, sink, timing)
+            for resource in watched_resources(node_name)
+        }
+
+    @property
+    def reflectors(self) -> Mapping[str, Reflector]:
+        """The reflectors by the kind that they follow, for their statistics."""
+        return self._reflectors
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for kind, reflector in self._reflectors.items():
+                group.create_task(reflector.run(), name=f"watch {kind}")

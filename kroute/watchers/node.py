@@ -1,0 +1,147 @@
+"""This node's own addresses, as they come and go.
+
+VIPs are not among them: the interface that carries them is left out. The addresses are read once, then followed by
+rtnetlink's events, and read again when the kernel dropped some.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from kroute.kernel.addresses import Addresses, InterfaceAddress
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
+
+log = structlog.get_logger(__name__)
+
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Documentation addresses (RFC 5737, RFC 3849): what leads to them is the default route. Nothing is sent to them."""
+
+
+class NodeAddresses(NamedTuple):
+    """The node's addresses, and for each family the one that it uses towards its default route."""
+
+    every: tuple[InterfaceAddress, ...]
+    default: tuple[str, ...]
+
+
+class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
+    """Reads addresses: `kroute.kernel.addresses.Addresses`."""
+
+    async def of_node(self) -> list[InterfaceAddress]:
+        """All addresses of all interfaces."""
+
+
+class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
+    """Tells of changes: `kroute.kernel.monitor.Monitor`."""
+
+    async def next(self) -> list[Event | Overrun]:
+        """Wait for events, and return all that wait."""
+
+
+Notify = Callable[[NodeAddresses], None]
+SourceTowards = Callable[[socket.AddressFamily], str | None]
+
+
+class NodeWatcher:
+    """Follows the addresses of every interface but `except_interface`, and passes them on whenever they change."""
+
+    def __init__(
+        self,
+        except_interface: str,
+        notify: Notify,
+        *,
+        monitor: EventSource | None = None,
+        addresses: AddressSource | None = None,
+        source_towards: SourceTowards | None = None,
+    ) -> None:
+        self._except = except_interface
+        self._notify = notify
+        self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
+        self._source: AddressSource = addresses or Addresses()
+        self._source_towards = source_towards or default_source
+        self._addresses: dict[tuple[str, str], InterfaceAddress] = {}
+        self._told: NodeAddresses | None = None
+
+    async def run(self) -> None:
+        """Follow until cancelled; the addresses as they are now are passed on first."""
+        async with self._monitor, self._source:
+            await self._read()
+            while True:
+                events = await self._monitor.next()
+                if any(isinstance(event, Overrun) for event in events):
+                    log.warning("node.events_lost", consequence="every address is read again")
+                    await self._read()
+                    continue
+                for event in events:
+                    self._take(event)
+                self._tell()
+
+    async def _read(self) -> None:
+        found = await self._source.of_node()
+        self._addresses = {(it.interface, it.address): it for it in found if it.interface != self._except}
+        self._tell()
+
+    def _take(self, event: Event | Overrun) -> None:
+        match event:
+            case LinkEvent(gone=True, interface=interface):
+                self._addresses = {key: it for key, it in self._addresses.items() if it.interface != interface}
+            case AddressEvent(gone=True):
+                self._addresses.pop((event.interface, event.address), None)
+            case AddressEvent():
+                self._addresses[event.interface, event.address] = InterfaceAddress(*event[1:])
+
+    def _tell(self) -> None:
+        addresses = NodeAddresses(
+            tuple(self._addresses.values()), default_addresses(self._addresses.values(), self._source_towards)
+        )
+        if addresses != self._told:
+            self._told = addresses
+            self._notify(addresses)
+
+
+def default_addresses(
+    addresses: Iterable[InterfaceAddress], source_towards: SourceTowards | None = None
+) -> tuple[str, ...]:
+    """One address of each family that the node has: that of the default route's interface, as the kernel chooses it.
+
+    Without a default route it is the first one of global scope that is neither secondary nor on its way in or out.
+    """
+    source_towards = source_towards or default_source
+    usable = [it for it in addresses if it.scope == "global" and not (it.tentative or it.deprecated)]
+    chosen = []
+    for family, version in ((socket.AF_INET, 4), (socket.AF_INET6, 6)):
+        candidates = [it for it in usable if ipaddress.ip_address(it.address).version == version]
+        source = source_towards(family)
+        if source in {it.address for it in candidates}:
+            chosen.append(source)
+        elif first := next((it.address for it in candidates if not it.secondary), None):
+            chosen.append(first)
+    return tuple(filter(None, chosen))
+
+
+def default_source(family: socket.AddressFamily) -> str | None:
+    """The source address of this node's packets to the outside; None without a route.
+
+    To connect a UDP socket only looks the route up.
+    """
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE[family], 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+async def read_node_addresses(except_interface: str) -> NodeAddresses:
+    """The addresses as they are now.
+
+    Raises:
+        KernelError: the kernel does not tell.
+    """
+    async with Addresses() as source:
+        found = tuple(it for it in await source.of_node() if it.interface != except_interface)
+    return NodeAddresses(found, default_addresses(found))

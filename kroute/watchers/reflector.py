@@ -1,0 +1,321 @@
+"""List and watch one resource, as client-go's reflector does it.
+
+A reflector is always in one of two states. *Listing*: it learns all objects, by a streaming list or by pages, and
+passes on the difference to what it knew. *Watching*: it follows changes from a resourceVersion. Whatever breaks a watch
+leads back to watching from the last resourceVersion; only when that is no longer possible (410), or when it cannot be
+known what was missed, does it list again. All state belongs to the one task that runs `run`.
+
+Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-1904 and KEP-956 (bookmarks), KEP-3157
+(streaming lists), client-go's tools/cache/reflector.go for periods and resourceVersions.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+
+from kroute.watchers.backoff import Backoff
+from kroute.watchers.decoding import Event, Malformed, ObjectDecoder, Page, read_event, read_identity, read_page
+from kroute.watchers.errors import ApiError, UnreachableError, UntrustedStreamError
+from kroute.watchers.inventory import Inventory, Listing
+from kroute.watchers.resources import Resource
+from kroute.watchers.sink import BATCH, Sink
+
+if TYPE_CHECKING:
+    from kroute.planning.objects import Change
+
+log = structlog.get_logger(__name__)
+
+PAGE_SIZE = 500
+"""Objects in one page of a list, as client-go asks for them."""
+FROM_CACHE = "0"
+"""The resourceVersion of the first list: any state that the API server has at hand, which spares etcd."""
+NEWEST = ""
+"""The resourceVersion of a list that must be consistent."""
+NO_STREAMING = frozenset({400, 403, 404, 422})
+"""Answers to a streaming list by servers (or in-between proxies) that do not offer it."""
+
+
+LineStream = AsyncGenerator[Sequence[bytes], None]
+
+
+class Requests(Protocol):
+    """What a reflector needs of the API."""
+
+    async def get(self, path: str, params: Mapping[str, str]) -> bytes:
+        """The body of an answer."""
+
+    def stream(self, path: str, params: Mapping[str, str]) -> LineStream:
+        """The lines of an answer as they come."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The clock, the dice and the periods (seconds) of a reflector."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    rng: random.Random = field(default_factory=random.Random)
+    watch_timeout: float = 300.0
+    """The server is asked to end each watch after 1 to 2 times this, so that connections spread over its replicas."""
+    stall_timeout: float = 120.0
+    """A watch without a byte for so long is dead: twice the minute in which the server sends a bookmark."""
+    short_watch: float = 1.0
+    """A watch that ends sooner, having said nothing, counts as a failure."""
+
+
+@dataclass
+class ReflectorStatistics:
+    """What a reflector has done since it was made."""
+
+    lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: int = 0
+
+
+class _StreamingUnsupportedError(Exception):
+    """The server answered a streaming list in a way that is none."""
+
+
+class Reflector:
+    """Follows one resource for ever, and passes on what changes."""
+
+    def __init__(self, requests: Requests, resource: Resource, sink: Sink, timing: Timing | None = None) -> None:
+        self._requests = requests
+        self._resource = resource
+        self._sink = sink
+        self._timing = timing or Timing()
+        self._backoff = Backoff(self._timing.rng)
+        self._decoder = ObjectDecoder(resource.kind)
+        self._inventory = Inventory(resource.kind)
+        self._pending: list[Change] = []
+        self._must_list = True
+        self._resource_version: str | None = None
+        self._selectors = resource.selectors
+        self._streaming_offered = True
+        self._paging_honoured = False
+        self._log = log.bind(kind=resource.kind.__name__)
+        self.statistics = ReflectorStatistics()
+
+    @property
+    def malformed(self) -> int:
+        """How many malformed objects were skipped."""
+        return self._decoder.malformed
+
+    @property
+    def known(self) -> int:
+        """How many objects there are."""
+        return len(self._inventory)
+
+    async def run(self) -> None:
+        """List and watch until cancelled; every failure of the API is followed by a pause and another try."""
+        while True:
+            try:
+                await self._advance()
+            except _StreamingUnsupportedError as reason:
+                self._streaming_offered = False
+                self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
+            except ApiError as error:
+                await self._recover(error)
+
+    async def _advance(self) -> None:
+        if not self._must_list:
+            await self._watch(None)
+        elif self._streaming_offered:
+            await self._watch(self._inventory.listing())
+        else:
+            await self._list()
+
+    async def _recover(self, error: ApiError) -> None:
+        """Decide where to go on after a failure, and pause before it."""
+        self.statistics.failures += 1
+        if _lacks_field_selector(error) and "fieldSelector" in self._selectors:
+            del self._selectors["fieldSelector"]
+            return
+        failed = "list" if self._must_list else "watch"
+        if error.is_version_unavailable or isinstance(error, UntrustedStreamError):
+            if self._must_list:
+                self._resource_version = NEWEST  # not even a list can be as new: the cluster was put back in time
+            self._must_list = True
+        delay = self._backoff.delay(error.retry_after)
+        self._log.warning(
+            f"{failed}.failed",
+            error=str(error),
+            next="list" if self._must_list else "watch",
+            retry_in=round(delay, 1),
+        )
+        await self._timing.sleep(delay)
+
+    # Listing
+
+    async def _list(self) -> None:
+        """List by requests: from the server's cache first, and at least as new as what is known after that."""
+        version = FROM_CACHE if self._resource_version is None else self._resource_version
+        try:
+            # With a limit the server would answer for a version of ours from etcd, for all agents at once.
+            await self._list_pages(
+                version, PAGE_SIZE if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
+            )
+        except ApiError as error:
+            if not error.is_version_unavailable:
+                raise
+            self._log.info("list.version_unavailable", version=version, error=str(error), instead="newest, unpaged")
+            await self._list_pages(NEWEST, 0)
+
+    async def _list_pages(self, version: str, limit: int) -> None:
+        listing = self._inventory.listing()
+        size = {"limit": str(limit)} if limit else {}
+        params = {**self._selectors, **size, **({"resourceVersion": version} if version else {})}
+        while True:
+            page = await self._get_page(params)
+            for raw in page.items or ():
+                await self._pass_on_full_batch()
+                self._saw(raw, listing)
+            if not page.metadata.token:
+                break
+            self._paging_honoured = True
+            params = {**self._selectors, **size, "continue": page.metadata.token}
+        self._complete(listing, page.metadata.resource_version)
+
+    async def _get_page(self, params: Mapping[str, str]) -> Page:
+        self.statistics.lists += 1
+        body = await self._requests.get(self._resource.path, params)
+        try:
+            return read_page(body)
+        except msgspec.DecodeError as error:
+            raise UnreachableError(f"the answer to a list is unreadable: {error}") from error
+
+    def _complete(self, listing: Listing, version: str) -> None:
+        self._pending += listing.complete()
+        self._pass_on()
+        self._resource_version = version
+        self._must_list = False
+        self._log.info("list.complete", objects=self.known, resource_version=version)
+
+    # Watching
+
+    async def _watch(self, listing: Listing | None) -> None:
+        """Follow one stream to its end; with a listing, its first part is a streaming list."""
+        started = self._timing.clock()
+        events = self.statistics.events
+        self.statistics.watches += 1
+        stream = self._requests.stream(self._resource.path, self._watch_parameters(streaming=listing is not None))
+        try:
+            async with aclosing(stream):
+                while lines := await self._next(stream, listing):
+                    for line in lines:
+                        await self._pass_on_full_batch()
+                        if self._take(line, listing):
+                            listing = None
+                    self._pass_on()
+        finally:
+            self._pass_on()  # what came before a failure has happened all the same
+        if listing is not None:
+            raise _StreamingUnsupportedError("the stream ended before its initial events did")
+        if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
+            raise UnreachableError("the server ended a watch at once, without a word")
+
+    def _watch_parameters(self, *, streaming: bool) -> dict[str, str]:
+        timeout = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
+        params = {
+            **self._selectors,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(timeout)),
+        }
+        if streaming:
+            params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        if self._resource_version:
+            params["resourceVersion"] = self._resource_version
+        return params
+
+    async def _next(self, stream: LineStream, listing: Listing | None) -> Sequence[bytes] | None:
+        """The next lines; None at the end of the stream."""
+        try:
+            async with asyncio.timeout(self._timing.stall_timeout):
+                return await anext(stream, None)
+        except TimeoutError as error:
+            silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
+            raise UntrustedStreamError(silence) from error
+        except ApiError as error:
+            if listing is not None and error.status in NO_STREAMING and not _lacks_field_selector(error):
+                raise _StreamingUnsupportedError(str(error)) from error
+            raise
+
+    def _take(self, line: bytes, listing: Listing | None) -> bool:
+        """Take in one line; True when it ends the listing."""
+        try:
+            event = read_event(line)
+            if event.type == "ERROR":
+                raise ApiError.from_status(bytes(event.object))
+            if event.type == "BOOKMARK":
+                return self._take_bookmark(event, listing)
+            self._take_change(event, listing)
+        except msgspec.DecodeError as error:
+            raise UntrustedStreamError(f"the server sent a watch line that is unreadable: {error}") from error
+        self.statistics.events += 1
+        return False
+
+    def _take_bookmark(self, event: Event, listing: Listing | None) -> bool:
+        bookmark = read_identity(event.object)
+        self._backoff.reset()
+        self.statistics.events += 1
+        if listing is None:
+            self._resource_version = bookmark.resource_version
+            return False
+        if not bookmark.ends_initial_events:
+            raise _StreamingUnsupportedError("a bookmark came before the end of the initial events")
+        self._complete(listing, bookmark.resource_version)
+        return True
+
+    def _take_change(self, event: Event, listing: Listing | None) -> None:
+        if event.type == "DELETED":
+            identity = read_identity(event.object)
+            self._pending += self._inventory.delete(identity.key)
+            version = identity.resource_version
+            if listing is not None:
+                listing.missed(identity.key)
+        elif event.type in {"ADDED", "MODIFIED"}:
+            version = self._saw(event.object, listing)
+        else:
+            raise UntrustedStreamError(f"the server sent an event of the unknown type {event.type!r}")
+        if listing is None:  # initial events come in the order of names: their versions say nothing
+            self._resource_version = version or self._resource_version
+            self._backoff.reset()
+
+    def _saw(self, raw: msgspec.Raw, listing: Listing | None) -> str:
+        """Take in an object that exists; returns its resourceVersion."""
+        item = self._decoder.decode(raw)
+        if isinstance(item, Malformed):
+            key, version = item.identity.key, item.identity.resource_version
+        else:
+            key, version = item.key, item.metadata.resource_version
+            selected = self._resource.selects(item)
+            self._pending += self._inventory.apply(item) if selected else self._inventory.delete(key)
+        if listing is not None:
+            listing.saw(key)
+        return version
+
+    # Passing on
+
+    async def _pass_on_full_batch(self) -> None:
+        if len(self._pending) >= BATCH:
+            self._pass_on()
+            await asyncio.sleep(0)
+
+    def _pass_on(self) -> None:
+        if self._pending:
+            batch, self._pending = self._pending, []
+            self._sink(batch)
+
+
+def _lacks_field_selector(error: ApiError) -> bool:
+    """Servers before 1.32 cannot select Services by clusterIP; `Resource.selects` does it here then."""
+    return error.status == 400 and "field label not supported" in error.message

@@ -1,0 +1,81 @@
+"""What kroute watches, and which objects of it concern a service proxy.
+
+A `Resource` is one row of the table below: the selectors as kube-proxy sends them, which the API server applies, and
+`selects`, which says the same of an object from any other source.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kroute.planning.objects import (
+    HEADLESS_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    EndpointSlice,
+    KubernetesObject,
+    Node,
+    ObjectMeta,
+    Service,
+)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource of the API: the type it is decoded into, its path for all namespaces, and the objects wanted."""
+
+    kind: type[KubernetesObject]
+    path: str
+    selects: Callable[[KubernetesObject], bool]
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def selectors(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        parameters = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {name: value for name, value in parameters.items() if value}
+
+
+def _is_served_service(item: KubernetesObject) -> bool:
+    return (
+        isinstance(item, Service)
+        and not _has_label(item.metadata, SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)
+        and item.spec.cluster_ip != "None"
+    )
+
+
+def _is_served_slice(item: KubernetesObject) -> bool:
+    return isinstance(item, EndpointSlice) and not _has_label(item.metadata, HEADLESS_LABEL)
+
+
+def _has_label(metadata: ObjectMeta, *names: str) -> bool:
+    return any(name in (metadata.labels or {}) for name in names)
+
+
+SERVICES = Resource(
+    kind=Service,
+    path="/api/v1/services",
+    selects=_is_served_service,
+    label_selector=f"!{SERVICE_PROXY_NAME_LABEL},!{HEADLESS_LABEL}",
+    field_selector="spec.clusterIP!=None",
+)
+ENDPOINT_SLICES = Resource(
+    kind=EndpointSlice,
+    path="/apis/discovery.k8s.io/v1/endpointslices",
+    selects=_is_served_slice,
+    label_selector=f"!{HEADLESS_LABEL}",
+)
+
+
+def own_node(name: str) -> Resource:
+    """The one Node of this name."""
+    return Resource(
+        kind=Node,
+        path="/api/v1/nodes",
+        selects=lambda item: isinstance(item, Node) and item.metadata.name == name,
+        field_selector=f"metadata.name={name}",
+    )
+
+
+def watched_resources(node_name: str) -> tuple[Resource, ...]:
+    """Everything that the agent of this node watches."""
+    return SERVICES, ENDPOINT_SLICES, own_node(node_name)

@@ -1,0 +1,86 @@
+"""The resources that the stand-in serves."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResourceType:
+    kind: str
+    plural: str
+    version: str
+    group: str = ""
+    namespaced: bool = True
+    fields: frozenset[str] = frozenset()
+    """Field labels that a fieldSelector may name, beside metadata.name and metadata.namespace."""
+    zero: Object = field(default_factory=dict)
+    """What Go writes for an object of this kind that only has metadata: the rest of a BOOKMARK."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+SERVICES = ResourceType(
+    "Service",
+    "services",
+    "v1",
+    fields=frozenset({"spec.clusterIP", "spec.type"}),
+    zero={"spec": {}, "status": {"loadBalancer": {}}},
+)
+ENDPOINT_SLICES = ResourceType(
+    "EndpointSlice",
+    "endpointslices",
+    "v1",
+    "discovery.k8s.io",
+    zero={"addressType": "", "endpoints": None, "ports": None},
+)
+NODES = ResourceType("Node", "nodes", "v1", namespaced=False, zero={"spec": {}, "status": {}})
+EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None})
+
+TYPES = (SERVICES, ENDPOINT_SLICES, NODES, EVENTS)
+BY_KIND = {type_.kind: type_ for type_ in TYPES}
+
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a request's path names: a collection, or one object of it."""
+
+    type: ResourceType
+    namespace: str | None
+    name: str | None
+
+    @property
+    def key(self) -> str:
+        return object_key(self.namespace or "", self.name or "")
+
+
+def parse_path(path: str) -> Target | None:
+    match = _PATH.fullmatch(path)
+    if match is None:
+        return None
+    for type_ in TYPES:
+        if (type_.group, type_.version, type_.plural) == (match["group"] or "", match["version"], match["plural"]):
+            return Target(type_, match["namespace"], match["name"])
+    return None
+
+
+def object_key(namespace: str, name: str) -> str:
+    """The end of the path under which etcd keeps an object: the order of lists is the order of these."""
+    return f"{namespace}/{name}" if namespace else name
+
+
+def key_of(item: Object) -> str:
+    metadata = item["metadata"]
+    return object_key(metadata.get("namespace", ""), metadata["name"])

@@ -1,0 +1,162 @@
+"""Objects for tests: each builder makes a plain, valid object, so that a test names only what it is about."""
+
+from collections.abc import Iterable, Mapping
+
+from kroute.planning.node_facts import NodeFacts
+from kroute.planning.objects import (
+    SERVICE_NAME_LABEL,
+    ClientIPConfig,
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    Node,
+    NodeAddress,
+    NodeSpec,
+    NodeStatus,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+    SessionAffinityConfig,
+)
+from kroute.planning.plan import (
+    AddressSet,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    SetEntry,
+    Vip,
+    VirtualServer,
+    VirtualServerKey,
+)
+from kroute.settings import Settings
+
+NODE = "node1"
+NODE_IPV4 = "192.168.123.250"
+NODE_IPV6 = "fd00:123::250"
+
+
+def settings(**changes: object) -> Settings:
+    return Settings(**{"node_name": NODE, **changes})  # type: ignore[arg-type]
+
+
+def facts(
+    ipv4: str | None = NODE_IPV4,
+    ipv6: str | None = NODE_IPV6,
+    *,
+    name: str = NODE,
+    zone: str | None = None,
+    pod_cidrs: tuple[str, ...] = (),
+) -> NodeFacts:
+    return NodeFacts(name, ipv4=ipv4, ipv6=ipv6, zone=zone, pod_cidrs=pod_cidrs)
+
+
+def node(
+    *addresses: tuple[str, str],
+    name: str = NODE,
+    labels: Mapping[str, str] | None = None,
+    pod_cidrs: tuple[str, ...] | None = None,
+) -> Node:
+    """A Node; each address is a pair of its type and itself."""
+    return Node(
+        ObjectMeta(name=name, labels=dict(labels or {})),
+        NodeSpec(pod_cidrs=pod_cidrs),
+        NodeStatus(addresses=tuple(NodeAddress(*pair) for pair in addresses)),
+    )
+
+
+def port(number: int = 80, name: str = "", protocol: str = "TCP") -> ServicePort:
+    return ServicePort(port=number, name=name, protocol=protocol)
+
+
+def service(
+    name: str = "web",
+    *cluster_ips: str,
+    namespace: str = "default",
+    ports: Iterable[ServicePort | int] = (80,),
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    created: str | None = "2026-01-01T00:00:00Z",
+    kind: str = "ClusterIP",
+    affinity: str = "None",
+    affinity_timeout: int | None = None,
+) -> Service:
+    """A Service; without addresses it has ClusterIP 10.96.0.10. A bare number is an unnamed TCP port."""
+    ips = cluster_ips or ("10.96.0.10",)
+    config = SessionAffinityConfig(ClientIPConfig(affinity_timeout)) if affinity_timeout is not None else None
+    return Service(
+        ObjectMeta(
+            name=name,
+            namespace=namespace,
+            creation_timestamp=created,
+            labels=dict(labels) if labels else None,
+            annotations=dict(annotations) if annotations else None,
+        ),
+        ServiceSpec(
+            type=kind,
+            cluster_ip=ips[0],
+            cluster_ips=ips,
+            ports=tuple(it if isinstance(it, ServicePort) else port(it) for it in ports),
+            session_affinity=affinity,
+            session_affinity_config=config,
+        ),
+    )
+
+
+def endpoint(
+    address: str = "10.244.1.5",
+    *,
+    ready: bool | None = None,
+    serving: bool | None = None,
+    terminating: bool | None = None,
+    on: str | None = "node2",
+) -> Endpoint:
+    """An endpoint on another node, with the API's default conditions."""
+    return Endpoint((address,), EndpointConditions(ready, serving, terminating), node_name=on)
+
+
+def endpoint_slice(
+    name: str = "web-1",
+    *endpoints: Endpoint | str,
+    of: str | None = "web",
+    namespace: str = "default",
+    ports: Iterable[EndpointPort | int] = (8080,),
+    address_type: str = "IPv4",
+    labels: Mapping[str, str] | None = None,
+) -> EndpointSlice:
+    """A slice of the Service `of`. A bare address is an endpoint, a bare number an unnamed TCP port."""
+    owner = {SERVICE_NAME_LABEL: of} if of is not None else {}
+    return EndpointSlice(
+        ObjectMeta(name=name, namespace=namespace, labels={**owner, **(labels or {})}),
+        address_type,
+        tuple(endpoint(it) if isinstance(it, str) else it for it in endpoints),
+        tuple(EndpointPort(name="", port=it) if isinstance(it, int) else it for it in ports),
+    )
+
+
+def virtual_server(
+    address: str = "10.96.0.10",
+    number: int = 80,
+    *real_servers: RealServer,
+    protocol: Protocol = Protocol.TCP,
+    scheduler: str = "rr",
+) -> VirtualServer:
+    return VirtualServer(VirtualServerKey(protocol, address, number), scheduler, 0, None, real_servers)
+
+
+def plan(
+    name: str = "web", *virtual_servers: VirtualServer, generation: int = 1, source: str = NODE_IPV4
+) -> ServicePlan:
+    """The plan of a Service with these virtual servers, else with one on 10.96.0.10:80."""
+    servers = virtual_servers or (virtual_server(),)
+    return ServicePlan(
+        ObjectKey("default", name),
+        generation=generation,
+        virtual_servers=servers,
+        vips=tuple(Vip(address, source) for address in sorted({it.key.address for it in servers})),
+        set_entries=tuple(
+            SetEntry(AddressSet.CLUSTER_IP, (it.key.address, int(it.key.protocol), it.key.port)) for it in servers
+        ),
+    )

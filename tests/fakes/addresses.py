@@ -1,0 +1,53 @@
+"""The addresses of a fake kernel."""
+
+import errno
+from collections.abc import Sequence
+
+from kroute.kernel.addresses import AddressChange, BindAddress, InterfaceAddress
+from kroute.kernel.errors import Failure
+from kroute.kernel.routes import LocalRoute
+from tests.fakes.client import FakeClient
+
+
+class FakeAddresses(FakeClient):
+    """Same shape as kroute.kernel.addresses.Addresses."""
+
+    async def read(self, interface: str) -> set[str]:
+        self.check_open()
+        link = self.kernel.links.get(interface)
+        return set(link.addresses) if link else set()
+
+    async def of_node(self) -> list[InterfaceAddress]:
+        self.check_open()
+        return [address for link in self.kernel.links.values() for address in link.addresses.values()]
+
+    async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        self.check_open()
+        failures = []
+        for change in changes:
+            number = self.kernel.refusal(change) or self._make(interface, change)
+            if number:
+                failures.append(Failure(change, number))
+            else:
+                self.kernel.writes.append(change)
+        return failures
+
+    def _make(self, interface: str, change: AddressChange) -> int:
+        link = self.kernel.links.get(interface)
+        if link is None:
+            return errno.ENODEV
+        is_ipv6 = ":" in change.address
+        if is_ipv6 and not self.kernel.ipv6:
+            return errno.EOPNOTSUPP
+        bound = change.address in link.addresses
+        if not isinstance(change, BindAddress):
+            if not bound:
+                return errno.EADDRNOTAVAIL
+            self.kernel.delete_address(interface, change.address)
+            return 0
+        if not bound:
+            self.kernel.add_address(interface, change.address, scope="global" if is_ipv6 else "link")
+        kernel_route = LocalRoute(change.address, None, 0)
+        if is_ipv6 and not change.keep_kernel_route and kernel_route in link.routes.get(change.address, ()):
+            self.kernel.drop_route(interface, kernel_route)
+        return errno.EEXIST if bound else 0

@@ -1,0 +1,101 @@
+"""The IPVS table of a fake kernel."""
+
+import errno
+from collections.abc import Sequence
+
+from kroute.kernel.errors import Failure
+from kroute.kernel.ipvs import (
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerState,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from tests.fakes.client import FakeClient
+
+
+class FakeIpvs(FakeClient):
+    """Same shape as kroute.kernel.ipvs.Ipvs."""
+
+    async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+        self.check_open()
+        return {
+            key: VirtualServerState(state.options, dict(state.real_servers))
+            for key, state in self.kernel.virtual_servers.items()
+        }
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        self.check_open()
+        failures = []
+        for change in changes:
+            number = self.kernel.refusal(change) or self._make(change)
+            if number:
+                failures.append(Failure(change, number))
+            else:
+                self.kernel.writes.append(change)
+        return failures
+
+    async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
+        self.check_open()
+        self.kernel.operate("set IPVS timeouts", f"{tcp} {tcpfin} {udp}")
+        old = self.kernel.timeouts
+        self.kernel.timeouts = (tcp or old[0], tcpfin or old[1], udp or old[2])
+
+    async def timeouts(self) -> tuple[int, int, int]:
+        self.check_open()
+        return self.kernel.timeouts
+
+    def set_connections(self, key: VirtualServerKey, real_server: tuple[str, int], active: int, inactive: int) -> None:
+        """Clients connect or leave."""
+        state = self.kernel.virtual_servers[key].real_servers
+        state[real_server] = state[real_server]._replace(active=active, inactive=inactive)
+
+    def _make(self, change: IpvsChange) -> int:
+        if isinstance(change, AddVirtualServer | SetVirtualServer | DeleteVirtualServer):
+            return self._make_virtual_server(change)
+        return self._make_real_server(change)
+
+    def _make_virtual_server(self, change: AddVirtualServer | SetVirtualServer | DeleteVirtualServer) -> int:
+        servers = self.kernel.virtual_servers
+        exists = change.key in servers
+        if isinstance(change, AddVirtualServer) and exists:
+            return errno.EEXIST
+        if not isinstance(change, AddVirtualServer) and not exists:
+            return errno.ESRCH
+        if isinstance(change, DeleteVirtualServer):
+            del servers[change.key]
+            return 0
+        if change.options.scheduler not in self.kernel.schedulers:
+            return errno.ENOENT
+        kept = servers[change.key].real_servers if exists else {}
+        servers[change.key] = VirtualServerState(_as_read(change.options), kept)
+        return 0
+
+    def _make_real_server(self, change: AddRealServer | SetRealServer | DeleteRealServer) -> int:
+        if change.key not in self.kernel.virtual_servers:
+            return errno.ESRCH
+        real_servers = self.kernel.virtual_servers[change.key].real_servers
+        exists = change.real_server in real_servers
+        if isinstance(change, AddRealServer):
+            if exists:
+                return errno.EEXIST
+            real_servers[change.real_server] = RealServerState(change.weight)
+            return 0
+        if not exists:
+            return errno.ENOENT
+        if isinstance(change, SetRealServer):
+            real_servers[change.real_server] = real_servers[change.real_server]._replace(weight=change.weight)
+        else:
+            del real_servers[change.real_server]
+        return 0
+
+
+def _as_read(options: VirtualServerOptions) -> VirtualServerOptions:
+    """The prefix length means nothing without a timeout, and is not read back."""
+    return options if options.persistence_timeout else options._replace(persistence_prefix=0)

@@ -1,0 +1,205 @@
+"""One node's kernel in memory. The fake classes beside it are views of it, and refuse what the kernel refuses."""
+
+import errno
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kroute.kernel.addresses import InterfaceAddress
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.ipvs import VirtualServerKey, VirtualServerState
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.routes import LocalRoute
+from tests.fakes.monitor_queue import MonitorQueue
+
+SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"})
+
+
+class Operation(NamedTuple):
+    """A single write that has no change object of its own: ("create dummy", "kube-dummy-if")."""
+
+    verb: str
+    subject: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.subject}"
+
+
+@dataclass
+class FakeLink:
+    index: int
+    kind: str = "dummy"
+    up: bool = True
+    noarp: bool = True
+    link_local: bool = False
+    addresses: dict[str, InterfaceAddress] = field(default_factory=dict)
+    routes: dict[str, list[LocalRoute]] = field(default_factory=lambda: defaultdict(list))
+    """Of table local; the first one of an address wins."""
+
+
+@dataclass
+class FakeSet:
+    definition: SetDefinition
+    elements: set[tuple[str | int, ...]] = field(default_factory=set)
+
+
+class FakeTable:
+    """One xtables table: chains with their rules as text, the built-in chains included."""
+
+    def __init__(self, builtin_chains: tuple[str, ...]) -> None:
+        self.builtin_chains = builtin_chains
+        self.chains: dict[str, list[str]] = {name: [] for name in builtin_chains}
+
+
+BUILTIN_CHAINS = {
+    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+    "filter": ("INPUT", "FORWARD", "OUTPUT"),
+    "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
+    "raw": ("PREROUTING", "OUTPUT"),
+}
+
+
+class FakeKernel:
+    """The state that the fakes share.
+
+    `writes` are the changes that were made, in order (refused ones are not in it): a test may clear it and say
+    `assert kernel.writes == []`. `refuse()` makes chosen changes fail.
+    """
+
+    def __init__(self, *, schedulers: frozenset[str] = SCHEDULERS, ipv6: bool = True) -> None:
+        self.schedulers = set(schedulers)
+        self.ipv6 = ipv6
+        self.links: dict[str, FakeLink] = {}
+        self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
+        self.timeouts = (900, 120, 300)
+        self.sets: dict[str, FakeSet] = {}
+        self.tables: dict[tuple[int, str], FakeTable] = {}
+        self.sysctls: dict[str, str] = {}
+        self.missing_modules: set[str] = set()
+        self.version = (6, 1)
+        self.writes: list[object] = []
+        self._refusals: list[tuple[Callable[[object], bool], int]] = []
+        self._monitors: list[MonitorQueue] = []
+        self._next_index = 1
+        self.add_link("lo", kind="loopback", noarp=False)
+
+    # what tests do to the kernel behind kroute's back
+
+    def refuse(self, predicate: Callable[[object], bool], errno_: int) -> None:
+        """From now on every change for which the predicate holds fails with this errno."""
+        self._refusals.append((predicate, errno_))
+
+    def accept_all(self) -> None:
+        """Forget every `refuse`."""
+        self._refusals.clear()
+
+    def add_link(self, name: str, *, kind: str = "ethernet", up: bool = True, noarp: bool = False) -> FakeLink:
+        """A link appears."""
+        link = FakeLink(self._next_index, kind, up, noarp)
+        self._next_index += 1
+        self.links[name] = link
+        self.emit(LinkEvent(gone=False, interface=name, ifindex=link.index, up=up))
+        return link
+
+    def delete_link(self, name: str) -> None:
+        """A link goes, with its addresses and routes. Like the kernel: no event tells of its IPv4 routes."""
+        link = self.links[name]
+        for assigned in list(link.addresses.values()):
+            self._drop_address(name, assigned)
+        for address, routes in link.routes.items():
+            if ":" in address:
+                for route in routes:
+                    self._emit_route(name, route, gone=True)
+        del self.links[name]
+        self.emit(LinkEvent(gone=True, interface=name, ifindex=link.index, up=False))
+
+    def add_address(self, interface: str, address: str, prefix_length: int | None = None, *, scope: str = "") -> None:
+        """An address appears on an interface, with the local route that the kernel adds for it."""
+        length = prefix_length if prefix_length is not None else (128 if ":" in address else 32)
+        link = self.links[interface]
+        assigned = InterfaceAddress(interface, address, length, scope or "global")
+        link.addresses[address] = assigned
+        self._emit_address(assigned, gone=False)
+        self._add_kernel_route(interface, address)
+
+    def delete_address(self, interface: str, address: str) -> None:
+        """An address goes, with the kernel's own route to it, and, if it was the last IPv4 one, all IPv4 routes."""
+        self._drop_address(interface, self.links[interface].addresses[address])
+
+    def has_address(self, address: str) -> bool:
+        """Whether the node has this address on some interface."""
+        return any(address in link.addresses for link in self.links.values())
+
+    def overrun(self) -> None:
+        """Every monitor loses what waits for it and is told so."""
+        for queue in self._monitors:
+            queue.overrun(Overrun())
+
+    def table(self, family: int, name: str) -> FakeTable:
+        """A table, made on first use."""
+        return self.tables.setdefault((family, name), FakeTable(BUILTIN_CHAINS[name]))
+
+    # what the fakes use
+
+    def refusal(self, change: object) -> int | None:
+        """The errno with which this change is to fail, if a test said so."""
+        return next((number for predicate, number in self._refusals if predicate(change)), None)
+
+    def operate(self, verb: str, subject: str) -> None:
+        """Account for a single write; raise when a test refused it."""
+        operation = Operation(verb, subject)
+        if (number := self.refusal(operation)) is not None:
+            raise KernelError(f"cannot {operation}: {errno.errorcode.get(number, number)}", errno=number)
+        self.writes.append(operation)
+
+    def subscribe(self, queue: MonitorQueue) -> None:
+        """Deliver events to the queue from now on."""
+        self._monitors.append(queue)
+
+    def unsubscribe(self, queue: MonitorQueue) -> None:
+        """Deliver no more."""
+        self._monitors.remove(queue)
+
+    def emit(self, event: Event) -> None:
+        """Tell every monitor."""
+        for queue in self._monitors:
+            queue.put(event)
+
+    def set_route(self, interface: str, route: LocalRoute, *, position: int = 0) -> None:
+        """Put a route at a place of its address's list."""
+        self.links[interface].routes[route.address].insert(position, route)
+        self._emit_route(interface, route, gone=False)
+
+    def drop_route(self, interface: str, route: LocalRoute) -> None:
+        """Take a route away."""
+        routes = self.links[interface].routes
+        routes[route.address].remove(route)
+        if not routes[route.address]:
+            del routes[route.address]
+        self._emit_route(interface, route, gone=True)
+
+    def _add_kernel_route(self, interface: str, address: str) -> None:
+        routes = self.links[interface].routes[address]
+        if ":" in address:
+            self.set_route(interface, LocalRoute(address, None, 0), position=0)
+        else:
+            self.set_route(interface, LocalRoute(address, address, 0), position=len(routes))
+
+    def _drop_address(self, interface: str, assigned: InterfaceAddress) -> None:
+        link = self.links[interface]
+        del link.addresses[assigned.address]
+        own = LocalRoute(assigned.address, None if ":" in assigned.address else assigned.address, 0)
+        if own in link.routes.get(assigned.address, ()):
+            self.drop_route(interface, own)
+        self._emit_address(assigned, gone=True)
+        if ":" not in assigned.address and all(":" in address for address in link.addresses):
+            for address in [address for address in link.routes if ":" not in address]:
+                del link.routes[address]
+
+    def _emit_route(self, interface: str, route: LocalRoute, *, gone: bool) -> None:
+        self.emit(RouteEvent(gone, interface, route.address, route.source, route.metric))
+
+    def _emit_address(self, assigned: InterfaceAddress, *, gone: bool) -> None:
+        self.emit(AddressEvent(gone, *assigned))

@@ -1,0 +1,74 @@
+"""Table local of a fake kernel."""
+
+import errno
+from collections.abc import Sequence
+
+from kroute.kernel.errors import Failure
+from kroute.kernel.monitor import RouteEvent
+from kroute.kernel.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute
+from tests.fakes.client import FakeClient
+
+
+class FakeRoutes(FakeClient):
+    """Same shape as kroute.kernel.routes.Routes."""
+
+    async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
+        self.check_open()
+        link = self.kernel.links.get(interface)
+        return {address: list(routes) for address, routes in link.routes.items() if routes} if link else {}
+
+    async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
+        self.check_open()
+        failures = []
+        for change in changes:
+            number = self.kernel.refusal(change) or self._make(interface, change)
+            if number:
+                failures.append(Failure(change, number))
+            else:
+                self.kernel.writes.append(change)
+        return failures
+
+    def _make(self, interface: str, change: RouteChange) -> int:
+        if interface not in self.kernel.links:
+            return errno.ENODEV
+        if ":" in change.address and not self.kernel.ipv6:
+            return errno.EOPNOTSUPP
+        return self._set(interface, change) if isinstance(change, SetLocalRoute) else self._delete(interface, change)
+
+    def _set(self, interface: str, change: SetLocalRoute) -> int:
+        if not self.kernel.has_address(change.source):
+            return errno.EINVAL
+        routes = self.kernel.links[interface].routes.get(change.address, [])
+        if ":" in change.address:
+            wanted = LocalRoute(change.address, change.source, IPV6_METRIC)
+            self._replace(interface, wanted, [route for route in routes if route.metric == IPV6_METRIC])
+            kernel_route = LocalRoute(change.address, None, 0)
+            if kernel_route in routes:
+                self.kernel.drop_route(interface, kernel_route)
+            return 0
+        wanted = LocalRoute(change.address, change.source, 0)
+        if wanted in routes[1:]:
+            for route in routes[: routes.index(wanted)]:
+                self.kernel.drop_route(interface, route)
+            return 0
+        self._replace(interface, wanted, routes)
+        return 0
+
+    def _replace(self, interface: str, wanted: LocalRoute, candidates: list[LocalRoute]) -> None:
+        """Like NLM_F_REPLACE: the first candidate makes room; without one the route is new."""
+        link = self.kernel.links[interface]
+        if not candidates:
+            self.kernel.set_route(interface, wanted, position=len(link.routes[wanted.address]))
+        elif candidates[0] != wanted:
+            position = link.routes[wanted.address].index(candidates[0])
+            link.routes[wanted.address][position] = wanted
+            self.kernel.emit(RouteEvent(False, interface, wanted.address, wanted.source, wanted.metric))
+
+    def _delete(self, interface: str, change: RouteChange) -> int:
+        is_ipv6 = ":" in change.address
+        for route in self.kernel.links[interface].routes.get(change.address, ()):
+            matches = route.metric == IPV6_METRIC if is_ipv6 else change.source in {None, route.source}
+            if matches:
+                self.kernel.drop_route(interface, route)
+                return 0
+        return errno.ESRCH

@@ -1,0 +1,90 @@
+"""The rules of a fake kernel."""
+
+import errno
+import re
+import socket
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.xtables import TableRules
+from kroute.kernel.xtables_rule import jump_target, parse_rule
+from tests.fakes.client import FakeClient
+from tests.fakes.kernel import FakeKernel, FakeTable
+
+
+class FakeXtables(FakeClient):
+    """Same shape as kroute.kernel.xtables.Xtables; a rule that names a missing set or chain is refused."""
+
+    def __init__(self, kernel: FakeKernel, family: int = socket.AF_INET, *, random_fully: bool = True) -> None:
+        super().__init__(kernel)
+        self.family = family
+        self._random_fully = random_fully
+
+    async def supports_random_fully(self) -> bool:
+        self.check_open()
+        return self._random_fully
+
+    async def differences(self, rules: TableRules) -> list[str]:
+        self.check_open()
+        table = self._table(rules.table)
+        found = [f"chain {name} is missing" for name in rules.chains if name not in table.chains]
+        found += [
+            f"chain {name} has other rules"
+            for name, wanted in rules.chains.items()
+            if name in table.chains and table.chains[name] != list(wanted)
+        ]
+        for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
+            wanted = [rule for chain, rule in rules.jumps if chain == builtin]
+            if table.chains[builtin][: len(wanted)] != wanted or self._strays(table, builtin, rules, len(wanted)):
+                found.append(f"the jumps of {builtin} are not first")
+        return found
+
+    async def ensure(self, rules: TableRules) -> list[str]:
+        found = await self.differences(rules)
+        if not found:
+            return []
+        self._check_rules(rules)
+        self.kernel.operate("commit table", rules.table)
+        table = self._table(rules.table)
+        table.chains.update({name: list(wanted) for name, wanted in rules.chains.items()})
+        for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
+            wanted = [rule for chain, rule in rules.jumps if chain == builtin]
+            foreign = [rule for rule in table.chains[builtin] if jump_target(rule) not in rules.chains]
+            table.chains[builtin] = wanted + [rule for rule in foreign if rule not in wanted]
+        return found
+
+    async def remove(self, table: str, prefix: str) -> list[str]:
+        self.check_open()
+        fake = self._table(table)
+        ours = [name for name in fake.chains if name.startswith(prefix)]
+        removed = []
+        for name in set(fake.chains) - set(ours):
+            kept = [rule for rule in fake.chains[name] if not jump_target(rule).startswith(prefix)]
+            removed += [f"jump from {name}"] * (len(fake.chains[name]) - len(kept))
+            fake.chains[name] = kept
+        for name in ours:
+            del fake.chains[name]
+            removed.append(f"chain {name}")
+        if removed:
+            self.kernel.operate("commit table", table)
+        return removed
+
+    def _table(self, name: str) -> FakeTable:
+        if self.family == socket.AF_INET6 and not self.kernel.ipv6:
+            raise KernelError("the kernel has no ip6_tables", errno=errno.ENOPROTOOPT)
+        return self.kernel.table(self.family, name)
+
+    @staticmethod
+    def _strays(table: FakeTable, builtin: str, rules: TableRules, wanted: int) -> bool:
+        return any(jump_target(rule) in rules.chains for rule in table.chains[builtin][wanted:])
+
+    def _check_rules(self, rules: TableRules) -> None:
+        table = self._table(rules.table)
+        every_rule = [rule for chain in rules.chains.values() for rule in chain] + [rule for _, rule in rules.jumps]
+        for rule in every_rule:
+            parse_rule(rule, self.family)
+            target = jump_target(rule)
+            if target.startswith("KROUTE-") and target not in rules.chains and target not in table.chains:
+                raise KernelError(f"no chain {target}", errno=errno.ENOENT)
+            for name in re.findall(r"--match-set (\S+)", rule):
+                if name not in self.kernel.sets:
+                    raise KernelError(f"no set {name}", errno=errno.ENOENT)

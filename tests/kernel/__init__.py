@@ -1,0 +1,5 @@
+"""Tests of kroute.kernel on a real kernel."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.kernel.contracts", "tests.kernel.nodes")

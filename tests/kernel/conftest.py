@@ -1,0 +1,56 @@
+"""Each lab test runs in a network namespace of its own, so that nothing of it stays behind."""
+
+import ctypes
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kroute.kernel import modules
+from tests.kernel.nodes import RealNode, run
+
+CLONE_NEWNET = 0x40000000
+MODULES = (
+    "ip_vs",
+    "dummy",
+    "ip_set_hash_ip",
+    "ip_set_hash_net",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "xt_set",
+    "iptable_nat",
+    "ip6table_nat",
+    "iptable_filter",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """python-iptables leaves files open when it is imported: a sysctl, and the pipes from modprobe."""
+    config.addinivalue_line("filterwarnings", "ignore:unclosed file .*modprobe:ResourceWarning")
+    config.addinivalue_line("filterwarnings", r"ignore:unclosed file <_io.BufferedReader name=\d+>:ResourceWarning")
+
+
+@pytest.fixture
+def namespace() -> Iterator[None]:
+    """The test's thread, and what it starts, is in a new network namespace with lo up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    origin = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        if libc.unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        run("ip link set lo up")
+        yield
+    finally:
+        libc.setns(origin, CLONE_NEWNET)
+        os.close(origin)
+
+
+@pytest.fixture
+async def node(namespace: None) -> AsyncIterator[RealNode]:
+    """A node in its namespace: uplink e0 with 192.168.9.1/24 and fd99::1/64, and an empty dummy d0."""
+    assert await modules.load(MODULES) == []
+    real = RealNode(socket.AF_INET)
+    await real.open()
+    yield real
+    await real.close()

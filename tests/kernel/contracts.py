@@ -1,0 +1,461 @@
+"""What the kernel does, as far as kroute relies on it. The real classes and the fakes pass the same tests.
+
+A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/test_kernel_fakes.py the
+fake one.
+"""
+
+import errno
+import socket
+
+import pytest
+
+from kroute.kernel.addresses import BindAddress, UnbindAddress
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
+from kroute.kernel.ipvs import (
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerState,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.routes import IPV6_METRIC, DeleteLocalRoute, LocalRoute, SetLocalRoute
+from kroute.kernel.xtables import TableRules
+from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, Node
+
+VIP, VIP6 = "10.0.0.1", "fd00::1"
+KEY, KEY6 = (6, VIP, 80), (17, VIP6, 53)
+REAL, REAL6 = ("10.1.0.1", 8080), ("fd01::1", 5353)
+
+
+class LinksContract:
+    async def test_a_dummy_is_created_right(self, node: Node) -> None:
+        assert await node.links.is_right("d0")
+        state = await node.links.read("d0")
+        assert state is not None
+        assert (state.kind, state.up, state.noarp, state.link_local) == ("dummy", True, True, False)
+        assert state.ifindex == await node.links.index("d0")
+
+    async def test_a_missing_link_is_none(self, node: Node) -> None:
+        assert await node.links.index("d9") is None
+        assert await node.links.read("d9") is None
+        assert not await node.links.is_right("d9")
+
+    async def test_a_second_one_of_the_name_is_refused(self, node: Node) -> None:
+        with pytest.raises(KernelError) as refused:
+            await node.links.create_dummy("d0")
+        assert refused.value.errno == errno.EEXIST
+
+    async def test_deleting_is_idempotent_and_takes_everything_along(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        await node.links.delete("d0")
+        await node.links.delete("d0")
+        assert await node.links.index("d0") is None
+        assert await node.addresses.read("d0") == set()
+        assert await node.routes.read("d0") == {}
+
+    async def test_repairing_a_missing_link_is_refused(self, node: Node) -> None:
+        with pytest.raises(KernelError) as refused:
+            await node.links.repair("d9")
+        assert refused.value.errno == errno.ENODEV
+
+
+class AddressesContract:
+    async def test_bound_addresses_are_read_back(self, node: Node) -> None:
+        assert await node.addresses.write("d0", [BindAddress(VIP), BindAddress(VIP6)]) == []
+        assert await node.addresses.read("d0") == {VIP, VIP6}
+
+    async def test_unbound_addresses_are_gone(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(VIP), BindAddress(VIP6), BindAddress("10.0.0.2")])
+        assert await node.addresses.write("d0", [UnbindAddress(VIP), UnbindAddress(VIP6)]) == []
+        assert await node.addresses.read("d0") == {"10.0.0.2"}
+
+    async def test_a_refused_change_stops_no_other(self, node: Node) -> None:
+        again, absent = BindAddress(VIP), UnbindAddress("10.0.0.9")
+        again6, absent6 = BindAddress(VIP6), UnbindAddress("fd00::9")
+        await node.addresses.write("d0", [BindAddress(VIP), BindAddress(VIP6)])
+        failures = await node.addresses.write("d0", [again, again6, absent, absent6, BindAddress("10.0.0.2")])
+        assert failures == [
+            Failure(again, errno.EEXIST),
+            Failure(again6, errno.EEXIST),
+            Failure(absent, errno.EADDRNOTAVAIL),
+            Failure(absent6, errno.EADDRNOTAVAIL),
+        ]
+        assert await node.addresses.read("d0") == {VIP, VIP6, "10.0.0.2"}
+
+    async def test_without_interface_everything_is_refused(self, node: Node) -> None:
+        assert await node.addresses.write("d9", [BindAddress(VIP)]) == [Failure(BindAddress(VIP), errno.ENODEV)]
+        assert await node.addresses.read("d9") == set()
+
+    async def test_the_nodes_addresses_name_their_interfaces(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        found = {(each.interface, each.address, each.prefix_length) for each in await node.addresses.of_node()}
+        assert {("e0", NODE_IP, 24), ("e0", NODE_IP6, 64), ("d0", VIP, 32)} <= found
+
+
+async def bind_with_kernel_route(node: Node) -> None:
+    """Bind VIP6 and wait for the kernel's own route, which comes some time after the address."""
+    async with node.monitor(only="d0") as monitor:
+        assert await node.addresses.write("d0", [BindAddress(VIP6, keep_kernel_route=True)]) == []
+        while RouteEvent(False, "d0", VIP6, None, 0) not in await monitor.next():
+            pass
+
+
+class RoutesContract:
+    async def test_ipv4_route_before_the_address_wins(self, node: Node) -> None:
+        assert await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP)]) == []
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        assert (await node.routes.read("d0"))[VIP] == [LocalRoute(VIP, NODE_IP, 0), LocalRoute(VIP, VIP, 0)]
+
+    async def test_ipv4_route_stays_behind_when_the_address_goes(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP)])
+        await node.addresses.write("d0", [BindAddress("10.0.0.2"), BindAddress(VIP), UnbindAddress(VIP)])
+        assert (await node.routes.read("d0"))[VIP] == [LocalRoute(VIP, NODE_IP, 0)]
+
+    async def test_ipv4_routes_go_with_the_interfaces_last_address(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP), SetLocalRoute("10.0.0.2", NODE_IP)])
+        await node.addresses.write("d0", [BindAddress(VIP), UnbindAddress(VIP)])
+        assert await node.routes.read("d0") == {}
+
+    async def test_ipv4_source_set_after_the_address_replaces_the_kernels_route(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        assert await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP)]) == []
+        assert (await node.routes.read("d0"))[VIP] == [LocalRoute(VIP, NODE_IP, 0)]
+
+    async def test_ipv4_source_changes_in_place(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP)])
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        changes = [SetLocalRoute(VIP, OTHER_NODE_IP), SetLocalRoute(VIP, OTHER_NODE_IP)]
+        assert await node.routes.write("d0", changes) == []
+        assert (await node.routes.read("d0"))[VIP] == [LocalRoute(VIP, OTHER_NODE_IP, 0), LocalRoute(VIP, VIP, 0)]
+
+    async def test_ipv6_kernel_route_is_deleted_with_the_binding(self, node: Node) -> None:
+        assert await node.routes.write("d0", [SetLocalRoute(VIP6, NODE_IP6)]) == []
+        assert await node.addresses.write("d0", [BindAddress(VIP6)]) == []
+        assert (await node.routes.read("d0"))[VIP6] == [LocalRoute(VIP6, NODE_IP6, IPV6_METRIC)]
+
+    async def test_ipv6_kernel_route_wins_when_it_is_kept(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP6, NODE_IP6)])
+        await bind_with_kernel_route(node)
+        kernels, ours = LocalRoute(VIP6, None, 0), LocalRoute(VIP6, NODE_IP6, IPV6_METRIC)
+        assert (await node.routes.read("d0"))[VIP6] == [kernels, ours]
+
+    async def test_ipv6_source_changes_in_place_and_takes_the_kernels_route_away(self, node: Node) -> None:
+        await bind_with_kernel_route(node)
+        for source in (NODE_IP6, OTHER_NODE_IP6):
+            assert await node.routes.write("d0", [SetLocalRoute(VIP6, source)]) == []
+            assert (await node.routes.read("d0"))[VIP6] == [LocalRoute(VIP6, source, IPV6_METRIC)]
+
+    async def test_ipv6_route_stays_behind_when_the_address_goes(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP6, NODE_IP6)])
+        await node.addresses.write("d0", [BindAddress(VIP6), UnbindAddress(VIP6)])
+        assert (await node.routes.read("d0"))[VIP6] == [LocalRoute(VIP6, NODE_IP6, IPV6_METRIC)]
+
+    async def test_deleting_takes_our_route_only(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP), SetLocalRoute(VIP6, NODE_IP6)])
+        await node.addresses.write("d0", [BindAddress(VIP)])
+        await bind_with_kernel_route(node)
+        deletions = [DeleteLocalRoute(VIP, NODE_IP), DeleteLocalRoute(VIP6, NODE_IP6)]
+        assert await node.routes.write("d0", deletions) == []
+        assert await node.routes.read("d0") == {VIP: [LocalRoute(VIP, VIP, 0)], VIP6: [LocalRoute(VIP6, None, 0)]}
+        assert await node.routes.write("d0", deletions) == [Failure(each, errno.ESRCH) for each in deletions]
+
+    async def test_a_source_that_is_not_the_nodes_is_refused(self, node: Node) -> None:
+        wrong, wrong6 = SetLocalRoute(VIP, "192.168.9.77"), SetLocalRoute(VIP6, "fd99::77")
+        failures = await node.routes.write("d0", [wrong, wrong6, SetLocalRoute("10.0.0.2", NODE_IP)])
+        assert failures == [Failure(wrong, errno.EINVAL), Failure(wrong6, errno.EINVAL)]
+        assert list(await node.routes.read("d0")) == ["10.0.0.2"]
+
+    async def test_a_source_that_leaves_the_node_stays_in_the_route(self, node: Node) -> None:
+        await node.routes.write("d0", [SetLocalRoute(VIP, OTHER_NODE_IP), SetLocalRoute(VIP6, OTHER_NODE_IP6)])
+        node.delete_address("e0", f"{OTHER_NODE_IP}/24")
+        node.delete_address("e0", f"{OTHER_NODE_IP6}/64")
+        routes = await node.routes.read("d0")
+        assert routes[VIP] == [LocalRoute(VIP, OTHER_NODE_IP, 0)]
+        assert routes[VIP6] == [LocalRoute(VIP6, OTHER_NODE_IP6, IPV6_METRIC)]
+
+    async def test_without_interface_everything_is_refused(self, node: Node) -> None:
+        change = SetLocalRoute(VIP, NODE_IP)
+        assert await node.routes.write("d9", [change]) == [Failure(change, errno.ENODEV)]
+        assert await node.routes.read("d9") == {}
+
+
+class IpvsContract:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            VirtualServerOptions("rr"),
+            VirtualServerOptions("wlc"),
+            VirtualServerOptions("sh", flags=0x8 | 0x10),
+            VirtualServerOptions("mh", flags=0x10),
+            VirtualServerOptions("rr", persistence_timeout=10800, persistence_prefix=24),
+            VirtualServerOptions("sh", flags=0x8, persistence_timeout=601, persistence_prefix=32),
+        ],
+        ids=lambda options: f"{options.scheduler}-{options.flags}-{options.persistence_timeout}",
+    )
+    async def test_options_are_read_back_true(self, node: Node, options: VirtualServerOptions) -> None:
+        assert await node.ipvs.write([AddVirtualServer(KEY, options), AddVirtualServer(KEY6, options)]) == []
+        state = VirtualServerState(options, {})
+        assert await node.ipvs.read() == {KEY: state, KEY6: state}
+
+    async def test_options_change_in_place_and_real_servers_stay(self, node: Node) -> None:
+        edited = VirtualServerOptions("mh", 0x10, 600, 64)
+        await node.ipvs.write([AddVirtualServer(KEY6, VirtualServerOptions()), AddRealServer(KEY6, REAL6, 1)])
+        assert await node.ipvs.write([SetVirtualServer(KEY6, edited)]) == []
+        assert await node.ipvs.read() == {KEY6: VirtualServerState(edited, {REAL6: RealServerState(1)})}
+        assert await node.ipvs.write([SetVirtualServer(KEY6, VirtualServerOptions())]) == []
+        assert (await node.ipvs.read())[KEY6].options == VirtualServerOptions()
+
+    async def test_the_prefix_without_timeout_means_nothing(self, node: Node) -> None:
+        await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions("rr", 0, 0, 24))])
+        assert (await node.ipvs.read())[KEY].options == VirtualServerOptions("rr", 0, 0, 0)
+
+    async def test_real_servers_come_change_and_go(self, node: Node) -> None:
+        other = ("10.1.0.2", 8080)
+        changes: list[IpvsChange] = [
+            AddVirtualServer(KEY, VirtualServerOptions()),
+            AddRealServer(KEY, REAL, 1),
+            AddRealServer(KEY, other, 1),
+            SetRealServer(KEY, other, 0),
+            DeleteRealServer(KEY, REAL),
+        ]
+        assert await node.ipvs.write(changes) == []
+        assert (await node.ipvs.read())[KEY].real_servers == {other: RealServerState(0)}
+
+    async def test_deleting_a_virtual_server_takes_its_real_servers(self, node: Node) -> None:
+        await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+        assert await node.ipvs.write([DeleteVirtualServer(KEY)]) == []
+        assert await node.ipvs.read() == {}
+
+    async def test_refused_changes_stop_no_other(self, node: Node) -> None:
+        absent = (132, VIP, 9)
+        await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+        refused: dict[IpvsChange, int] = {
+            AddVirtualServer(KEY, VirtualServerOptions()): errno.EEXIST,
+            AddVirtualServer(absent, VirtualServerOptions("nosuch")): errno.ENOENT,
+            SetVirtualServer(KEY, VirtualServerOptions("nosuch")): errno.ENOENT,
+            SetVirtualServer(absent, VirtualServerOptions()): errno.ESRCH,
+            DeleteVirtualServer(absent): errno.ESRCH,
+            AddRealServer(KEY, REAL, 1): errno.EEXIST,
+            AddRealServer(absent, REAL, 1): errno.ESRCH,
+            SetRealServer(KEY, ("10.1.0.9", 1), 1): errno.ENOENT,
+            DeleteRealServer(KEY, ("10.1.0.9", 1)): errno.ENOENT,
+            DeleteRealServer(absent, REAL): errno.ESRCH,
+        }
+        failures = await node.ipvs.write([*refused, AddRealServer(KEY, ("10.1.0.2", 1), 5)])
+        assert failures == [Failure(change, number) for change, number in refused.items()]
+        found = (await node.ipvs.read())[KEY]
+        assert found.options == VirtualServerOptions()
+        assert found.real_servers == {REAL: RealServerState(1), ("10.1.0.2", 1): RealServerState(5)}
+
+    async def test_timeouts_of_zero_are_kept(self, node: Node) -> None:
+        assert await node.ipvs.timeouts() == (900, 120, 300)
+        await node.ipvs.set_timeouts(600, 0, 100)
+        assert await node.ipvs.timeouts() == (600, 120, 100)
+
+
+class IpsetContract:
+    @pytest.mark.parametrize(
+        ("type_", "family", "element"),
+        [
+            ("hash:ip", socket.AF_INET, (VIP,)),
+            ("hash:ip", socket.AF_INET6, (VIP6,)),
+            ("hash:net", socket.AF_INET, ("10.0.0.0/8",)),
+            ("hash:net", socket.AF_INET, ("10.0.0.7/32",)),
+            ("hash:net", socket.AF_INET6, ("fd00::/64",)),
+            ("hash:ip,port", socket.AF_INET, (VIP, 6, 80)),
+            ("hash:ip,port", socket.AF_INET6, (VIP6, 132, 65535)),
+            ("hash:ip,port,ip", socket.AF_INET, ("10.1.0.1", 17, 53, "10.1.0.1")),
+            ("hash:ip,port,ip", socket.AF_INET6, ("fd01::1", 17, 53, "fd01::1")),
+        ],
+    )
+    async def test_elements_of_each_type(
+        self, node: Node, type_: str, family: int, element: tuple[str | int, ...]
+    ) -> None:
+        definition = SetDefinition("S", type_, family, 1024, 250_000)
+        assert await node.ipset.create(definition)
+        assert await node.ipset.definition("S") == definition
+        assert await node.ipset.write([AddEntry("S", element)]) == []
+        assert await node.ipset.read("S") == {element}
+        assert await node.ipset.write([DeleteEntry("S", element)]) == []
+        assert await node.ipset.read("S") == set()
+
+    async def test_creating_again_changes_nothing(self, node: Node) -> None:
+        definition = SetDefinition("S", "hash:ip,port")
+        assert await node.ipset.create(definition)
+        await node.ipset.write([AddEntry("S", (VIP, 6, 80))])
+        assert not await node.ipset.create(definition)
+        assert await node.ipset.read("S") == {(VIP, 6, 80)}
+
+    async def test_a_set_of_another_type_is_refused(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip"))
+        with pytest.raises(KernelError) as refused:
+            await node.ipset.create(SetDefinition("S", "hash:ip,port"))
+        assert refused.value.errno == errno.EEXIST
+
+    async def test_there_already_and_gone_already_are_no_failures(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip"))
+        changes: list[SetChange] = [AddEntry("S", (VIP,)), AddEntry("S", (VIP,)), DeleteEntry("S", ("10.0.0.9",))]
+        assert await node.ipset.write(changes) == []
+
+    async def test_refused_entries_stop_no_other(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip,port", maxelem=65536))
+        missing, misfit = AddEntry("T", (VIP, 6, 80)), AddEntry("S", (VIP,))
+        failures = await node.ipset.write([missing, misfit, AddEntry("S", (VIP, 6, 80))])
+        assert [failure.change for failure in failures] == [missing, misfit]
+        assert failures[0].errno == errno.ENOENT
+        assert await node.ipset.read("S") == {(VIP, 6, 80)}
+
+    async def test_an_entry_too_many_is_refused(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip", maxelem=1))
+        await node.ipset.write([AddEntry("S", (VIP,))])
+        [failure] = await node.ipset.write([AddEntry("S", ("10.0.0.2",))])
+        assert "full" in str(failure)
+
+    async def test_flush_and_destroy(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip"))
+        await node.ipset.write([AddEntry("S", (VIP,))])
+        await node.ipset.flush("S")
+        assert await node.ipset.read("S") == set()
+        await node.ipset.destroy("S")
+        await node.ipset.destroy("S")
+        assert await node.ipset.names() == set()
+        assert await node.ipset.definition("S") is None
+
+    async def test_reading_or_flushing_a_missing_set_is_refused(self, node: Node) -> None:
+        with pytest.raises(KernelError) as unread:
+            await node.ipset.read("S")
+        with pytest.raises(KernelError) as unflushed:
+            await node.ipset.flush("S")
+        assert (unread.value.errno, unflushed.value.errno) == (errno.ENOENT, errno.ENOENT)
+
+
+RULES = TableRules(
+    "nat",
+    {
+        "KROUTE-SERVICES": (
+            "-m set --match-set CLUSTER-IP dst,dst -j KROUTE-MARK-MASQ",
+            "! -s 10.244.0.0/16 -m set --match-set CLUSTER-IP dst,dst -j KROUTE-MARK-MASQ",
+        ),
+        "KROUTE-MARK-MASQ": ("-j MARK --set-xmark 0x4000/0x4000",),
+        "KROUTE-POSTROUTING": (
+            "-s 192.168.130.0/24 -m conntrack --ctorigdst 192.168.0.0/16 -j RETURN",
+            "-m mark ! --mark 0x4000/0x4000 -j RETURN",
+            '-m comment --comment "SNAT what is marked" -j MASQUERADE --random-fully',
+        ),
+    },
+    (
+        ("PREROUTING", "-j KROUTE-SERVICES"),
+        ("OUTPUT", '-m comment --comment "of the node itself" -j KROUTE-SERVICES'),
+        ("POSTROUTING", "-j KROUTE-POSTROUTING"),
+    ),
+)
+FOREIGN = "-s 1.2.3.4/32 -j ACCEPT"
+
+
+class XtablesContract:
+    """The node has the set CLUSTER-IP and an open `xtables`."""
+
+    async def test_ensured_rules_are_right_and_stay_so(self, node: Node) -> None:
+        assert len(await node.xtables.differences(RULES)) == 6
+        assert len(await node.xtables.ensure(RULES)) == 6
+        assert await node.xtables.differences(RULES) == []
+        assert await node.xtables.ensure(RULES) == []
+
+    async def test_jumps_stand_first_and_foreign_rules_stay(self, node: Node) -> None:
+        node.add_foreign_rule("nat", "PREROUTING", FOREIGN)
+        await node.xtables.ensure(RULES)
+        assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", FOREIGN]
+
+    async def test_changed_rules_are_noticed_and_put_right(self, node: Node) -> None:
+        await node.xtables.ensure(RULES)
+        node.add_foreign_rule("nat", "KROUTE-MARK-MASQ", FOREIGN)
+        node.add_foreign_rule("nat", "OUTPUT", "-j KROUTE-SERVICES")
+        found = await node.xtables.ensure(RULES)
+        assert found == ["chain KROUTE-MARK-MASQ has other rules", "the jumps of OUTPUT are not first"]
+        assert node.rules("nat", "KROUTE-MARK-MASQ") == ["-j MARK --set-xmark 0x4000/0x4000"]
+        assert len(node.rules("nat", "OUTPUT")) == 1
+
+    async def test_an_edited_rule_set_is_taken_over(self, node: Node) -> None:
+        await node.xtables.ensure(RULES)
+        chains = {**RULES.chains, "KROUTE-MARK-MASQ": ("-j MARK --set-xmark 0x8000/0x8000",)}
+        assert await node.xtables.ensure(RULES._replace(chains=chains)) == ["chain KROUTE-MARK-MASQ has other rules"]
+        assert node.rules("nat", "KROUTE-MARK-MASQ") == ["-j MARK --set-xmark 0x8000/0x8000"]
+
+    async def test_removing_leaves_foreign_rules(self, node: Node) -> None:
+        node.add_foreign_rule("nat", "PREROUTING", FOREIGN)
+        await node.xtables.ensure(RULES)
+        removed = await node.xtables.remove("nat", "KROUTE-")
+        assert sorted(removed) == [
+            "chain KROUTE-MARK-MASQ",
+            "chain KROUTE-POSTROUTING",
+            "chain KROUTE-SERVICES",
+            "jump from OUTPUT",
+            "jump from POSTROUTING",
+            "jump from PREROUTING",
+        ]
+        assert node.rules("nat", "PREROUTING") == [FOREIGN]
+        assert await node.xtables.remove("nat", "KROUTE-") == []
+
+    async def test_a_rule_with_a_missing_set_is_refused(self, node: Node) -> None:
+        rules = TableRules("nat", {"KROUTE-X": ("-m set --match-set NONE dst -j ACCEPT",)}, ())
+        with pytest.raises(KernelError) as refused:
+            await node.xtables.ensure(rules)
+        assert refused.value.errno == errno.ENOENT
+        assert "NONE" in str(refused.value)
+
+    async def test_a_set_in_use_cannot_be_destroyed(self, node: Node) -> None:
+        await node.xtables.ensure(RULES)
+        with pytest.raises(KernelError) as refused:
+            await node.ipset.destroy("CLUSTER-IP")
+        assert refused.value.errno == errno.EBUSY
+        await node.xtables.remove("nat", "KROUTE-")
+        await node.ipset.destroy("CLUSTER-IP")
+
+    async def test_random_fully_is_supported(self, node: Node) -> None:
+        assert await node.xtables.supports_random_fully()
+
+
+class MonitorContract:
+    async def test_addresses_and_their_routes_are_told(self, node: Node) -> None:
+        async with node.monitor(only="d0") as monitor:
+            await node.addresses.write("d0", [BindAddress("10.0.0.2"), BindAddress(VIP), UnbindAddress(VIP)])
+            events: list[Event | Overrun] = []
+            while not any(isinstance(event, AddressEvent) and event.gone for event in events):
+                events += await monitor.next()
+        bound = AddressEvent(False, "d0", VIP, 32, "link", False, False, False)
+        assert bound in events
+        assert bound._replace(gone=True) in events
+        assert RouteEvent(False, "d0", VIP, VIP, 0) in events
+        assert RouteEvent(True, "d0", VIP, VIP, 0) in events
+
+    async def test_our_routes_are_told(self, node: Node) -> None:
+        async with node.monitor(only="d0") as monitor:
+            await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP), DeleteLocalRoute(VIP, NODE_IP)])
+            events: list[Event | Overrun] = []
+            while len(events) < 2:
+                events += await monitor.next()
+        assert events == [RouteEvent(False, "d0", VIP, NODE_IP, 0), RouteEvent(True, "d0", VIP, NODE_IP, 0)]
+
+    async def test_links_are_told(self, node: Node) -> None:
+        async with node.monitor(only="d1") as monitor:
+            await node.links.create_dummy("d1")
+            index = await node.links.index("d1")
+            await node.links.delete("d1")
+            events: list[Event | Overrun] = []
+            while not any(isinstance(event, LinkEvent) and event.gone for event in events):
+                events += await monitor.next()
+        assert any(event == LinkEvent(False, "d1", index or 0, True) for event in events)
+        assert events[-1] == LinkEvent(True, "d1", index or 0, False)
+
+    async def test_one_interface_can_be_left_out(self, node: Node) -> None:
+        async with node.monitor(except_="d0", routes=False) as monitor:
+            await node.addresses.write("d0", [BindAddress(VIP)])
+            node.add_address("e0", "192.168.9.7/32")
+            assert await monitor.next() == [AddressEvent(False, "e0", "192.168.9.7", 32, "global", False, False, False)]

@@ -1,0 +1,111 @@
+"""The same small node twice: on the real kernel and on the fake one, so that one test can speak to both."""
+
+import shlex
+import socket
+import subprocess
+from contextlib import AsyncExitStack
+
+from kroute.kernel.addresses import Addresses
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.links import Links
+from kroute.kernel.monitor import Monitor
+from kroute.kernel.routes import Routes
+from kroute.kernel.xtables import Xtables
+from tests.fakes.addresses import FakeAddresses
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.links import FakeLinks
+from tests.fakes.monitor import FakeMonitor
+from tests.fakes.routes import FakeRoutes
+from tests.fakes.xtables import FakeXtables
+
+NODE_IP, OTHER_NODE_IP = "192.168.9.1", "192.168.9.2"
+NODE_IP6, OTHER_NODE_IP6 = "fd99::1", "fd99::2"
+
+
+def run(command: str) -> str:
+    """Run a command in the test's namespace and return what it prints."""
+    finished = subprocess.run(shlex.split(command), check=False, capture_output=True, text=True)
+    assert finished.returncode == 0, f"{command}: {finished.stderr}"
+    return finished.stdout
+
+
+class RealNode:
+    """The classes of kroute.kernel, in the namespace of the test."""
+
+    def __init__(self, family: int) -> None:
+        self.links, self.addresses, self.routes = Links(), Addresses(), Routes()
+        self.ipvs, self.ipset = Ipvs(), Ipset()
+        self.xtables: Xtables | FakeXtables = Xtables(family)
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset):
+            await self._stack.enter_async_context(client)
+        run("ip link add e0 type dummy")
+        run("ip link set e0 addrgenmode none up")
+        for address in (f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64 nodad", f"{OTHER_NODE_IP6}/64 nodad"):
+            self.add_address("e0", address)
+        await self.links.create_dummy("d0")
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> Monitor:
+        return Monitor(only_interface=only, except_interface=except_, routes=routes)
+
+    def add_address(self, interface: str, address: str) -> None:
+        run(f"ip addr add {address} dev {interface}")
+
+    def delete_address(self, interface: str, address: str) -> None:
+        run(f"ip addr del {address} dev {interface}")
+
+    def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
+        run(f"iptables-legacy -t {table} -A {chain} {rule}")
+
+    def rules(self, table: str, chain: str) -> list[str]:
+        lines = run(f"iptables-legacy -t {table} -S {chain}").splitlines()
+        return [line.removeprefix(f"-A {chain} ") for line in lines if line.startswith("-A ")]
+
+
+class FakeNode:
+    """The fakes, on a fake kernel with the same node."""
+
+    def __init__(self) -> None:
+        self.kernel = FakeKernel()
+        self.links, self.addresses = FakeLinks(self.kernel), FakeAddresses(self.kernel)
+        self.routes, self.ipvs = FakeRoutes(self.kernel), FakeIpvs(self.kernel)
+        self.ipset, self.xtables = FakeIpset(self.kernel), FakeXtables(self.kernel)
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables):
+            await self._stack.enter_async_context(client)
+        self.kernel.add_link("e0")
+        for address in (f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64", f"{OTHER_NODE_IP6}/64"):
+            self.add_address("e0", address)
+        await self.links.create_dummy("d0")
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> FakeMonitor:
+        return FakeMonitor(self.kernel, only_interface=only, except_interface=except_, routes=routes)
+
+    def add_address(self, interface: str, address: str) -> None:
+        text, _, length = address.partition("/")
+        self.kernel.add_address(interface, text, int(length.split()[0]))
+
+    def delete_address(self, interface: str, address: str) -> None:
+        self.kernel.delete_address(interface, address.partition("/")[0])
+
+    def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
+        self.kernel.table(socket.AF_INET, table).chains[chain].append(rule)
+
+    def rules(self, table: str, chain: str) -> list[str]:
+        return self.kernel.table(socket.AF_INET, table).chains[chain]
+
+
+Node = RealNode | FakeNode

@@ -1,0 +1,88 @@
+"""The IPVS table on a real kernel: live connections, foreign virtual servers, many of them."""
+
+import asyncio
+
+from kroute.kernel.addresses import BindAddress
+from kroute.kernel.ipvs import (
+    FLAG_ONE_PACKET,
+    FLAG_SCHEDULER_1,
+    AddRealServer,
+    AddVirtualServer,
+    IpvsChange,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerOptions,
+)
+from tests.kernel.nodes import NODE_IP, RealNode, run
+
+KEY = (6, "10.0.0.1", 80)
+REAL = (NODE_IP, 8080)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while byte := await reader.read(1):
+        writer.write(byte)
+    writer.close()
+
+
+async def test_an_open_connection_survives_edits_of_its_virtual_server(node: RealNode) -> None:
+    await node.addresses.write("d0", [BindAddress(KEY[1])])
+    await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+    async with asyncio.timeout(60), await asyncio.start_server(echo, *REAL):
+        reader, writer = await asyncio.open_connection(KEY[1], KEY[2])
+        edits: list[IpvsChange] = [
+            SetVirtualServer(KEY, VirtualServerOptions("mh", FLAG_SCHEDULER_1)),
+            SetVirtualServer(KEY, VirtualServerOptions("rr", 0, 10800, 32)),
+            SetVirtualServer(KEY, VirtualServerOptions("wlc", 0, 600, 24)),
+            SetVirtualServer(KEY, VirtualServerOptions()),
+            SetRealServer(KEY, REAL, 0),
+        ]
+        for edit in edits:
+            assert await node.ipvs.write([edit]) == []
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            assert (await node.ipvs.read())[KEY].real_servers[REAL].active == 1
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_foreign_virtual_servers_are_read_as_they_are(node: RealNode) -> None:
+    run("ipvsadm -A -f 77 -s rr")
+    run("ipvsadm -a -f 77 -r 10.1.0.1 -g")
+    run("ipvsadm -A -u 10.0.0.2:53 -s wlc -o")
+    run("ipvsadm -a -u 10.0.0.2:53 -r 10.1.0.2 -g -w 3")
+    run("ipvsadm -A -t 10.0.0.3:80 -s sh -b sh-port -p 100 -M 255.255.0.0")
+    found = await node.ipvs.read()
+    assert set(found) == {(17, "10.0.0.2", 53), (6, "10.0.0.3", 80)}
+    dns = found[17, "10.0.0.2", 53]
+    assert dns.options == VirtualServerOptions("wlc", FLAG_ONE_PACKET)
+    assert dns.real_servers["10.1.0.2", 53].method == "Route"
+    assert dns.real_servers["10.1.0.2", 53].weight == 3
+    assert found[6, "10.0.0.3", 80].options == VirtualServerOptions("sh", 0x10, 100, 16)
+
+
+async def test_ipvsadm_shows_what_was_written(node: RealNode) -> None:
+    key6 = (132, "fd00::1", 9)
+    changes: list[IpvsChange] = [
+        AddVirtualServer(key6, VirtualServerOptions("mh", 0x10, 300, 64)),
+        AddRealServer(key6, ("fd01::1", 99), 7),
+    ]
+    assert await node.ipvs.write(changes) == []
+    assert run("ipvsadm -Sn").splitlines() == [
+        "-A --sctp-service [fd00::1]:9 -s mh -p 300 -M 64 -b mh-port",
+        "-a --sctp-service [fd00::1]:9 -r [fd01::1]:99 -m -w 7",
+    ]
+
+
+async def test_thousands_are_written_and_read(node: RealNode) -> None:
+    keys = [(6, f"10.0.{number // 250}.{number % 250 + 1}", 80) for number in range(1000)]
+    changes: list[IpvsChange] = []
+    for key in keys:
+        changes.append(AddVirtualServer(key, VirtualServerOptions()))
+        changes += [AddRealServer(key, (f"10.1.0.{number}", 8080), 1) for number in range(1, 3)]
+    assert await node.ipvs.write(changes) == []
+    found = await node.ipvs.read()
+    assert set(found) == set(keys)
+    assert all(set(state.real_servers) == {("10.1.0.1", 8080), ("10.1.0.2", 8080)} for state in found.values())
+    assert node.ipvs.statistics.messages > len(changes)
+    assert node.ipvs.statistics.sends < len(changes) / 50

@@ -1,0 +1,47 @@
+"""Events from a real kernel: losing some, and telling whose they are."""
+
+import pytest
+
+from kroute.kernel import monitor as monitor_module
+from kroute.kernel.addresses import BindAddress, UnbindAddress
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun
+from tests.kernel.nodes import RealNode, run
+
+
+async def test_lost_events_are_told_once_and_older_ones_are_dropped(
+    node: RealNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_module, "RECEIVE_BUFFER", 4096)
+    async with node.monitor(only="d0") as monitor:
+        await node.addresses.write("d0", [BindAddress(f"10.0.0.{number}") for number in range(1, 100)])
+        events: list[Event | Overrun] = []
+        while Overrun() not in events:
+            events += await monitor.next()
+        assert events[-1] == Overrun()
+        await node.addresses.write("d0", [UnbindAddress("10.0.0.7")])
+        seen = await monitor.next()
+    assert {event.address for event in seen if not isinstance(event, LinkEvent | Overrun)} == {"10.0.0.7"}
+
+
+async def test_an_address_that_moves_is_gone_there_and_new_here(node: RealNode) -> None:
+    async with node.monitor(except_="d0", routes=False) as monitor:
+        run("ip addr del 192.168.9.2/24 dev e0")
+        run("ip link add e1 type dummy")
+        run("ip addr add 192.168.9.2/32 dev e1")
+        events: list[Event | Overrun] = []
+        while not any(isinstance(event, AddressEvent) and event.interface == "e1" for event in events):
+            events += await monitor.next()
+    moved = [(event.gone, event.interface) for event in events if isinstance(event, AddressEvent)]
+    assert moved == [(True, "e0"), (False, "e1")]
+
+
+async def test_an_interface_that_is_made_again_keeps_its_name(node: RealNode) -> None:
+    async with node.monitor(only="d0") as monitor:
+        await node.links.delete("d0")
+        await node.links.create_dummy("d0")
+        await node.addresses.write("d0", [BindAddress("10.0.0.1")])
+        events: list[Event | Overrun] = []
+        while not any(isinstance(event, AddressEvent) for event in events):
+            events += await monitor.next()
+    assert {event.interface for event in events if not isinstance(event, Overrun)} == {"d0"}
+    assert any(isinstance(event, LinkEvent) and event.gone for event in events)

@@ -1,0 +1,139 @@
+"""Rules on a real kernel: nothing foreign is touched, and python-iptables' traps are avoided."""
+
+import fcntl
+import os
+import re
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.xtables import TableRules, Xtables
+from tests.kernel.contracts import RULES
+from tests.kernel.nodes import RealNode, run
+
+FOREIGN = """
+*nat
+:PREROUTING ACCEPT [5:500]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:FOREIGN - [0:0]
+[3:180] -A PREROUTING -p tcp -m tcp --dport 80 -m comment --comment "first of two" -j FOREIGN
+[0:0] -A PREROUTING -m addrtype --dst-type LOCAL -j RETURN
+[7:420] -A FOREIGN -s 10.0.0.0/8 -i eth+ -j DNAT --to-destination 10.0.0.1:80
+[0:0] -A POSTROUTING ! -o lo -j MASQUERADE
+COMMIT
+"""
+
+
+@pytest.fixture
+async def xtables(node: RealNode) -> AsyncIterator[Xtables]:
+    await node.ipset.create(SetDefinition("CLUSTER-IP", "hash:ip,port"))
+    async with Xtables() as opened:
+        yield opened
+
+
+def saved() -> list[str]:
+    return [line for line in run("iptables-legacy-save -c -t nat").splitlines() if not line.startswith("#")]
+
+
+async def test_foreign_rules_stay_byte_for_byte_with_their_counters(xtables: Xtables, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text(FOREIGN)
+    run(f"iptables-legacy-restore -c {tmp_path / 'foreign'}")
+    before = saved()
+    await xtables.ensure(RULES)
+    assert [line for line in saved() if "KROUTE" not in line] == before
+    await xtables.remove("nat", "KROUTE-")
+    assert saved() == before
+
+
+async def test_rules_that_are_right_keep_their_counters(xtables: Xtables) -> None:
+    await xtables.ensure(RULES)
+    run("iptables-legacy -t nat -Z")
+    run("iptables-legacy -t nat -R KROUTE-MARK-MASQ 1 -j MARK --set-xmark 0x4000/0x4000 -c 11 22")
+    assert await xtables.ensure(RULES) == []
+    assert "[11:22] -A KROUTE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000" in saved()
+
+
+async def test_iptables_prints_the_rules_as_they_were_given(xtables: Xtables) -> None:
+    await xtables.ensure(RULES)
+    printed = {line.partition("] ")[2] for line in saved() if line.startswith("[")}
+    wanted = {f"-A {chain} {rule}" for chain, rules in RULES.chains.items() for rule in rules}
+    assert printed == wanted | {f"-A {chain} {rule}" for chain, rule in RULES.jumps}
+
+
+async def test_no_other_table_comes_into_being(node: RealNode) -> None:
+    async with Xtables() as xtables:
+        await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))
+    assert Path("/proc/net/ip_tables_names").read_text().split() == ["nat"]
+
+
+INTERFACE_RULES = ("-i d0 -j ACCEPT", "! -o eth+ -p tcp -m tcp --dport 80 -j ACCEPT", "-p sctp -j RETURN")
+
+
+@pytest.mark.parametrize(
+    ("family", "command", "rules"),
+    [
+        (socket.AF_INET, "iptables-legacy", (*INTERFACE_RULES, "! -s 10.0.0.0/8 -d 10.1.0.1/32 -j DROP")),
+        (
+            socket.AF_INET6,
+            "ip6tables-legacy",
+            (*INTERFACE_RULES, "! -s fd00::/64 -d fd01::1/128 -p ipv6-icmp -j DROP"),
+        ),
+    ],
+    ids=["ipv4", "ipv6"],
+)
+async def test_interfaces_protocols_and_networks(
+    node: RealNode, family: int, command: str, rules: tuple[str, ...]
+) -> None:
+    wanted = TableRules("filter", {"KROUTE-X": rules}, ())
+    async with Xtables(family) as xtables:
+        await xtables.ensure(wanted)
+        assert await xtables.differences(wanted) == []
+    printed = run(f"{command} -S KROUTE-X").splitlines()[1:]
+    assert [re.sub(r"^-A KROUTE-X ", "", line) for line in printed] == _in_iptables_order(rules)
+    run(f"{command} -F KROUTE-X")
+    for rule in rules:
+        run(f"{command} -A KROUTE-X {rule}")
+    async with Xtables(family) as xtables:
+        assert await xtables.differences(wanted) == []
+
+
+def _in_iptables_order(rules: tuple[str, ...]) -> list[str]:
+    """The tool prints networks before interfaces, and interfaces before protocols, as these rules are written."""
+    return list(rules)
+
+
+async def test_a_lock_held_by_another_is_waited_for_and_then_reported(node: RealNode, tmp_path: Path) -> None:
+    path = tmp_path / "xtables.lock"
+    rules = TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, ())
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    async with Xtables(lock_path=path, lock_timeout=0.2) as xtables:
+        with pytest.raises(KernelError, match="another program holds the xtables lock"):
+            await xtables.ensure(rules)
+        os.close(descriptor)
+        assert await xtables.ensure(rules) == ["chain KROUTE-X is missing"]
+
+
+async def test_a_table_that_the_kernel_lacks_is_an_error_with_a_next_step(node: RealNode) -> None:
+    async with Xtables() as xtables:
+        with pytest.raises(KernelError, match="load the module iptable_nosuch"):
+            await xtables.ensure(TableRules("nosuch", {"KROUTE-X": ()}, ()))
+
+
+async def test_an_unknown_option_is_an_error_that_names_the_table(xtables: Xtables) -> None:
+    with pytest.raises(KernelError, match="table nat"):
+        await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j MARK --no-such-option 1",)}, ()))
+    assert await xtables.differences(TableRules("nat", {}, ())) == []
+
+
+async def test_standard_output_stays_where_it_is(xtables: Xtables, capfd: pytest.CaptureFixture[str]) -> None:
+    before = os.fstat(1)
+    await xtables.ensure(RULES)
+    assert os.fstat(1) == before
+    assert capfd.readouterr().out == ""

@@ -1,0 +1,132 @@
+"""Calls to a Service or a server of the lab, from inside a namespace, as the kernel routes them.
+
+A refusal raises ConnectionRefusedError, a host that cannot be reached another OSError, no answer TimeoutError: which of
+them a client sees is part of what the tests are about.
+"""
+
+# ruff: noqa: ASYNC109 - how long a call is given is part of what a test says
+
+import asyncio
+import contextlib
+import socket
+from typing import Self
+
+import msgspec
+
+from tests.lab.servers import Answer, SocketFactory
+
+PATIENCE = 5.0
+"""Seconds after which a call without an answer is given up. Two lost SYNs take 3 s."""
+
+
+class Connection:
+    """An HTTP connection that stays open, to ask the same server again and again."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(
+        cls, namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None = None
+    ) -> Self:
+        """Connect to `address`; the kernel chooses the source, unless `source` (address, port or 0) is given."""
+        made = namespace.socket(_family(address), socket.SOCK_STREAM, protocol)
+        try:
+            if source is not None:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                made.bind(source)
+            await asyncio.get_running_loop().sock_connect(made, (address, port))
+        except BaseException:
+            made.close()
+            raise
+        return cls(*await asyncio.open_connection(sock=made))
+
+    async def ask(self) -> Answer:
+        """Send one request and return its answer. Raises ConnectionError when the connection is gone."""
+        head = await self.request("/")
+        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        return msgspec.json.decode(await self._reader.readexactly(length), type=Answer)
+
+    async def request(self, path: str) -> bytes:
+        """Send a request for `path` and return the head of the answer."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n".encode())
+        try:
+            return await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the server closed the connection before it answered") from error
+
+    async def exchange(self, octet: bytes) -> bytes:
+        """Send a byte to a server that echoes and return what comes back; b"" means the connection has ended."""
+        self._writer.write(octet)
+        return await self._reader.read(1)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
+
+async def ask_http(
+    namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None, timeout: float
+) -> Answer:
+    """Ask over a connection of its own."""
+    async with asyncio.timeout(timeout):
+        connection = await Connection.open(namespace, address, port, protocol, source)
+        with contextlib.closing(connection):
+            return await connection.ask()
+
+
+async def ask_udp(
+    namespace: SocketFactory, address: str, port: int, source: tuple[str, int] | None, timeout: float
+) -> Answer:
+    """Ask with one datagram; an ICMP error raises ConnectionRefusedError or another OSError."""
+    loop = asyncio.get_running_loop()
+    with namespace.socket(_family(address), socket.SOCK_DGRAM) as made:
+        if source is not None:
+            made.bind(source)
+        async with asyncio.timeout(timeout):
+            await loop.sock_connect(made, (address, port))
+            await loop.sock_sendall(made, b"who are you?")
+            return msgspec.json.decode(await loop.sock_recv(made, 2048), type=Answer)
+
+
+class Stream:
+    """A long connection that sends one byte after another and waits for each to come back.
+
+    `echoed` counts the bytes that made the round trip. When the connection breaks, or a byte stays away for
+    `patience` seconds, `failure` says how.
+    """
+
+    def __init__(self, connection: Connection, interval: float, patience: float) -> None:
+        self._connection = connection
+        self._interval = interval
+        self._patience = patience
+        self.echoed = 0
+        self.failure: str | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="lab-stream")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                octet = bytes([self.echoed % 251])
+                async with asyncio.timeout(self._patience):
+                    received = await self._connection.exchange(octet)
+                if received != octet:
+                    self.failure = f"byte {self.echoed} came back as {received!r}"
+                    return
+                self.echoed += 1
+                await asyncio.sleep(self._interval)
+        except TimeoutError:
+            self.failure = f"byte {self.echoed} did not come back within {self._patience} s"
+        except OSError as error:
+            self.failure = f"broke at byte {self.echoed}: {error}"
+
+    async def close(self) -> None:
+        """End the stream; `failure` keeps what it was."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._connection.close()
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

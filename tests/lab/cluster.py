@@ -1,0 +1,217 @@
+"""A cluster in network namespaces, as the tests tell of it.
+
+    async with Cluster.start() as cluster:
+        web = await cluster.node("node1").pod("web-1", http=8080)
+        answer = await cluster.client.http("192.168.123.250", 30080)
+        assert answer.host == "web-1"
+
+Every node is a namespace with IPVS, conntrack, rules, sets and sysctls of its own. The nodes and the client are on one
+wire; each node has a bridge with its pods behind it, and routes to the pods of the others, as a CNI plugin lays them.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from tests.lab.hosts import Host
+from tests.lab.kroute_process import KrouteProcess
+from tests.lab.namespaces import Namespace
+from tests.lab.topology import CLIENT, NODES, Place
+from tests.lab.traffic import Traffic
+
+_FROM_THE_START = {
+    "net.ipv4.conf.all.rp_filter": 0,
+    "net.ipv4.conf.default.rp_filter": 0,
+    "net.ipv6.conf.all.accept_dad": 0,
+    "net.ipv6.conf.default.accept_dad": 0,
+    "net.ipv6.conf.default.accept_ra": 0,
+}
+"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian."""
+
+_ROUTER = {"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1}
+"""What a CNI plugin sets on a node, so that pods reach each other."""
+
+
+class Pod(Host):
+    """A pod: `ip`, `ip6`, `name`, and its `node`."""
+
+    def __init__(self, name: str, node: "Node", namespace: Namespace, traffic: Traffic, ip: str, ip6: str) -> None:
+        super().__init__(name, namespace, traffic, ip, ip6)
+        self.node = node
+
+
+class Node(Host):
+    """A node of the cluster, with its `pods` and room for kroute."""
+
+    def __init__(self, name: str, place: Place, cluster: "Cluster", namespace: Namespace) -> None:
+        super().__init__(name, namespace, cluster.traffic, place.ip, place.ip6)
+        self.state_dir = cluster.directory / name / "state"
+        self.state_dir.mkdir(parents=True)
+        self._place = place
+        self._cluster = cluster
+        self._numbers = itertools.count(2)
+        self.pods: list[Pod] = []
+        self._processes: list[KrouteProcess] = []
+
+    async def pod(self, name: str, *, http: int | None = None, udp: int | None = None, sctp: int | None = None) -> Pod:
+        """Add a pod with servers at the given ports."""
+        number = next(self._numbers)
+        ip, ip6 = self._place.pod_ip(number), self._place.pod_ip6(number)
+        namespace = self._cluster.namespace(name)
+        self.namespace.ip(
+            f"link add veth{number} type veth peer name eth0 netns {namespace.name}\n"
+            f"link set veth{number} master cbr0 up\n"
+        )
+        namespace.ip(
+            f"link set lo up\naddress add {ip}/24 dev eth0\naddress add {ip6}/64 dev eth0 nodad\nlink set eth0 up\n"
+            f"route add default via {self._place.pod_ip(1)}\nroute add default via {self._place.pod_ip6(1)}\n"
+        )
+        pod = Pod(name, self, namespace, self._cluster.traffic, ip, ip6)
+        self.pods.append(pod)
+        await pod.serve(http=http, udp=udp, sctp=sctp)
+        return pod
+
+    def remove_pod(self, pod: Pod) -> None:
+        """Take a pod away as a crash does: its packets go nowhere, nothing is closed in order."""
+        self.pods.remove(pod)
+        pod.close()
+
+    async def kroute(
+        self, *argv: str, environment: Mapping[str, str] | None = None, fork: bool = True
+    ) -> KrouteProcess:
+        """Start `kroute ARGV...` as a process in this node; `--state-dir` is added for the node's own.
+
+        It is forked from a process that has kroute imported already; without `fork` it is a new `python -m kroute`,
+        which takes seconds longer and is the same in all else.
+        """
+        process = await KrouteProcess.start(
+            [*argv, "--state-dir", str(self.state_dir)],
+            namespace=self.namespace,
+            state_dir=self.state_dir,
+            log=self.state_dir.parent / f"kroute-{len(self._processes) + 1}.log",
+            environment=environment or {},
+            fork=fork,
+        )
+        self._processes.append(process)
+        return process
+
+    def logs(self) -> dict[str, str]:
+        """Return the log of each kroute process that ran here, by file name."""
+        return {process.log.name: process.log.read_text() for process in self._processes}
+
+    def close(self) -> None:
+        """End kroute, the pods and the node."""
+        for process in self._processes:
+            process.close()
+        for pod in self.pods:
+            pod.close()
+        super().close()
+
+
+class Cluster:
+    """Nodes and a client on one wire. `nodes` by name; `client` is outside it; `directory` is scratch space."""
+
+    def __init__(self, names: tuple[str, ...] = tuple(NODES)) -> None:
+        """Build a cluster of the nodes `names`; it exists in full when this returns."""
+        self.traffic = Traffic()
+        self.directory = Path(tempfile.mkdtemp(prefix="kroute-lab-"))
+        self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
+        self._hosts: list[Host] = []
+        self._wire = self.namespace("wire")
+        try:
+            self._wire.ip("link add wire type bridge mcast_snooping 0\nlink set wire up\n")
+            self.nodes = self._make_nodes(names)
+            self.client = self.host("client", CLIENT)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, *names: str) -> AsyncIterator[Self]:
+        """Have a cluster, of all three nodes or of those named, for the length of an `async with`."""
+        cluster = cls(names or tuple(NODES))
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+    def node(self, name: str) -> Node:
+        """Return the node `name`."""
+        return self.nodes[name]
+
+    def host(self, name: str, place: Place) -> Host:
+        """Add somebody on the wire who is not in the cluster, and knows no route into it."""
+        host = Host(name, self.namespace(name), self.traffic, place.ip, place.ip6)
+        self._hosts.append(host)
+        self._plug_in(host)
+        host.namespace.ip(_on_the_wire(place))
+        return host
+
+    def namespace(self, name: str) -> Namespace:
+        """Make a namespace, of which `ip netns` knows the name as kl-PID-RANDOM-NAME."""
+        namespace = Namespace(f"{self.prefix}-{name}")
+        for sysctl, value in _FROM_THE_START.items():
+            namespace.sysctl(sysctl, value)
+        return namespace
+
+    def close(self) -> None:
+        """Remove everything."""
+        for host in self._hosts:
+            host.close()
+        self._wire.delete()
+        self.traffic.close()
+        shutil.rmtree(self.directory)
+
+    def _make_nodes(self, names: tuple[str, ...]) -> dict[str, Node]:
+        """Put the nodes on the wire, each with a bridge for its pods and routes to the pods of the others."""
+        nodes = {name: Node(name, NODES[name], self, self.namespace(name)) for name in names}
+        self._hosts += nodes.values()
+        self._plug_in(*nodes.values())
+        for name, node in nodes.items():
+            others = [NODES[other] for other in names if other != name]
+            node.namespace.ip(_on_the_wire(NODES[name]) + _pod_network(NODES[name], others))
+            for sysctl, value in _ROUTER.items():
+                node.sysctl(sysctl, value)
+        return nodes
+
+    def _plug_in(self, *hosts: Host) -> None:
+        """Give each host an eth0 whose other end is in the wire."""
+        self._wire.ip(
+            "".join(
+                f"link add {host.name} type veth peer name eth0 netns {host.namespace.name}\n"
+                f"link set {host.name} master wire up\n"
+                for host in hosts
+            )
+        )
+
+
+def _on_the_wire(place: Place) -> str:
+    """Return the `ip` commands that put a host at its place."""
+    return (
+        "link set lo up\n"
+        f"address add {place.ip}/24 broadcast + dev eth0\n"
+        f"address add {place.ip6}/64 dev eth0 nodad\n"
+        "link set eth0 up\n"
+    )
+
+
+def _pod_network(here: Place, others: list[Place]) -> str:
+    """Return the `ip` commands that give a node its bridge for pods, and the way to the pods of the others."""
+    routes = [
+        f"route add {network} via {gateway}\n"
+        for other in others
+        for network, gateway in zip(other.pod_networks, (other.ip, other.ip6), strict=True)
+    ]
+    return (
+        "link add cbr0 type bridge mcast_snooping 0\n"
+        f"address add {here.pod_ip(1)}/24 broadcast + dev cbr0\n"
+        f"address add {here.pod_ip6(1)}/64 dev cbr0 nodad\n"
+        "link set cbr0 up\n" + "".join(routes)
+    )

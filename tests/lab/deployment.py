@@ -1,0 +1,79 @@
+"""kroute on the nodes of the lab's cluster, fed from one directory of manifests."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tests.lab import objects
+from tests.lab.cluster import Cluster
+from tests.lab.kroute_process import KrouteProcess
+
+T = TypeVar("T")
+
+SLOWNESS = 5 if "User Mode Linux" in Path("/proc/cpuinfo").read_text() else 1
+"""Times in scenarios are those of a native kernel; in the lab's machine they are allowed to be five times as long."""
+POLL = 0.05
+
+
+async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0) -> T:
+    """Return the result of `check` once it raises no AssertionError or OSError, within that many native seconds."""
+    deadline = asyncio.get_running_loop().time() + within * SLOWNESS
+    while True:
+        try:
+            result = check()
+            return await result if isinstance(result, Awaitable) else result
+        except (AssertionError, OSError):
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(POLL)
+
+
+class Deployment:
+    """A kroute process on each node; `apply` and `delete` change what they are to serve."""
+
+    def __init__(self, cluster: Cluster, manifests: Path) -> None:
+        self.cluster = cluster
+        self.manifests = manifests
+        self.agents: dict[str, KrouteProcess] = {}
+        self.node_objects = [objects.node(node) for node in cluster.nodes.values()]
+        self.apply(*self.node_objects)
+
+    def apply(self, *items: objects.Object) -> None:
+        """Create or replace objects, each in a file of its own, each file in one step."""
+        for item in items:
+            path = self._path(item)
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(item))
+            unfinished.replace(path)
+
+    def delete(self, *items: objects.Object) -> None:
+        """Delete objects."""
+        for item in items:
+            self._path(item).unlink()
+
+    async def start(self, *flags: str, nodes: tuple[str, ...] = (), wait: bool = True) -> None:
+        """Start kroute on the nodes (all by default), and `wait` until each has applied what there is."""
+        for name in nodes or tuple(self.cluster.nodes):
+            self.agents[name] = await self.cluster.node(name).kroute(
+                "run", "--manifests", str(self.manifests), "--node-name", name, "--resync-period", "5s", *flags
+            )
+        for name in (nodes or tuple(self.cluster.nodes)) if wait else ():
+            await self.agents[name].ready()
+
+    async def stop(self) -> None:
+        """Stop every agent in order; the data path stays."""
+        for agent in self.agents.values():
+            assert await agent.terminate() == 0
+        self.agents.clear()
+
+    async def cleanup(self) -> None:
+        """Run `kroute cleanup` on every node."""
+        await self.stop()
+        for node in self.cluster.nodes.values():
+            cleanup = await node.kroute("cleanup")
+            assert await cleanup.wait() == 0, cleanup.log.read_text()
+
+    def _path(self, item: objects.Object) -> Path:
+        return self.manifests / ("_".join(objects.identity(item)).lower() + ".json")

@@ -1,0 +1,142 @@
+"""A process that has kroute imported and forks real kroute processes on request.
+
+Each child is in a session and a network namespace of its own, writes to its own log, and ends with the exit code or the
+signal that a freshly started `kroute` would end with: only the seconds of importing are saved.
+
+`python -m tests.lab.fork_server FD` serves the socket FD until its other end is closed. A request is one packet: JSON
+with `argv`, `environment` and `fresh` (replace the child by a new `python -m kroute` after all), and three descriptors:
+the namespace, the log, and a pipe. Into the pipe goes the child's pid on a line, and when it has ended its exit code
+(minus the signal's number, when it was killed) on another.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tests.lab.namespaces import enter
+
+_PRELOADED = ("kroute.cli", "kroute.agent", "kubernetes_asyncio", "aiohttp", "iptc")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a child is to run, and where."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    fresh: bool
+    namespace: int
+    log: int
+    report: int
+
+
+def serve(channel: socket.socket) -> Request | None:
+    """Fork for each request. Returns a request in the child that is to run it, None in the server at the end."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    reports: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([channel.fileno(), wake_read], [], [])
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+            _reap(reports)
+        if channel.fileno() not in readable:
+            continue
+        request = _receive(channel)
+        if request is None:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (channel.detach(), wake_read, wake_write, request.report, *reports.values()):
+                os.close(descriptor)
+            return request
+        os.write(request.report, f"{pid}\n".encode())
+        reports[pid] = request.report
+        os.close(request.namespace)
+        os.close(request.log)
+
+
+def become(request: Request) -> NoReturn:
+    """Turn this process into the kroute that `request` asks for."""
+    os.setsid()
+    enter(request.namespace)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(request.log, 1)
+    os.dup2(request.log, 2)
+    os.environ.update(request.environment)
+    if request.fresh:
+        os.execv(sys.executable, [sys.executable, "-m", "kroute", *request.argv])
+    sys.argv = ["kroute", *request.argv]
+    try:
+        code = importlib.import_module("kroute.cli").main(request.argv)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - whatever ends kroute ends this process in the same way
+        traceback.print_exc()
+        code = 1
+    _leave(code)
+
+
+def _leave(code: object) -> NoReturn:
+    """End as the interpreter does, but leave the memory as it is: to take it apart would first copy all of it."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def _receive(channel: socket.socket) -> Request | None:
+    message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
+    if not message:
+        return None
+    namespace, log, report = descriptors
+    return Request(**json.loads(message), namespace=namespace, log=log, report=report)
+
+
+def _reap(reports: dict[int, int]) -> None:
+    """Report every child that has ended."""
+    while reports:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        report = reports.pop(pid)
+        os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.close(report)
+
+
+def preload() -> None:
+    """Import what kroute imports sooner or later, and keep the garbage collector from copying it in every child."""
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):  # the child that needs it tells, in its own log
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Serve, or, in a child, be kroute."""
+    preload()
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
+        become(request)
+
+
+if __name__ == "__main__":
+    main()

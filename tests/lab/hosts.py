@@ -1,0 +1,166 @@
+"""Whoever has a place in the lab's network: a node, a pod, or somebody outside."""
+
+# ruff: noqa: ASYNC109 - how long a call is given is part of what a test says
+
+import socket
+from collections import Counter
+from typing import Self
+
+from tests.lab.calls import PATIENCE, Connection, Stream, ask_http, ask_udp
+from tests.lab.kernel_state import Snapshot, VirtualServer, addresses, local_routes, virtual_servers
+from tests.lab.namespaces import Namespace
+from tests.lab.servers import Answer, Server
+from tests.lab.traffic import Traffic
+
+
+class Host:
+    """A namespace with addresses, from which calls are made and in which servers run."""
+
+    def __init__(self, name: str, namespace: Namespace, traffic: Traffic, ip: str, ip6: str) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.ip = ip
+        self.ip6 = ip6
+        self._traffic = traffic
+        self._server = Server(name, namespace)
+        self._streams: list[Stream] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.ip}>"
+
+    # ---- servers -------------------------------------------------------------------------------------------------
+
+    async def serve(
+        self, *, http: int | None = None, udp: int | None = None, sctp: int | None = None, address: str = "::"
+    ) -> Self:
+        """Start servers at the given ports, on every address of the host or on `address`."""
+        if http is not None:
+            await self._traffic.run(self._server.listen_http(http, address=address))
+        if sctp is not None:
+            await self._traffic.run(self._server.listen_http(sctp, socket.IPPROTO_SCTP, address))
+        if udp is not None:
+            await self._traffic.run(self._server.listen_udp(udp, address))
+        return self
+
+    async def stop_serving(self, *, reset: bool = False) -> None:
+        """End the servers and their connections: in order, or with a TCP reset."""
+        await self._traffic.run(self._server.close(reset=reset))
+
+    # ---- calls ---------------------------------------------------------------------------------------------------
+
+    async def http(
+        self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
+    ) -> Answer:
+        """Ask over HTTP on a new TCP connection; `source` is (address, port or 0), else the kernel chooses."""
+        return await self._traffic.run(
+            ask_http(self.namespace, address, port, socket.IPPROTO_TCP, source, timeout),
+        )
+
+    async def sctp(
+        self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
+    ) -> Answer:
+        """Ask over HTTP on a new SCTP association."""
+        return await self._traffic.run(
+            ask_http(self.namespace, address, port, socket.IPPROTO_SCTP, source, timeout),
+        )
+
+    async def udp(
+        self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
+    ) -> Answer:
+        """Ask with one datagram."""
+        return await self._traffic.run(ask_udp(self.namespace, address, port, source, timeout))
+
+    async def spread(self, address: str, port: int, calls: int, protocol: str = "http") -> Counter[str]:
+        """Call `calls` times, one after the other, by `http`, `udp` or `sctp`; count who answered."""
+        ask = {"http": self.http, "udp": self.udp, "sctp": self.sctp}[protocol]
+        return Counter([(await ask(address, port)).host for _ in range(calls)])
+
+    async def connect(self, address: str, port: int, protocol: int = socket.IPPROTO_TCP) -> "OpenConnection":
+        """Open an HTTP connection for several requests."""
+        opening = Connection.open(self.namespace, address, port, protocol)
+        return OpenConnection(await self._traffic.run(opening), self._traffic)
+
+    async def open_stream(
+        self, address: str, port: int, *, interval: float = 0.1, patience: float = PATIENCE
+    ) -> "OpenStream":
+        """Open a connection over which a byte goes to the server and back every `interval` seconds."""
+        stream = await self._traffic.run(self._start_stream(address, port, interval, patience))
+        self._streams.append(stream)
+        return OpenStream(stream, self._traffic)
+
+    async def _start_stream(self, address: str, port: int, interval: float, patience: float) -> Stream:
+        connection = await Connection.open(self.namespace, address, port, socket.IPPROTO_TCP)
+        await connection.request("/stream")
+        return Stream(connection, interval, patience)
+
+    # ---- the kernel ----------------------------------------------------------------------------------------------
+
+    def run(self, *argv: str, stdin: str = "", timeout: float = 60) -> str:
+        """Run a command here and return its stdout. Raises CommandError with its stderr."""
+        return self.namespace.run(*argv, stdin=stdin, timeout=timeout)
+
+    def sysctl(self, name: str, value: object = None) -> str:
+        """Return a sysctl of this host, after setting it when `value` is given."""
+        return self.namespace.sysctl(name, value)
+
+    def ipvs(self) -> dict[str, VirtualServer]:
+        """Return the IPVS table, keyed `TCP 10.254.0.10:8080`."""
+        return virtual_servers(self.namespace)
+
+    def addresses(self, interface: str) -> list[str]:
+        """Return an interface's addresses, such as `10.254.0.10/32`."""
+        return addresses(self.namespace, interface)
+
+    def local_routes(self) -> dict[str, str]:
+        """Return the preferred source of each local route, by destination."""
+        return local_routes(self.namespace)
+
+    def snapshot(self) -> Snapshot:
+        """Return all that kroute could have changed here, for a comparison with `diff`."""
+        return Snapshot.of(self.namespace)
+
+    def close(self) -> None:
+        """End servers, streams and the namespace. Nobody is told: to others the host has vanished."""
+        for stream in self._streams:
+            self._traffic.call(stream.close())
+        self._traffic.call(self._server.close())
+        self.namespace.delete()
+
+
+class OpenConnection:
+    """A connection that a test asks several times."""
+
+    def __init__(self, connection: Connection, traffic: Traffic) -> None:
+        self._connection = connection
+        self._traffic = traffic
+
+    async def ask(self) -> Answer:
+        """Send one more request. Raises ConnectionError when the connection has ended."""
+        return await self._traffic.run(self._connection.ask())
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._traffic.loop.call_soon_threadsafe(self._connection.close)
+
+
+class OpenStream:
+    """A stream that a test watches."""
+
+    def __init__(self, stream: Stream, traffic: Traffic) -> None:
+        self._stream = stream
+        self._traffic = traffic
+
+    @property
+    def echoed(self) -> int:
+        """How many bytes have made the round trip."""
+        return self._stream.echoed
+
+    @property
+    def failure(self) -> str | None:
+        """How the stream broke, if it did."""
+        return self._stream.failure
+
+    async def close(self) -> None:
+        """End the stream; raise AssertionError if it had broken before."""
+        await self._traffic.run(self._stream.close())
+        assert self.failure is None, f"the stream {self.failure}"

@@ -1,0 +1,42 @@
+"""`python -m tests.lab.run [-i] COMMAND...`: run a command where the lab's kernel is; its exit code is this one's.
+
+The command's output arrives live, without the machine's boot messages. `-i` gives it the terminal.
+"""
+
+import os
+import sys
+
+from tests.lab.machine import PROJECT, Machine, MachineError
+from tests.lab.mode import lab_mode
+
+PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return what a command in the lab finds in its environment, `KROUTE_...` settings of the caller included."""
+    kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("KROUTE_")}
+    return {**kept, "KROUTE_LAB": "host", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1", **more}
+
+
+def main(arguments: list[str]) -> int:
+    """Run `arguments` in the lab and return its exit code."""
+    interactive = arguments[:1] == ["-i"]
+    command = arguments[1:] if interactive else arguments
+    if lab_mode() == "host":
+        os.chdir(PROJECT)
+        os.environ.update(environment())
+        os.execvp(command[0], command)
+    if interactive and sys.stdin.isatty():
+        size = os.get_terminal_size()
+        os.environ.update(COLUMNS=str(size.columns), LINES=str(size.lines))
+    with Machine("run") as machine:
+        try:
+            machine.start(command, environment=environment(), output=sys.stdout.buffer, terminal=interactive)
+            return machine.wait()
+        except MachineError as error:
+            print(error, file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

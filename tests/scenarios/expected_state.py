@@ -1,0 +1,103 @@
+"""What the kernel of a node must hold for given objects, and what of it is not so.
+
+The plans come from a new catalog that is given the final objects at once: the full computation that every incremental
+state is held against. The kernel is read with the tools that an operator has, not with kroute's own code.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kroute.planning.catalog import Catalog
+from kroute.planning.node_facts import NodeFacts
+from kroute.planning.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
+from kroute.planning.plan import AddressSet, ServicePlan, SetEntry, VirtualServer
+from kroute.settings import Settings
+from tests.lab import cluster
+from tests.lab.objects import Object
+
+KINDS: dict[str, type[KubernetesObject]] = {"Service": Service, "EndpointSlice": EndpointSlice, "Node": Node}
+
+
+def full_plans(items: Iterable[Object], node_name: str) -> list[ServicePlan]:
+    """The plans of all Services among `items`, computed from nothing else."""
+    catalog = Catalog(Settings(node_name=node_name), NodeFacts(node_name))
+    catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
+    catalog.take(Listed(kind) for kind in KINDS.values())
+    return catalog.commit()
+
+
+def faults(node: "cluster.Node", plans: Iterable[ServicePlan]) -> list[str]:
+    """What the node's kernel has too much, too little, or otherwise than planned; [] when all is right.
+
+    A real server that no plan names may still be draining: it must have weight 0.
+    """
+    plans = list(plans)
+    return [*_ipvs_faults(node, plans), *_vip_faults(node, plans), *_set_faults(node, plans)]
+
+
+def assert_right(node: "cluster.Node", items: Iterable[Object]) -> None:
+    """Raise AssertionError with all that is not as the objects say."""
+    found = faults(node, full_plans(items, node.name))
+    assert not found, "\n".join(found)
+
+
+def _ipvs_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
+    actual = node.ipvs()
+    planned = {str(server.key): server for plan in plans for server in plan.virtual_servers}
+    found = [f"virtual server {key} is too many" for key in actual.keys() - planned.keys()]
+    found += [f"virtual server {key} is missing" for key in planned.keys() - actual.keys()]
+    for key in actual.keys() & planned.keys():
+        server, state = planned[key], actual[key]
+        if (state.scheduler, _persistence(state.flags)) != (server.scheduler, _planned_persistence(server)):
+            found.append(f"virtual server {key} is {state.scheduler} {state.flags}, planned {server}")
+        serving = {address for address, real in state.real_servers.items() if real.weight}
+        wanted = {_endpoint(real.address, real.port) for real in server.real_servers}
+        if serving != wanted:
+            found.append(f"virtual server {key} has {sorted(serving)}, planned {sorted(wanted)}")
+    return found
+
+
+def _persistence(flags: str) -> int:
+    words = flags.split()
+    return int(words[words.index("persistent") + 1]) if "persistent" in words else 0
+
+
+def _planned_persistence(server: VirtualServer) -> int:
+    return server.persistence.timeout if server.persistence else 0
+
+
+def _vip_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
+    vips = {vip.address: vip.source for plan in plans for vip in plan.vips}
+    bound = {address.partition("/")[0] for address in node.addresses("kube-dummy-if")}
+    found = [f"address {address} is too many" for address in bound - vips.keys()]
+    found += [f"address {address} is missing" for address in vips.keys() - bound]
+    routes = node.local_routes()
+    found += [
+        f"route to {address} has source {routes.get(address)!r}, planned {source!r}"
+        for address, source in vips.items()
+        if source is not None and routes.get(address) != source
+    ]
+    return found
+
+
+def _set_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
+    wanted = {_saved(entry) for plan in plans for entry in plan.set_entries}
+    names = tuple(f"add KROUTE-{family}{name}" for family in ("", "6-") for name in AddressSet)
+    actual = {line for line in node.run("ipset", "save").splitlines() if line.startswith(names)}
+    return [
+        *(f"set entry {line!r} is too many" for line in actual - wanted),
+        *(f"set entry {line!r} is missing" for line in wanted - actual),
+    ]
+
+
+def _saved(entry: SetEntry) -> str:
+    """The entry as `ipset save` prints it."""
+    address, protocol, port, *second = entry.element
+    name = {6: "tcp", 17: "udp", 132: "sctp"}[int(protocol)]
+    family = "6-" if ":" in address else ""
+    return f"add KROUTE-{family}{entry.set} {','.join([address, f'{name}:{port}', *map(str, second)])}"
+
+
+def _endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,149 @@
+"""After any changes and restarts the real kernel holds what a full computation of the last objects gives."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.lab import objects
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.objects import Object, identity
+from tests.scenarios.conftest import World
+from tests.scenarios.expected_state import assert_right
+
+SEQUENCES = 200
+NAMES = ("a", "b", "c", "d")
+CLUSTER_IPS = (
+    ("10.254.2.1", "fd00:10:254::2:1"),
+    ("10.254.2.2", "fd00:10:254::2:2"),
+    ("10.254.2.3",),
+    ("fd00:10:254::2:4",),
+)
+"""Fewer than there are Services times ports, so that some of them get into each other's way."""
+SECOND_ADDRESSES = ("192.168.123.240", "fd00:192:168:123::240")
+
+
+@dataclass
+class Story:
+    """kroute on node1, and the objects that it is given."""
+
+    world: World
+    deployment: Deployment
+    items: dict[tuple[str, str, str], Object] = field(default_factory=dict)
+
+    def create(self, *items: Object) -> None:
+        self.items |= {identity(item): item for item in items}
+        self.deployment.apply(*items)
+
+    def delete(self, kind: str, name: str) -> None:
+        for item in [item for key, item in self.items.items() if key[0] == kind and key[2].startswith(name)]:
+            del self.items[identity(item)]
+            self.deployment.delete(item)
+
+    async def is_told(self) -> None:
+        node1 = self.world.cluster.node("node1")
+        await eventually(lambda: assert_right(node1, self.items.values()), within=15)
+
+
+Event = Callable[[Story], Any]
+
+
+def service_applied(name: str, ips: tuple[str, ...], ports: dict[str, int], scheduler: str, affinity: str) -> Event:
+    annotations = {"kroute.io/service.scheduler": scheduler}
+    item = objects.service(name, *ips, ports=ports, annotations=annotations, sessionAffinity=affinity)
+    return lambda story: story.create(item)
+
+
+def slices_applied(name: str, pods: list[int], conditions: dict[str, bool]) -> Event:
+    ports = {"TCP": 8080, "UDP": 5353}
+    return lambda story: story.create(
+        *objects.endpoint_slices(name, [story.world.web[pod] for pod in pods], ports, **conditions)
+    )
+
+
+def deleted(kind: str, name: str) -> Event:
+    return lambda story: story.delete(kind, name)
+
+
+def node_moved(to_second: bool) -> Event:
+    def move(story: Story) -> None:
+        item = objects.node(story.world.cluster.node("node1"))
+        if to_second:
+            item["status"]["addresses"] = [{"type": "InternalIP", "address": ip} for ip in SECOND_ADDRESSES]
+        story.create(item)
+
+    return move
+
+
+def restarted(*, killed: bool) -> Event:
+    async def restart(story: Story) -> None:
+        agent = story.deployment.agents["node1"]
+        assert await (agent.kill() if killed else agent.terminate()) in {0, -9}
+        await story.deployment.start(nodes=("node1",), wait=False)
+
+    return restart
+
+
+NAME = st.sampled_from(NAMES)
+EVENTS = st.one_of(
+    st.builds(
+        service_applied,
+        NAME,
+        st.sampled_from(CLUSTER_IPS),
+        st.sampled_from([{"TCP": 80}, {"TCP": 80, "UDP": 53}, {"TCP": 81}]),
+        st.sampled_from(["rr", "lc", "sh", "fastest"]),
+        st.sampled_from(["None", "ClientIP"]),
+    ),
+    st.builds(
+        slices_applied,
+        NAME,
+        st.lists(st.integers(0, 2), unique=True),
+        st.sampled_from([{}, {"ready": False}, {"ready": False, "serving": True, "terminating": True}]),
+    ),
+    st.builds(deleted, st.sampled_from(["Service", "EndpointSlice"]), NAME),
+    st.builds(node_moved, st.booleans()),
+    st.builds(lambda killed: restarted(killed=killed), st.booleans()),
+)
+
+
+@pytest.fixture(scope="module")
+def second_addresses(world: World) -> Iterator[None]:
+    """Further addresses of node1, for its Node object to move to."""
+    node1 = world.cluster.node("node1")
+    for address in SECOND_ADDRESSES:
+        node1.run("ip", "address", "add", address, "dev", "eth0")
+    yield
+    for address, prefix in zip(SECOND_ADDRESSES, (32, 128), strict=True):
+        node1.run("ip", "address", "del", f"{address}/{prefix}", "dev", "eth0")
+
+
+@pytest.mark.usefixtures("second_addresses")
+def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: Path) -> None:
+    deployment = Deployment(world.cluster, tmp_path)
+    story = Story(world, deployment, {identity(item): item for item in deployment.node_objects})
+    played = 0
+
+    with asyncio.Runner() as runner:
+        runner.run(deployment.start(nodes=("node1",)))
+
+        @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None)
+        @hypothesis.given(st.lists(EVENTS, min_size=1, max_size=6))
+        def play(sequence: list[Event]) -> None:
+            nonlocal played
+            for event in sequence:
+                result = event(story)
+                if asyncio.iscoroutine(result):
+                    runner.run(result)
+            runner.run(story.is_told())
+            played += 1
+
+        try:
+            play()
+            assert played >= SEQUENCES
+        finally:
+            runner.run(deployment.cleanup())

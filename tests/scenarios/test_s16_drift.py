@@ -1,0 +1,109 @@
+"""S16: what somebody deletes comes back; what somebody else adds stays."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.objects import endpoint_slices, service
+from tests.scenarios.conftest import FAMILIES, Family, World
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+AT_ONCE = 1.0
+RESYNC_PERIOD = 5.0
+
+Damage = Callable[[Node, Family], None]
+
+
+def address_deleted(node: Node, family: Family) -> None:
+    prefix = {"IPv4": 32, "IPv6": 128}[family.name]
+    node.run("ip", "address", "del", f"{family.service_ip}/{prefix}", "dev", "kube-dummy-if")
+
+
+def route_deleted(node: Node, family: Family) -> None:
+    flag = {"IPv4": "-4", "IPv6": "-6"}[family.name]
+    node.run("ip", flag, "route", "del", "local", family.service_ip, "dev", "kube-dummy-if", "table", "local")
+
+
+def link_deleted(node: Node, _: Family) -> None:
+    node.run("ip", "link", "del", "kube-dummy-if")
+
+
+def destination_deleted(node: Node, family: Family) -> None:
+    real_server = next(iter(node.ipvs()[f"TCP {family.at(family.service_ip, 8080)}"].real_servers))
+    node.run("ipvsadm", "-d", "-t", family.at(family.service_ip, 8080), "-r", real_server)
+
+
+def virtual_server_deleted(node: Node, family: Family) -> None:
+    node.run("ipvsadm", "-D", "-t", family.at(family.service_ip, 8080))
+
+
+def ipvs_cleared(node: Node, _: Family) -> None:
+    node.run("ipvsadm", "-C")
+
+
+def rules_flushed(node: Node, family: Family) -> None:
+    command = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}[family.name]
+    node.run(command, "-t", "nat", "-F")
+
+
+def sets_flushed(node: Node, _: Family) -> None:
+    node.run("ipset", "flush")
+
+
+@pytest.mark.parametrize(
+    ("damage", "within"),
+    [
+        (address_deleted, AT_ONCE),
+        (route_deleted, AT_ONCE),
+        (link_deleted, AT_ONCE),
+        (destination_deleted, RESYNC_PERIOD),
+        (virtual_server_deleted, RESYNC_PERIOD),
+        (ipvs_cleared, RESYNC_PERIOD),
+        (rules_flushed, RESYNC_PERIOD),
+        (sets_flushed, RESYNC_PERIOD),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_s16_everything_is_back_in_time(
+    damage: Damage, within: float, world: World, deployment: Deployment, family: Family
+) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start("--masquerade-all", nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    before = node1.snapshot()
+    damage(node1, family)
+    assert before.diff(node1.snapshot()), "the damage has done nothing"
+
+    def is_as_before() -> None:
+        changed = before.diff(node1.snapshot())
+        assert not changed, changed
+
+    await eventually(is_as_before, within)
+    assert len(await node1.spread(family.service_ip, 8080, 6)) == 3
+    assert '"repair"' in deployment.agents["node1"].log.read_text()
+
+
+async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, deployment: Deployment) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    node1.run("ipvsadm", "-A", "-t", "10.254.0.10:9999", "-s", "wlc")
+    node1.run("ipvsadm", "-A", "-t", f"{node1.ip}:7777", "-s", "rr")
+    node1.run("ipset", "create", "FOREIGN", "hash:ip")
+    node1.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
+    try:
+        before = node1.snapshot()
+        virtual_server_deleted(node1, FAMILIES[0])
+
+        def is_as_before() -> None:
+            changed = before.diff(node1.snapshot())
+            assert not changed, changed
+
+        await eventually(is_as_before, 2 * RESYNC_PERIOD)
+    finally:
+        node1.run("ipvsadm", "-D", "-t", "10.254.0.10:9999")
+        node1.run("ipvsadm", "-D", "-t", f"{node1.ip}:7777")
+        node1.run("ipset", "destroy", "FOREIGN")
+        node1.run("iptables-legacy", "-t", "nat", "-D", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")

@@ -1,0 +1,104 @@
+"""S18: open connections live through stop, kill, upgrade and restart of kroute, and through the drain of their pod."""
+
+import asyncio
+
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import OpenStream
+from tests.lab.objects import endpoint_slices, service
+from tests.scenarios.conftest import FAMILIES, Family, World
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+RESTARTS = 20
+
+
+async def goes_on(stream: OpenStream) -> None:
+    """A byte that was sent after this was asked has come back."""
+    echoed = stream.echoed
+
+    def has_moved() -> None:
+        assert stream.failure is None, stream.failure
+        assert stream.echoed > echoed + 1
+
+    await eventually(has_moved)
+
+
+async def test_s18_twenty_restarts_lose_no_byte(world: World, deployment: Deployment, family: Family) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    streams = [await client.open_stream(family.service_ip, 8080) for client in (world.visitor, node1)]
+    before = node1.snapshot()
+    for restart in range(RESTARTS):
+        agent = deployment.agents["node1"]
+        assert await (agent.kill() if restart % 2 else agent.terminate()) in {0, -9}
+        await deployment.start(nodes=("node1",))
+        changed = before.diff(node1.snapshot())
+        assert not changed, changed
+    for stream in streams:
+        await goes_on(stream)
+        await stream.close()
+
+
+async def test_s18_a_connection_to_a_draining_pod_lives(world: World, deployment: Deployment, family: Family) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web[1:2]))
+    await deployment.start(nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    stream = await world.visitor.open_stream(family.service_ip, 8080)
+    deployment.apply(*endpoint_slices("web", world.web[2:]))
+    await eventually(lambda: _weights_are(node1, family, {"web-2": 0, "web-3": 1}, world))
+    assert set(await world.visitor.spread(family.service_ip, 8080, 4)) == {"web-3"}
+    await goes_on(stream)
+    await stream.close()
+    await eventually(lambda: _weights_are(node1, family, {"web-3": 1}, world), within=150)
+
+
+async def test_s18_a_pod_that_comes_back_while_draining_keeps_its_connection(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web[1:2]))
+    await deployment.start(nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    stream = await world.visitor.open_stream(family.service_ip, 8080)
+    deployment.apply(*endpoint_slices("web", world.web[2:]))
+    await eventually(lambda: _weights_are(node1, family, {"web-2": 0, "web-3": 1}, world))
+    assert await deployment.agents["node1"].kill() == -9
+    await deployment.start(nodes=("node1",))
+    _weights_are(node1, family, {"web-2": 0, "web-3": 1}, world)
+    deployment.apply(*endpoint_slices("web", world.web[1:]))
+    await eventually(lambda: _weights_are(node1, family, {"web-2": 1, "web-3": 1}, world))
+    await goes_on(stream)
+    await stream.close()
+
+
+async def test_s18_the_drain_timeout_ends_a_connection_that_does_not_end(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web[1:2]))
+    await deployment.start("--drain-timeout", "3s", nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    stream = await world.visitor.open_stream(family.service_ip, 8080, patience=2)
+    deployment.apply(*endpoint_slices("web", world.web[2:]))
+    await eventually(lambda: _weights_are(node1, family, {"web-3": 1}, world), within=20)
+
+    def has_broken() -> None:
+        assert stream.failure is not None
+
+    await eventually(has_broken)
+
+
+async def test_kroute_ends_soon_after_sigterm_and_leaves_the_data_path(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    before = asyncio.get_running_loop().time()
+    await deployment.stop()
+    assert asyncio.get_running_loop().time() - before < 5 * 5
+    assert len(await world.visitor.spread(family.service_ip, 8080, 6)) == 3
+
+
+def _weights_are(node: Node, family: Family, expected: dict[str, int], world: World) -> None:
+    pods = {family.at(family.of(pod), 8080): pod.name for pod in world.web}
+    real_servers = node.ipvs()[f"TCP {family.at(family.service_ip, 8080)}"].real_servers
+    assert {pods[address]: server.weight for address, server in real_servers.items()} == expected

@@ -1,0 +1,122 @@
+"""kroute is killed at random moments of a run in which everything changes all the time.
+
+After each next start the kernel must be as the objects say, and what was right before must have been there all along:
+a Service that nobody changes is looked at while kroute dies and comes back, and a connection through it stays open.
+"""
+
+import asyncio
+import itertools
+import random
+import socket
+from pathlib import Path
+
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.objects import Object, endpoint_slices, identity, service
+from tests.scenarios.conftest import FAMILIES, World
+from tests.scenarios.expected_state import assert_right
+
+KILLS = 50
+CHURNING = 8
+LONGEST_LIFE = 1.5
+"""Seconds after which kroute is dead at the latest: shorter and longer than its start takes."""
+ANCHOR_IPS = tuple(family.service_ip for family in FAMILIES)
+ANCHOR_SERVERS = {f"TCP {family.at(family.service_ip, 8080)}" for family in FAMILIES}
+
+
+class Churn:
+    """Services and endpoints that change at random. `items` is what exists now."""
+
+    def __init__(self, world: World, deployment: Deployment, seed: int) -> None:
+        self._world = world
+        self._deployment = deployment
+        self._random = random.Random(seed)
+        self.items: dict[tuple[str, str, str], Object] = {}
+
+    def create(self, *items: Object) -> None:
+        self.items |= {identity(item): item for item in items}
+        self._deployment.apply(*items)
+
+    def step(self) -> None:
+        """Change one thing."""
+        number = self._random.randrange(CHURNING)
+        name = f"churn-{number}"
+        present = [item for item in self.items.values() if item["metadata"]["name"].startswith(name)]
+        if present and self._random.random() < 0.3:
+            for item in present:
+                del self.items[identity(item)]
+            self._deployment.delete(*present)
+            return
+        pods = self._random.sample(self._world.web, self._random.randint(0, 3))
+        scheduler = self._random.choice(["rr", "lc", "sh"])
+        self.create(
+            service(
+                name, f"10.254.1.{number}", f"fd00:10:254::1:{number}",
+                ports=self._random.choice([{"TCP": 80}, {"TCP": 80, "UDP": 53}, {"TCP": 81}]),
+                annotations={"kroute.io/service.scheduler": scheduler},
+            ),
+            *endpoint_slices(name, pods, {"TCP": 8080, "UDP": 5353}),
+        )  # fmt: skip
+
+    async def run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self.step()
+            await asyncio.sleep(0.05)
+
+
+async def watch_anchor(node: Node, stop: asyncio.Event) -> int:
+    """Look at the anchor until told to stop; returns how often it was looked at."""
+    looks = 0
+    while not stop.is_set():
+        table = await asyncio.to_thread(node.ipvs)
+        for key in ANCHOR_SERVERS:
+            assert key in table, f"virtual server {key} vanished"
+            weights = [real.weight for real in table[key].real_servers.values()]
+            assert weights == [1, 1, 1], f"virtual server {key} had weights {weights}"
+        bound = await asyncio.to_thread(_bound_addresses, node)
+        assert set(ANCHOR_IPS) <= bound, f"of the addresses {ANCHOR_IPS} only {bound} were bound"
+        looks += 1
+    return looks
+
+
+def _bound_addresses(node: Node) -> set[str]:
+    """The anchor's addresses that are local, from procfs: quicker than a command."""
+    trie = node.namespace.read("/proc/net/fib_trie").splitlines()
+    ipv4 = {line.split()[1] for line, below in itertools.pairwise(trie) if "host LOCAL" in below}
+    ipv6 = {line.split()[0] for line in node.namespace.read("/proc/net/if_inet6").splitlines()}
+    packed = {ip: socket.inet_pton(socket.AF_INET6, ip).hex() for ip in ANCHOR_IPS if ":" in ip}
+    return {ip for ip in ANCHOR_IPS if ip in ipv4 or packed.get(ip) in ipv6}
+
+
+async def test_sigkill_at_fifty_random_moments_leaves_nothing_wrong(
+    world: World, deployment: Deployment, tmp_path: Path
+) -> None:
+    node1 = world.cluster.node("node1")
+    churn = Churn(world, deployment, seed=18)
+    churn.create(service("anchor", *ANCHOR_IPS), *endpoint_slices("anchor", world.web))
+    for _ in range(CHURNING):
+        churn.step()
+    node_objects = [item for item in deployment.node_objects if identity(item)[2] == "node1"]
+    await deployment.start(nodes=("node1",))
+    stream = await world.visitor.open_stream(ANCHOR_IPS[0], 8080)
+    dice = random.Random(50)
+    looks = 0
+    for _ in range(KILLS // 2):
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch_anchor(node1, stop))
+            churning = group.create_task(churn.run(stop))
+            await asyncio.sleep(dice.uniform(0, LONGEST_LIFE))
+            await deployment.agents["node1"].kill()
+            churn.step()
+            await deployment.start(nodes=("node1",), wait=False)
+            await asyncio.sleep(dice.uniform(0, LONGEST_LIFE))
+            await deployment.agents["node1"].kill()
+            await deployment.start(nodes=("node1",))
+            stop.set()
+            looks += await watching
+            await churning
+        items = [*churn.items.values(), *node_objects]
+        await eventually(lambda items=items: assert_right(node1, items), within=15)
+    assert looks >= KILLS
+    await stream.close()

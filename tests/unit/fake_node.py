@@ -1,0 +1,230 @@
+"""A node in memory: a fake kernel, and the three controllers on it, driven pass by pass on a clock that tests move."""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.cleanup import cleanup
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.controller import Controller
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.ledger import Ledger
+from kroute.controllers.masquerade import Masquerade
+from kroute.controllers.masquerade_rules import IPV4, IPV6
+from kroute.controllers.milestones import Milestones
+from kroute.controllers.route_fix import RouteFix
+from kroute.controllers.service_proxy import ServiceProxy
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import (
+    AddressSet,
+    Persistence,
+    Problem,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    SetEntry,
+    Vip,
+    VirtualServer,
+    VirtualServerKey,
+)
+from kroute.settings import Settings
+from tests.fakes.addresses import FakeAddresses
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.links import FakeLinks
+from tests.fakes.monitor import FakeMonitor
+from tests.fakes.routes import FakeRoutes
+from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.xtables import FakeXtables
+
+DUMMY = "kube-dummy-if"
+NODE_IPV4, NODE_IPV6 = "192.168.123.249", "fd00:123::249"
+
+SYSCTLS = {
+    "net.ipv4.vs.conntrack": "0",
+    "net.ipv4.vs.expire_nodest_conn": "0",
+    "net.ipv4.vs.expire_quiescent_template": "0",
+    "net.ipv4.vs.conn_reuse_mode": "1",
+    "net.ipv4.ip_forward": "0",
+    "net.ipv4.conf.all.accept_redirects": "1",
+    "net.ipv6.conf.all.forwarding": "0",
+}
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def new_kernel(**options: object) -> FakeKernel:
+    """A kernel with one wire, the node's own addresses on it, and the usual sysctls."""
+    kernel = FakeKernel(**options)
+    kernel.add_link("eth0")
+    kernel.add_address("eth0", NODE_IPV4, 24)
+    kernel.add_address("eth0", NODE_IPV6, 64)
+    kernel.sysctls.update(SYSCTLS)
+    return kernel
+
+
+class FakeNode:
+    """One run of kroute's controllers on a kernel; `restarted()` is the next run on the same kernel and state."""
+
+    def __init__(self, state_dir: Path, kernel: FakeKernel | None = None, **settings: object) -> None:
+        self.kernel = kernel or new_kernel()
+        self.settings = Settings(node_name="node3", state_dir=state_dir, **settings)
+        self.clock = Clock()
+        self.problems: list[tuple[ObjectKey, Problem]] = []
+        self.broadcaster = Broadcaster()
+        self.milestones = Milestones()
+        self.ledger = Ledger.open(state_dir)
+        self.ipvs = FakeIpvs(self.kernel)
+        self.ipset = FakeIpset(self.kernel)
+        self.interface = DummyInterface(DUMMY, FakeLinks(self.kernel), self.ledger)
+        self._monitors = {
+            "service_proxy": FakeMonitor(self.kernel, only_interface=DUMMY, routes=False),
+            "route_fix": FakeMonitor(self.kernel, only_interface=DUMMY),
+        }
+        self.service_proxy = ServiceProxy(
+            self.settings,
+            self.broadcaster.subscribe("service_proxy"),
+            self.milestones,
+            interface=self.interface,
+            ledger=self.ledger,
+            ipvs=self.ipvs,
+            addresses=FakeAddresses(self.kernel),
+            sysctls=FakeSysctls(self.kernel),
+            kernel_version=self.kernel.version,
+            monitor=self._monitors["service_proxy"],
+            report=lambda key, problem: self.problems.append((key, problem)),
+            clock=self.clock,
+        )
+        self.route_fix = RouteFix(
+            self.settings,
+            self.broadcaster.subscribe("route_fix"),
+            self.milestones,
+            interface=self.interface,
+            routes=FakeRoutes(self.kernel),
+            monitor=self._monitors["route_fix"],
+            clock=self.clock,
+        )
+        self.masquerade = Masquerade(
+            self.settings,
+            self.broadcaster.subscribe("masquerade"),
+            self.milestones,
+            ipset=self.ipset,
+            xtables={
+                IPV4: FakeXtables(self.kernel, socket.AF_INET),
+                IPV6: FakeXtables(self.kernel, socket.AF_INET6),
+            },
+            clock=self.clock,
+        )
+        self.controllers: list[Controller] = [self.service_proxy, self.route_fix, self.masquerade]
+
+    async def open(self) -> None:
+        """Open everything that speaks to the kernel."""
+        clients = [self.ipvs, self.ipset, self.interface._links, self.service_proxy._addresses, self.route_fix._routes]
+        for client in [*clients, *self.masquerade._xtables.values(), *self._monitors.values()]:
+            await client.open()
+
+    async def start(self, *plans: ServicePlan) -> "FakeNode":
+        """Adopt, take these plans as the first full list, and write until nothing is left to do."""
+        await self.open()
+        self.broadcaster.publish(plans)
+        for controller in self.controllers:
+            await controller.start()
+        await self.settle()
+        return self
+
+    async def apply(self, *plans: ServicePlan) -> None:
+        """Publish plans and write until nothing is left to do."""
+        self.broadcaster.publish(plans)
+        await self.settle()
+
+    async def settle(self, order: Iterable[int] = (0, 1, 2)) -> None:
+        """Let the controllers pass, in this order, until nobody has anything to do at this time."""
+        order = list(order)
+        for _ in range(30):
+            for index in order:
+                await self.pump()
+                await self.controllers[index].step()
+            if not await self.pump() and not any(controller.wake.is_set() for controller in self.controllers):
+                return
+        raise AssertionError("the controllers never come to rest")
+
+    async def pump(self) -> bool:
+        """Deliver the kernel's events; whether there were any."""
+        delivered = False
+        for name, monitor in self._monitors.items():
+            try:
+                async with asyncio.timeout(0):
+                    getattr(self, name)._events += await monitor.next()
+                    delivered = True
+            except TimeoutError:
+                continue
+        return delivered
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, then write until nothing is left to do."""
+        self.clock.now += seconds
+        await self.settle()
+
+    async def audit(self) -> None:
+        """Let a resync period pass."""
+        await self.wait(self.settings.resync_period + 1)
+
+    def restarted(self, **settings: object) -> "FakeNode":
+        """The next run, after this one was killed."""
+        for monitor in self._monitors.values():
+            if monitor.is_open:
+                self.kernel.unsubscribe(monitor._queue)
+        self.kernel.writes.clear()
+        kept = {"resync_period": self.settings.resync_period, "drain_timeout": self.settings.drain_timeout}
+        return FakeNode(self.settings.state_dir, self.kernel, **{**kept, **settings})
+
+    async def cleanup(self) -> CleanupReport:
+        """What `kroute cleanup` does, in a process of its own."""
+        return await cleanup(self.service_proxy, self.route_fix, self.masquerade, self.interface, self.ledger)
+
+
+def server(
+    vip: str = "10.96.0.1",
+    port: int = 80,
+    *real_servers: str,
+    protocol: Protocol = Protocol.TCP,
+    scheduler: str = "rr",
+    flags: int = 0,
+    persistence: Persistence | None = None,
+) -> VirtualServer:
+    """A virtual server; real servers are addresses, all on port 8080."""
+    reals = tuple(RealServer(address, 8080) for address in real_servers)
+    return VirtualServer(VirtualServerKey(protocol, vip, port), scheduler, flags, persistence, reals)
+
+
+def plan(
+    name: str, generation: int, *servers: VirtualServer, source: str | None = NODE_IPV4, source6: str | None = NODE_IPV6
+) -> ServicePlan:
+    """The plan of Service default/NAME with these virtual servers, and what belongs to them."""
+    addresses = sorted({one.key.address for one in servers})
+    entries = [
+        SetEntry(AddressSet.CLUSTER_IP, (one.key.address, int(one.key.protocol), one.key.port)) for one in servers
+    ]
+    entries += [
+        SetEntry(AddressSet.HAIRPIN, (real.address, int(one.key.protocol), real.port, real.address))
+        for one in servers
+        for real in one.real_servers
+    ]
+    return ServicePlan(
+        ObjectKey("default", name),
+        generation,
+        virtual_servers=servers,
+        vips=tuple(Vip(address, source6 if ":" in address else source) for address in addresses),
+        set_entries=tuple(sorted(set(entries))),
+    )

@@ -1,0 +1,155 @@
+"""The broadcaster: one queue a subscriber, which keeps the newest plan of each Service."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kroute.broadcaster import Broadcaster, Subscription
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import ServicePlan
+from tests.builders import plan
+
+KEY = ObjectKey("default", "web")
+
+
+def gone(name: str = "web", generation: int = 9) -> ServicePlan:
+    return ServicePlan(ObjectKey("default", name), generation=generation)
+
+
+def generations(subscription: Subscription) -> dict[str, int]:
+    return {key.name: taken.generation for key, taken in subscription.take().items()}
+
+
+async def waits(subscription: Subscription) -> bool:
+    """Whether the subscriber would have to wait, asked without letting time pass."""
+    try:
+        async with asyncio.timeout(0):
+            await subscription.wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_each_subscriber_gets_each_plan_once() -> None:
+    broadcaster = Broadcaster()
+    first, second = broadcaster.subscribe("first"), broadcaster.subscribe("second")
+    broadcaster.publish([plan("a", generation=1), plan("b", generation=2)])
+    for subscription in (first, second):
+        await subscription.wait()
+        assert generations(subscription) == {"a": 1, "b": 2}
+        assert generations(subscription) == {}
+
+
+async def test_a_newer_plan_replaces_the_one_that_waits() -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    broadcaster.publish([plan(generation=1)])
+    broadcaster.publish([plan(generation=2)])
+    assert generations(subscription) == {"web": 2}
+
+
+async def test_a_plan_that_comes_and_goes_while_it_waits_is_seen_as_gone() -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    broadcaster.publish([plan(generation=1)])
+    broadcaster.publish([gone()])
+    [taken] = subscription.take().values()
+    assert taken.is_empty
+
+
+async def test_a_slow_subscriber_does_not_affect_another() -> None:
+    broadcaster = Broadcaster()
+    slow, quick = broadcaster.subscribe("slow"), broadcaster.subscribe("quick")
+    seen = []
+    for generation in range(1, 6):
+        broadcaster.publish([plan(generation=generation)])
+        seen.append(generations(quick))
+    assert seen == [{"web": generation} for generation in range(1, 6)]
+    assert generations(slow) == {"web": 5}
+
+
+async def test_what_one_subscriber_does_to_its_batch_does_not_affect_another() -> None:
+    broadcaster = Broadcaster()
+    broadcaster.publish([plan()])
+    first, second = broadcaster.subscribe("first"), broadcaster.subscribe("second")
+    first.take().clear()
+    assert set(broadcaster.current) == {KEY}
+    assert generations(second) == {"web": 1}
+
+
+async def test_a_late_subscriber_gets_the_current_plans_and_not_those_that_went() -> None:
+    broadcaster = Broadcaster()
+    broadcaster.publish([plan("a", generation=1), plan("b", generation=2), plan("c", generation=3)])
+    broadcaster.publish([plan("a", generation=4), gone("b")])
+    late = broadcaster.subscribe("late")
+    await late.wait()
+    assert generations(late) == {"a": 4, "c": 3}
+
+
+async def test_subscribers_wait_for_the_first_publish() -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    assert await waits(subscription)
+    async with asyncio.TaskGroup() as tasks:
+        waiter = tasks.create_task(subscription.wait())
+        broadcaster.publish([plan()])
+    assert waiter.done()
+    assert generations(subscription) == {"web": 1}
+    assert await waits(subscription)
+
+
+async def test_the_first_publish_wakes_subscribers_even_without_any_service() -> None:
+    broadcaster = Broadcaster()
+    early = broadcaster.subscribe("early")
+    broadcaster.publish([])
+    assert not await waits(early)
+    assert not await waits(broadcaster.subscribe("late"))
+
+
+@pytest.mark.parametrize("batches", [1, 50])
+async def test_a_queue_is_never_deeper_than_there_are_services(batches: int) -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    for batch in range(batches):
+        broadcaster.publish([plan(f"s{number}", generation=batch + 1) for number in range(10)])
+    assert [it.depth for it in broadcaster.statistics()] == [10]
+    subscription.take()
+    assert [it.depth for it in broadcaster.statistics()] == [0]
+
+
+async def test_lag_is_the_age_of_the_oldest_plan_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("kroute.broadcaster.time.monotonic", lambda: now)
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    now = 110.0
+    broadcaster.publish([plan("a")])
+    now = 112.0
+    broadcaster.publish([plan("b")])
+    now = 115.0
+    assert subscription.statistics().lag == 5.0
+    subscription.take()
+    assert subscription.statistics().lag == 0.0
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()) | st.none(), max_size=40)
+
+
+@given(STEPS)
+def test_a_subscriber_that_takes_now_and_then_ends_up_with_the_current_plans(
+    steps: list[tuple[str, bool] | None],
+) -> None:
+    """None is a moment at which the subscriber takes; everything else publishes a plan, or that it is gone."""
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    seen: dict[ObjectKey, ServicePlan] = {}
+    for generation, step in enumerate([*steps, None], start=1):
+        if step is None:
+            seen.update(subscription.take())
+        else:
+            name, exists = step
+            broadcaster.publish([plan(name, generation=generation) if exists else gone(name, generation)])
+            assert subscription.statistics().depth <= 3
+    assert {key: it for key, it in seen.items() if not it.is_empty} == broadcaster.current

@@ -1,0 +1,152 @@
+"""What the tests of the watchers share: objects, a follower of changes, and a reflector against the stand-in."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kroute.planning.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
+from kroute.settings import Settings
+from kroute.watchers.api import Api
+from kroute.watchers.reflector import Reflector, Timing
+from kroute.watchers.resources import SERVICES, Resource
+from tests.apiserver import ApiServer
+
+os.environ["SSL_CERT_FILE"] = os.devnull
+"""Sessions of aiohttp load the system's certificates (0.2 s); nothing here is signed by any of them."""
+
+PATIENCE = 20.0
+"""Seconds after which a test has waited in vain."""
+
+
+def service(name: str, namespace: str = "default", **spec: Any) -> dict[str, Any]:
+    return {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": 80}], **spec},
+    }
+
+
+def labelled(item: dict[str, Any], **labels: str) -> dict[str, Any]:
+    return {**item, "metadata": {**item["metadata"], "labels": labels}}
+
+
+def key(name: str, namespace: str = "default") -> ObjectKey:
+    return ObjectKey(namespace, name)
+
+
+class Follower:
+    """A sink that keeps what a follower of the changes would have."""
+
+    def __init__(self) -> None:
+        self.items: dict[tuple[type, ObjectKey], KubernetesObject] = {}
+        self.changes: list[Change] = []
+        self.listed: list[type] = []
+        self.batches: list[int] = []
+        self._arrived = asyncio.Event()
+
+    def __call__(self, changes: Sequence[Change]) -> None:
+        self.changes += changes
+        self.batches.append(len(changes))
+        for change in changes:
+            if isinstance(change, Applied):
+                self.items[type(change.item), change.item.key] = change.item
+            elif isinstance(change, Deleted):
+                del self.items[change.kind, change.key]
+            else:
+                self.listed.append(change.kind)
+        self._arrived.set()
+
+    @property
+    def names(self) -> set[str]:
+        return {name.name for _, name in self.items}
+
+    def take(self) -> list[str]:
+        """The changes since the last call, in words."""
+        changes, self.changes = self.changes, []
+        return [words(change) for change in changes]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def until_listed(self) -> None:
+        await self.until(lambda: bool(self.listed))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody announces."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  # what it waits for has no event to set
+            await asyncio.sleep(0.002)
+
+
+def words(change: Change) -> str:
+    match change:
+        case Applied(item):
+            return f"applied {item.metadata.name}"
+        case Deleted(_, name):
+            return f"deleted {name.name}"
+        case Listed(kind):
+            return f"listed {kind.__name__}"
+
+
+class Pauses:
+    """Stands for asyncio.sleep: remembers how long it should have been, and only lets others run."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+        self.arrived = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
+        self.arrived.set()
+        await asyncio.sleep(0.001)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.taken) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+def quick(pauses: Pauses, **changes: Any) -> Timing:
+    """Dice that always show 0, no pauses, and a minute to notice a stall."""
+    return replace(Timing(sleep=pauses, rng=NoJitter(), stall_timeout=60.0, short_watch=0.0), **changes)
+
+
+class NoJitter(random.Random):
+    def random(self) -> float:
+        return 0.0
+
+
+@asynccontextmanager
+async def running(*coroutines: Any) -> AsyncIterator[None]:
+    """Run these beside the body; end them with it."""
+    tasks: list[asyncio.Task[None]] = []
+    async with asyncio.TaskGroup() as group:
+        tasks += [group.create_task(coroutine) for coroutine in coroutines]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@asynccontextmanager
+async def reflecting(
+    server: ApiServer, tmp_path: Path, follower: Follower, timing: Timing, resource: Resource = SERVICES
+) -> AsyncIterator[Reflector]:
+    """A reflector that runs against the stand-in."""
+    settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
+    async with await Api.open(settings) as api:
+        reflector = Reflector(api, resource, follower, timing)
+        async with running(reflector.run()):
+            yield reflector
