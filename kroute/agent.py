@@ -39,7 +39,7 @@ Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
-"""What ends kroute with a sentence and a next step instead of a traceback."""
+"""What ends kroute with a sentence instead of a traceback."""
 
 
 class Agent:
@@ -121,12 +121,14 @@ class Agent:
 
 def main(settings: Settings) -> int:
     """Run kroute in the foreground; returns its exit code."""
+    refusals: list[BaseException] = []
     try:
         return asyncio.run(_serve(settings))
     except* REFUSALS as group:
-        for error in _leaves(group):
-            log.error("kroute.refused", reason=str(error))  # noqa: TRY400  the sentence says it all
-    return 1
+        refusals += _leaves(group)
+    for refusal in refusals:
+        log.error("kroute.refused", reason=str(refusal))
+    return 2 if any(isinstance(refusal, ConfigurationError) for refusal in refusals) else 1
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:

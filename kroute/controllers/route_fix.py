@@ -57,6 +57,13 @@ def ours_among(address: str, routes: Sequence[LocalRoute]) -> SourceRoute | None
     return SourceRoute(sources, routes[0].source == sources[0]) if sources else None
 
 
+def _stale_behind(address: str, applied: SourceRoute | None, wanted: SourceRoute) -> list[str]:
+    """Sources of further routes that somebody has made; of IPv6 there is one at most, which a new one replaces."""
+    if applied is None or len(applied.sources) < 2 or ":" in address:
+        return []
+    return [source for source in applied.sources if source not in wanted.sources]
+
+
 class RouteFix(Preparer[str, SourceRoute]):
     """Owns the source route of each VIP. `monitor` tells of the routes on the dummy interface."""
 
@@ -145,6 +152,7 @@ class RouteFix(Preparer[str, SourceRoute]):
         for address, applied, wanted in differences:
             if wanted is not None:
                 changes += [SetLocalRoute(address, source) for source in wanted.sources]
+                changes += [DeleteLocalRoute(address, source) for source in _stale_behind(address, applied, wanted)]
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
         failures = await self._routes.write(self._interface.name, changes)

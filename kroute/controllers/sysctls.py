@@ -100,16 +100,16 @@ class NodeSysctls:
         return drift
 
     def restore(self, report: CleanupReport) -> None:
-        """Put back what the ledger has, where the present value is still ours."""
-        ours = {
-            name: change
-            for name, change in self._ledger.sysctls.items()
-            if self._sysctls.read(name) == change.new and change.old != change.new
-        }
+        """Put back what the ledger has, where the present value is still ours.
+
+        Those that another one disturbs come behind it in the ledger, and so are put back after it.
+        """
+        ours = {name: change for name, change in self._ledger.sysctls.items() if self._sysctls.read(name) == change.new}
         for name, change in ours.items():
-            with report.step(f"sysctl {name}"):
-                self._sysctls.write(name, change.old)
-                report.add(f"set {name} back to {change.old}")
+            if self._sysctls.read(name) != change.old:
+                with report.step(f"sysctl {name}"):
+                    self._sysctls.write(name, change.old)
+                    report.add(f"set {name} back to {change.old}")
 
     def _set(self, row: Row) -> bool:
         old = self._sysctls.read(row.name)
@@ -124,6 +124,6 @@ class NodeSysctls:
         self._ledger.record(
             SysctlChanged(name, before, after)
             for name, before in disturbed.items()
-            if before is not None and (after := self._sysctls.read(name)) is not None and after != before
+            if before is not None and (after := self._sysctls.read(name)) is not None
         )
         return True

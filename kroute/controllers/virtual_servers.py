@@ -124,19 +124,30 @@ class VirtualServers:
         made = [key for key in keys if key not in self.claims.applied and key not in self._ledger.virtual_servers]
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
-        failures = [failure for failure in await self._ipvs.write(changes) if not is_absent(failure)]
+        failures = await self._make(changes)
         # The first refusal of a virtual server is the reason of the others.
         refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
         taken = {failure.change.key for failure in failures if _is_taken(failure)}
         not_ours = [key for key in made if key in taken]
+        refusals |= {key: self._tell_of_foreign(key) for key in not_ours}
         gone = [key for key in keys if self.claims.wanted(key) is None and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
-        self._account.wrote(len(changes) - len(failures))
-        log_changes(log, [self._event(change) for change in changes if change.key not in refusals])
+        done = [change for change in changes if change.key not in refusals]
+        self._account.wrote(len(done))
+        log_changes(log, [self._event(change) for change in done])
         self._account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
+
+    async def _make(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Write changes; a virtual server that cannot be added may be somebody else's, so nothing is put into it."""
+        additions = [change for change in changes if isinstance(change, AddVirtualServer)]
+        failures = await self._ipvs.write(additions)
+        not_added = {failure.change.key for failure in failures}
+        others = [change for change in changes if not isinstance(change, AddVirtualServer)]
+        failures += await self._ipvs.write([change for change in others if change.key not in not_added])
+        return [failure for failure in failures if not is_absent(failure)]
 
     def _edit(self, key: VirtualServerKey) -> Edit:
         wanted = self.claims.wanted(key)
@@ -165,10 +176,7 @@ class VirtualServers:
     ) -> list[VirtualServerKey]:
         """Leave out, and tell of, those that somebody else has made."""
         taken = [difference.key for difference in differences if difference.key in self._foreign]
-        for key in taken:
-            if key not in self._account.retries:
-                self._tell(key, _foreign_problem(key))
-        refusals = {key: _foreign_problem(key).message for key in taken}
+        refusals = {key: self._tell_of_foreign(key) for key in taken}
         self._account.refused(refusals, (owner for key in taken for owner in self.claims.owners(key)))
         return [difference.key for difference in differences if difference.key not in self._foreign]
 
@@ -231,6 +239,18 @@ class VirtualServers:
     def _is_as_wanted(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
         return serve_alike(applied, self._schedulers.effective(wanted))
 
+    def _tell_of_foreign(self, key: VirtualServerKey) -> str:
+        """Report a virtual server of somebody else's that is in the way, if that is new; returns the sentence."""
+        self._foreign.add(key)
+        subject = f"virtual server {key}"
+        message = (
+            f"{subject} exists on this node and was not made by kroute, so it is left alone and the Service is not "
+            "served there. Delete it (ipvsadm -D), or change the Service."
+        )
+        if key not in self._account.retries:
+            self._tell(key, Problem("ForeignVirtualServer", subject, message))
+        return message
+
     def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
         for owner in self.claims.owners(key):
             self._report(owner, problem)
@@ -243,15 +263,6 @@ class VirtualServers:
 
 def _is_taken(failure: Failure[IpvsChange]) -> bool:
     return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
-
-
-def _foreign_problem(key: VirtualServerKey) -> Problem:
-    subject = f"virtual server {key}"
-    message = (
-        f"{subject} exists on this node and was not made by kroute, so it is left alone and the Service is not served "
-        "there. Delete it (ipvsadm -D), or change the Service."
-    )
-    return Problem("ForeignVirtualServer", subject, message)
 
 
 def _describe(drift: Difference[VirtualServerKey, VirtualServer]) -> str:

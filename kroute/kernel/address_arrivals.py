@@ -10,13 +10,13 @@ from typing import Self
 
 from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
 from kroute.kernel.netlink_message import attributes, unpack_address
-from kroute.kernel.rtnetlink import ADDRESS_HEADER, GROUP_IPV6_ADDRESS, IFA_ADDRESS, IFA_LOCAL, RTM_NEWADDR
+from kroute.kernel.rtnetlink import ADDRESS_HEADER, GROUP_IPV6_ADDRESS, IFA_ADDRESS, IFA_LOCAL, RTM_DELADDR, RTM_NEWADDR
 
 RECEIVE_BUFFER = 8 * 1024 * 1024
 
 
 class AddressArrivals:
-    """The IPv6 addresses that arrive on one interface, from `async with` on."""
+    """The IPv6 addresses that arrive on one interface, or leave it before they have, from `async with` on."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -35,7 +35,7 @@ class AddressArrivals:
         datagram: bytes | None = await self._netlink.receive()
         while datagram is not None:
             for kind, _flags, _sequence, payload in iterate_messages(datagram):
-                if kind == RTM_NEWADDR and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
+                if kind in {RTM_NEWADDR, RTM_DELADDR} and ADDRESS_HEADER.unpack_from(payload)[4] == self._index:
                     arrived.add(_address(payload))
             datagram = self._netlink.receive_now()
         return arrived

@@ -38,7 +38,8 @@ __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefin
 
 IPSET_ERR_BUSY = 4100
 IPSET_ERR_TYPE_MISMATCH = 4102
-WRITE_SLICE = 1024
+WRITE_SLICE = 256
+"""How many changes are encoded before other tasks get a turn."""
 
 
 class SetDefinition(NamedTuple):
@@ -113,26 +114,27 @@ class Ipset(NetlinkClient):
     async def create(self, definition: SetDefinition) -> bool:
         """Make the set; False when one that fits is there already. KernelError EEXIST when it does not fit."""
         family = definition.family
-        [revision] = await self._netlink.request(
-            encode_type_query(definition.type, family), lambda _, payload: parse_type(payload)
-        )
         body = encode_create(
-            definition.name, definition.type, revision, family, definition.hashsize, definition.maxelem
+            definition.name,
+            definition.type,
+            await self._newest_revision(definition),
+            family,
+            definition.hashsize,
+            definition.maxelem,
         )
         refused = await self._netlink.transact(
             [set_message(CMD_CREATE, NLM_F_CREATE | NLM_F_EXCL, body, family=family)]
         )
-        if not refused:
-            return True
-        [number] = refused.values()
-        if number == errno.EEXIST:
+        for number in refused.values():
+            if number != errno.EEXIST:
+                sentence = f"cannot create set {definition.name} ({definition.type}): {describe_errno(number)}"
+                raise KernelError(f"{sentence}; choose other sizes", errno=number)
             found = await self.definition(definition.name)
-            if found is not None and found.fits(definition):
-                return False
-            sentence = f"set {definition.name} exists and is not a {definition.type} of {definition.maxelem} elements"
-            raise KernelError(f"{sentence}; destroy it first", errno=number)
-        sentence = f"cannot create set {definition.name} ({definition.type}): {describe_errno(number)}"
-        raise KernelError(f"{sentence}; load the module ip_set_{definition.type.replace(':', '_')}", errno=number)
+            if found is None or not found.fits(definition):
+                sentence = f"set {definition.name} exists, but is no {definition.type} of {definition.maxelem} elements"
+                raise KernelError(f"{sentence}; destroy it first", errno=number)
+            return False
+        return True
 
     async def read(self, name: str) -> set[Element]:
         """The elements of the set. KernelError ENOENT when there is none of that name."""
@@ -181,6 +183,17 @@ class Ipset(NetlinkClient):
                 sent.append(change)
         refused = await self._netlink.transact(messages)
         return failures + [Failure(sent[index], number) for index, number in refused.items()]
+
+    async def _newest_revision(self, definition: SetDefinition) -> int:
+        """The newest revision of the set type that the kernel has; asking for it makes the kernel load the type."""
+        query = encode_type_query(definition.type, definition.family)
+        try:
+            [revision] = await self._netlink.request(query, lambda _, payload: parse_type(payload))
+        except KernelError as error:
+            sentence = f"cannot create set {definition.name}: {describe_errno(error.errno or errno.EIO)}"
+            module = f"ip_set_{definition.type.replace(':', '_').replace(',', '')}"
+            raise KernelError(f"{sentence}; load the module {module}", errno=error.errno) from error
+        return revision
 
     async def _words_of(self, name: str) -> tuple[str, ...]:
         found = await self.definition(name)

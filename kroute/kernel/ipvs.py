@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 TABLE = Path("/proc/net/ip_vs")
-ENCODE_SLICE = 1024
+ENCODE_SLICE = 256
 """How many changes are encoded before other tasks get a turn."""
 
 

@@ -10,14 +10,13 @@ sequence numbers are below those of the next request, which skips them.
 
 import asyncio
 import errno
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from kroute.kernel.errors import KernelError
+from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.netlink_message import (
     HEADER,
     HEADER_SIZE,
@@ -190,7 +189,7 @@ class NetlinkSocket:
                 if kind in {NLMSG_DONE, NLMSG_ERROR}:
                     number = -to_i32(payload) if len(payload) >= 4 else 0
                     if number > 0:
-                        raise KernelError(f"the kernel refused a request: {os.strerror(number)}", errno=number)
+                        raise KernelError(f"the kernel refused a request: {describe_errno(number)}", errno=number)
                     return None if interrupted else answers
                 if (answer := parse(kind, payload)) is not None:
                     answers.append(answer)

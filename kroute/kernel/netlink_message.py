@@ -5,14 +5,12 @@ import struct
 from collections.abc import Iterator
 
 NLM_F_REQUEST = 0x1
-NLM_F_MULTI = 0x2
 NLM_F_ACK = 0x4
 NLM_F_DUMP_INTR = 0x10
 NLM_F_DUMP = 0x300
 NLM_F_REPLACE = 0x100
 NLM_F_EXCL = 0x200
 NLM_F_CREATE = 0x400
-NLM_F_APPEND = 0x800
 
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
@@ -92,11 +90,6 @@ def to_i32(payload: bytes) -> int:
 def to_be16(payload: bytes) -> int:
     """Read what `be16` wrote."""
     return int(_BE16.unpack(payload)[0])
-
-
-def to_be32(payload: bytes) -> int:
-    """Read a 32-bit number in network byte order."""
-    return int.from_bytes(payload, "big")
 
 
 def to_text(payload: bytes) -> str:

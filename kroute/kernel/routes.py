@@ -1,6 +1,6 @@
 """Routes of table local, which say what source address the node itself uses towards a VIP.
 
-What the kernel does with them, measured on Linux 6.1 (tests/kernel/test_route_facts.py):
+What the kernel does with them, measured on Linux 6.1 (tests/kernel/contracts_network.py, test_routes.py):
 - IPv4: routes to one address form a list, the first wins. A route that was there before the address stays first. The
   kernel's own route (source = the address) goes with the address; ours stays, unless the interface loses its last IPv4
   address, which takes all its routes without a word. `replace` changes the first one, whosever it is, and is refused

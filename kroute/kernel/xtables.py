@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
 COMMIT_ATTEMPTS = 5
-"""The kernel refuses (EAGAIN) a table that somebody changed, without the lock, since it was read."""
+"""How often a table is tried that somebody changes, without the lock, between our reading and our commit."""
 RANDOM_FULLY_KERNEL = (3, 14)
 RANDOM_FULLY_RULE = "-j MASQUERADE --random-fully"
 
@@ -137,29 +138,30 @@ class Xtables:
 
     def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
         """In the thread: read the table under both locks and do the work on it, again if it changed meanwhile."""
-        from kroute.kernel.xtables_library import iptc  # noqa: PLC0415 (slow: `open` loads it)
-        from kroute.kernel.xtables_table import OpenTable  # noqa: PLC0415
+        from kroute.kernel.xtables_table import TableChangedError  # noqa: PLC0415 (slow: `open` loads it)
 
         with _LIBRARY, xtables_lock(self._lock_path, self._lock_timeout):
-            for attempt in range(1, COMMIT_ATTEMPTS + 1):
-                try:
-                    table = OpenTable(self.family, name)
-                    try:
-                        return work(table)
-                    finally:
-                        table.close()
-                except iptc.IPTCError as error:
-                    if attempt == COMMIT_ATTEMPTS or "temporarily unavailable" not in str(error):
-                        raise self._explain(name, error) from error
-                except iptc.XTablesError as error:
-                    raise KernelError(
-                        f"cannot make a rule of table {name}: {error}; check the iptables package"
-                    ) from error
-        raise AssertionError("unreachable")
+            for _ in range(COMMIT_ATTEMPTS - 1):
+                with suppress(TableChangedError):
+                    return self._work_on(name, work)
+            return self._work_on(name, work)
 
-    def _explain(self, table: str, error: Exception) -> KernelError:
+    def _work_on(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
+        from kroute.kernel.xtables_library import iptc  # noqa: PLC0415
+        from kroute.kernel.xtables_table import OpenTable  # noqa: PLC0415
+
         tool, module = ("ip6tables", "ip6table") if self.family == socket.AF_INET6 else ("iptables", "iptable")
-        return KernelError(f"{tool} table {table}: {error}; load the module {module}_{table}")
+        try:
+            table = OpenTable(self.family, name)
+            try:
+                return work(table)
+            finally:
+                table.close()
+        except iptc.IPTCError as error:
+            raise KernelError(f"{tool} table {name}: {error}; load the module {module}_{name}") from error
+        except iptc.XTablesError as error:
+            sentence = f"cannot make a rule of {tool} table {name}: {error}"
+            raise KernelError(f"{sentence}; check the version of the iptables package") from error
 
 
 def _load_library() -> None:

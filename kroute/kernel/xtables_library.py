@@ -1,6 +1,8 @@
 """python-iptables, imported and made fit for a long-running agent. Import this module in the xtables thread only.
 
-- Its import asks ctypes.util.find_library for each shared library, which runs ldconfig, the C compiler and the linker
+- Its import asks for distutils, in whose place setuptools, where it is installed, puts itself with all that it brings
+  along (nine tenths of the time, and 15 MB). It has another way when there is no distutils, so there is none meanwhile.
+- It asks ctypes.util.find_library for each shared library, which runs ldconfig, the C compiler and the linker
   one after the other (26 s in emulation). Directories and version are looked up here instead, and told to it in the
   environment for as long as the import lasts.
 - To learn whether a target is a chain it opens all five tables, and the kernel makes each table that is asked for; here
@@ -13,9 +15,11 @@
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import re
 import socket
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,21 +34,27 @@ LIBRARY_DIRECTORIES = ("usr/lib/*-linux-*", "usr/lib64", "usr/lib", "usr/local/l
 
 @contextmanager
 def _library_environment() -> Iterator[None]:
-    """Tell python-iptables where its libraries are; what the user set in the environment has precedence."""
+    """Tell python-iptables where its libraries are (what the user set has precedence), and hide distutils from it."""
     directory, version = _find_libxtables()
-    own_directory = sysconfig.get_path("platlib")
+    found = importlib.util.find_spec("iptc")
+    if found is None or found.origin is None:
+        raise KernelError("python-iptables is not installed; install the Python package python-iptables")
     wanted = {
-        "IPTABLES_LIBDIR": f"{directory}:{own_directory}",
+        "IPTABLES_LIBDIR": f"{directory}:{Path(found.origin).parents[1]}",
         "XTABLES_LIBDIR": str(directory / "xtables"),
         "PYTHON_IPTABLES_XTABLES_VERSION": version,
     }
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
+    hidden = {"distutils"} - set(sys.modules)
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:
         for name in added:
             del os.environ[name]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _find_libxtables() -> tuple[Path, str]:
@@ -137,16 +147,18 @@ def build_rule(rule: Rule, family: int, table: Any) -> Any:
 
 
 def _set_interfaces(built: Any, rule: Rule) -> None:
-    """The setters of python-iptables get the mask of IPv6 rules wrong (0x01 for 0xff), so the fields are set here."""
+    """As iptables does: the `+` of a wildcard stays in the name, and the mask says how many characters count.
+
+    The setters of python-iptables drop the `+`, and make a mask of 0x01 instead of 0xff in IPv6 rules.
+    """
     header = built.get_ip()
     for word, field, flag in ((rule.in_interface, "iniface", 0x01), (rule.out_interface, "outiface", 0x02)):
         name = word.removeprefix("!")
         if not name:
             continue
-        prefix = name.removesuffix("+").encode()
-        length = len(prefix) + (0 if name.endswith("+") else 1)
-        setattr(header, field, prefix)
-        setattr(header, f"{field}_mask", b"\xff" * length)
+        compared = len(name) - 1 if name.endswith("+") else len(name) + 1
+        setattr(header, field, name.encode())
+        setattr(header, f"{field}_mask", b"\xff" * compared)
         if word.startswith("!"):
             header.invflags |= flag
 

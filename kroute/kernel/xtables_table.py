@@ -5,10 +5,13 @@ target the part that libxtables declares as the user's. Import this module in th
 """
 
 import ctypes
+import errno
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kroute.kernel.errors import KernelError
 from kroute.kernel.xtables_library import ENTRY_HEADER_SIZE, build_rule, iptc, open_table
 from kroute.kernel.xtables_rule import parse_rule
 
@@ -24,6 +27,10 @@ class _Extension(NamedTuple):
     contents: bytes
 
 
+class TableChangedError(KernelError):
+    """Somebody changed the table between its reading and its commit."""
+
+
 class OpenTable:
     """A table between its reading and its commit."""
 
@@ -36,8 +43,14 @@ class OpenTable:
         self._table.close()
 
     def commit(self) -> None:
-        """Give the table to the kernel, which takes all of it or nothing."""
-        self._table.commit()
+        """Give the table to the kernel, which takes all of it or nothing. TableChangedError: read it again."""
+        try:
+            self._table.commit()
+        except iptc.IPTCError as error:
+            if os.strerror(errno.EAGAIN) not in str(error):
+                raise
+            sentence = "another program changed the table meanwhile, without the lock; trying later"
+            raise TableChangedError(sentence, errno=errno.EAGAIN) from error
 
     def chain_names(self) -> list[str]:
         """All chains, the built-in ones too."""

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.kernel.contracts", "tests.kernel.nodes")
+pytest.register_assert_rewrite("tests.kernel.contracts_network", "tests.kernel.contracts_tables", "tests.kernel.nodes")

@@ -5,35 +5,35 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts
+from tests.kernel import contracts_network, contracts_tables
 from tests.kernel.nodes import RealNode
 
 
-class TestLinks(contracts.LinksContract):
+class TestLinks(contracts_network.LinksContract):
     pass
 
 
-class TestAddresses(contracts.AddressesContract):
+class TestAddresses(contracts_network.AddressesContract):
     pass
 
 
-class TestRoutes(contracts.RoutesContract):
+class TestRoutes(contracts_network.RoutesContract):
     pass
 
 
-class TestIpvs(contracts.IpvsContract):
+class TestIpvs(contracts_tables.IpvsContract):
     pass
 
 
-class TestIpset(contracts.IpsetContract):
+class TestIpset(contracts_tables.IpsetContract):
     pass
 
 
-class TestMonitor(contracts.MonitorContract):
+class TestMonitor(contracts_network.MonitorContract):
     pass
 
 
-class TestXtables(contracts.XtablesContract):
+class TestXtables(contracts_tables.XtablesContract):
     @pytest.fixture
     async def node(self, node: RealNode) -> AsyncIterator[RealNode]:
         await node.ipset.create(SetDefinition("CLUSTER-IP", "hash:ip,port"))

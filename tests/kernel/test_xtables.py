@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,19 +11,19 @@ import pytest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.xtables import TableRules, Xtables
-from tests.kernel.contracts import RULES
+from tests.kernel.contracts_tables import RULES
 from tests.kernel.nodes import RealNode, run
 
 FOREIGN = """
 *nat
-:PREROUTING ACCEPT [5:500]
+:PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]
 :FOREIGN - [0:0]
 [3:180] -A PREROUTING -p tcp -m tcp --dport 80 -m comment --comment "first of two" -j FOREIGN
 [0:0] -A PREROUTING -m addrtype --dst-type LOCAL -j RETURN
-[7:420] -A FOREIGN -s 10.0.0.0/8 -i eth+ -j DNAT --to-destination 10.0.0.1:80
+[7:420] -A FOREIGN -s 10.0.0.0/8 -i eth+ -p tcp -j DNAT --to-destination 10.0.0.1:80
 [0:0] -A POSTROUTING ! -o lo -j MASQUERADE
 COMMIT
 """
@@ -42,6 +41,7 @@ def saved() -> list[str]:
 
 
 async def test_foreign_rules_stay_byte_for_byte_with_their_counters(xtables: Xtables, tmp_path: Path) -> None:
+    """(The counters of a built-in chain's policy are reset by every commit, iptables' own too.)"""
     (tmp_path / "foreign").write_text(FOREIGN)
     run(f"iptables-legacy-restore -c {tmp_path / 'foreign'}")
     before = saved()
@@ -69,7 +69,7 @@ async def test_iptables_prints_the_rules_as_they_were_given(xtables: Xtables) ->
 async def test_no_other_table_comes_into_being(node: RealNode) -> None:
     async with Xtables() as xtables:
         await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))
-    assert Path("/proc/net/ip_tables_names").read_text().split() == ["nat"]
+    assert run("cat /proc/net/ip_tables_names").split() == ["nat"]
 
 
 INTERFACE_RULES = ("-i d0 -j ACCEPT", "! -o eth+ -p tcp -m tcp --dport 80 -j ACCEPT", "-p sctp -j RETURN")
@@ -95,17 +95,12 @@ async def test_interfaces_protocols_and_networks(
         await xtables.ensure(wanted)
         assert await xtables.differences(wanted) == []
     printed = run(f"{command} -S KROUTE-X").splitlines()[1:]
-    assert [re.sub(r"^-A KROUTE-X ", "", line) for line in printed] == _in_iptables_order(rules)
+    assert [line.removeprefix("-A KROUTE-X ") for line in printed] == list(rules)
     run(f"{command} -F KROUTE-X")
     for rule in rules:
         run(f"{command} -A KROUTE-X {rule}")
     async with Xtables(family) as xtables:
         assert await xtables.differences(wanted) == []
-
-
-def _in_iptables_order(rules: tuple[str, ...]) -> list[str]:
-    """The tool prints networks before interfaces, and interfaces before protocols, as these rules are written."""
-    return list(rules)
 
 
 async def test_a_lock_held_by_another_is_waited_for_and_then_reported(node: RealNode, tmp_path: Path) -> None:
@@ -137,3 +132,22 @@ async def test_standard_output_stays_where_it_is(xtables: Xtables, capfd: pytest
     await xtables.ensure(RULES)
     assert os.fstat(1) == before
     assert capfd.readouterr().out == ""
+
+
+async def test_a_table_that_changes_meanwhile_is_read_again(xtables: Xtables) -> None:
+    """Somebody without the lock is between our reading and our commit."""
+    from kroute.kernel.xtables_table import OpenTable
+
+    seen: list[int] = []
+
+    def work(table: OpenTable) -> int:
+        if not seen:
+            run("iptables-legacy -t nat -A OUTPUT -j ACCEPT")
+        seen.append(len(table.create_missing({"KROUTE-X": ()})))
+        table.commit()
+        return len(seen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XTABLES_LOCKFILE", "/run/xtables.other.lock")
+        assert await xtables._in_thread(lambda: xtables._locked("nat", work)) == 2
+    assert {"-A OUTPUT -j ACCEPT", ":KROUTE-X - [0:0]"} <= {line.removeprefix("[0:0] ") for line in saved()}

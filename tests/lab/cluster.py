@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from tests.lab.hosts import Host
 from tests.lab.kroute_process import KrouteProcess
@@ -57,7 +57,7 @@ class Node(Host):
         self._cluster = cluster
         self._numbers = itertools.count(2)
         self.pods: list[Pod] = []
-        self._processes: list[KrouteProcess] = []
+        self.processes: list[KrouteProcess] = []
 
     async def pod(self, name: str, *, http: int | None = None, udp: int | None = None, sctp: int | None = None) -> Pod:
         """Add a pod with servers at the given ports."""
@@ -66,7 +66,7 @@ class Node(Host):
         namespace = self._cluster.namespace(name)
         self.namespace.ip(
             f"link add veth{number} type veth peer name eth0 netns {namespace.name}\n"
-            f"link set veth{number} master cbr0 up\n"
+            f"link set veth{number} master cbr0 up\nlink set veth{number} type bridge_slave hairpin on\n"
         )
         namespace.ip(
             f"link set lo up\naddress add {ip}/24 dev eth0\naddress add {ip6}/64 dev eth0 nodad\nlink set eth0 up\n"
@@ -94,20 +94,16 @@ class Node(Host):
             [*argv, "--state-dir", str(self.state_dir)],
             namespace=self.namespace,
             state_dir=self.state_dir,
-            log=self.state_dir.parent / f"kroute-{len(self._processes) + 1}.log",
+            log=self.state_dir.parent / f"kroute-{len(self.processes) + 1}.log",
             environment=environment or {},
             fork=fork,
         )
-        self._processes.append(process)
+        self.processes.append(process)
         return process
-
-    def logs(self) -> dict[str, str]:
-        """Return the log of each kroute process that ran here, by file name."""
-        return {process.log.name: process.log.read_text() for process in self._processes}
 
     def close(self) -> None:
         """End kroute, the pods and the node."""
-        for process in self._processes:
+        for process in self.processes:
             process.close()
         for pod in self.pods:
             pod.close()
@@ -117,11 +113,15 @@ class Node(Host):
 class Cluster:
     """Nodes and a client on one wire. `nodes` by name; `client` is outside it; `directory` is scratch space."""
 
+    alive: ClassVar[set["Cluster"]] = set()
+    """The clusters that exist now."""
+
     def __init__(self, names: tuple[str, ...] = tuple(NODES)) -> None:
         """Build a cluster of the nodes `names`; it exists in full when this returns."""
         self.traffic = Traffic()
         self.directory = Path(tempfile.mkdtemp(prefix="kroute-lab-"))
         self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
+        self.nodes: dict[str, Node] = {}
         self._hosts: list[Host] = []
         self._wire = self.namespace("wire")
         try:
@@ -131,6 +131,7 @@ class Cluster:
         except BaseException:
             self.close()
             raise
+        self.alive.add(self)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -163,6 +164,7 @@ class Cluster:
 
     def close(self) -> None:
         """Remove everything."""
+        self.alive.discard(self)
         for host in self._hosts:
             host.close()
         self._wire.delete()

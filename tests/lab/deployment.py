@@ -37,6 +37,7 @@ class Deployment:
         self.cluster = cluster
         self.manifests = manifests
         self.agents: dict[str, KrouteProcess] = {}
+        self._touched: set[str] = set()
         self.node_objects = [objects.node(node) for node in cluster.nodes.values()]
         self.apply(*self.node_objects)
 
@@ -56,6 +57,7 @@ class Deployment:
     async def start(self, *flags: str, nodes: tuple[str, ...] = (), wait: bool = True) -> None:
         """Start kroute on the nodes (all by default), and `wait` until each has applied what there is."""
         for name in nodes or tuple(self.cluster.nodes):
+            self._touched.add(name)
             self.agents[name] = await self.cluster.node(name).kroute(
                 "run", "--manifests", str(self.manifests), "--node-name", name, "--resync-period", "5s", *flags
             )
@@ -69,10 +71,10 @@ class Deployment:
         self.agents.clear()
 
     async def cleanup(self) -> None:
-        """Run `kroute cleanup` on every node."""
+        """Run `kroute cleanup` on every node on which kroute was."""
         await self.stop()
-        for node in self.cluster.nodes.values():
-            cleanup = await node.kroute("cleanup")
+        while self._touched:
+            cleanup = await self.cluster.node(self._touched.pop()).kroute("cleanup")
             assert await cleanup.wait() == 0, cleanup.log.read_text()
 
     def _path(self, item: objects.Object) -> Path:

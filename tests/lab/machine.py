@@ -33,14 +33,15 @@ class Machine:
     """One boot of the lab's kernel that runs one command, then switches itself off.
 
     The command's output goes to `output`, the kernel's own messages to the console log. `shared` is a directory that
-    the machine and the host both write; it is removed with `close`, the console log stays for who wants to read it.
+    the machine and the host both write; it is removed with `close`. The console log stays in the cache, as NAME.log.
     """
 
     def __init__(self, name: str) -> None:
         runs = cache() / "run"
         runs.mkdir(parents=True, exist_ok=True)
         self.shared = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=runs))
-        self.console = cache() / f"{name}.console.log"
+        self.console = self.shared / "console"
+        self._kept_console = cache() / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
@@ -68,7 +69,8 @@ class Machine:
             second = "fd:0,fd:1" if terminal else f"null,fd:{screen}"
             self._process = subprocess.Popen(
                 [
-                    *("setpriv", "--pdeathsig", "KILL", "--"),  # no machine outlives who started it
+                    # Nothing of a machine outlives who started it: its processes have a pid namespace of their own.
+                    *("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--"),
                     *(str(binary), f"mem={MEMORY_MIB}M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
                     *("con=null", f"con0=null,fd:{console.fileno()}", f"con1={second}", "hostname=lab", "quiet"),
                     *(f"LAB_RUN={self.shared}", f"LAB_PROJECT={PROJECT}", f"LAB_KERNEL={kernel}"),
@@ -114,9 +116,10 @@ class Machine:
     def close(self) -> None:
         """Switch the machine off at once, if it still runs, and remove the shared directory."""
         if self._process is not None and self._process.poll() is None:
-            # Its programs are processes of the host, too: they go with it, since it traces them.
             self._process.kill()
             self._process.wait()
+        if self.console.exists():
+            self.console.replace(self._kept_console)
         shutil.rmtree(self.shared, ignore_errors=True)
 
     def __enter__(self) -> Self:

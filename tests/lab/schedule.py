@@ -1,6 +1,7 @@
 """Which tests go to which machine: files stay whole, and the loads are even by the durations of the last run."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,9 @@ class Durations:
 
     def write(self) -> None:
         """Keep them for the next run."""
-        self._path().write_text(json.dumps({**self._known, **self._now}, indent=0))
+        unfinished = self._path().with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps({**self._known, **self._now}, indent=0))
+        unfinished.replace(self._path())
 
     @staticmethod
     def _path() -> Path:

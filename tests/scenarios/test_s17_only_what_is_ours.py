@@ -18,7 +18,7 @@ FOREIGN = (
     ("ipset create FOREIGN hash:ip", "ipset destroy FOREIGN"),
     ("ipset add FOREIGN 198.51.100.1", None),
     ("iptables-legacy -t nat -N FOREIGN", "iptables-legacy -t nat -X FOREIGN"),
-    ("iptables-legacy -t nat -A FOREIGN -s 198.51.100.1 -j MASQUERADE", "iptables-legacy -t nat -F FOREIGN"),
+    ("iptables-legacy -t nat -A FOREIGN -s 198.51.100.1 -j RETURN", "iptables-legacy -t nat -F FOREIGN"),
     ("iptables-legacy -t nat -I PREROUTING -j FOREIGN", "iptables-legacy -t nat -D PREROUTING -j FOREIGN"),
     ("ip6tables-legacy -t nat -A POSTROUTING -s 2001:db8::1 -j ACCEPT",
      "ip6tables-legacy -t nat -D POSTROUTING -s 2001:db8::1 -j ACCEPT"),
@@ -72,7 +72,7 @@ async def test_s17_foreign_things_are_untouched_while_kroute_runs(world: World, 
         assert table["TCP 203.0.113.7:80"].real_servers["198.51.100.9:80"].method == "Route"
         assert node1.addresses("foreign0") == ["203.0.113.7/32"]
         rules = node1.run("iptables-legacy-save", "-t", "nat")
-        assert "-A FOREIGN -s 198.51.100.1/32 -j MASQUERADE" in rules
+        assert "-A FOREIGN -s 198.51.100.1/32 -j RETURN" in rules
         assert "-A PREROUTING -j FOREIGN" in rules
         assert "FOREIGN 198.51.100.1" in node1.run("ipset", "save", "FOREIGN")
         await deployment.cleanup()

@@ -42,7 +42,7 @@ async def test_s18_twenty_restarts_lose_no_byte(world: World, deployment: Deploy
 
 async def test_s18_a_connection_to_a_draining_pod_lives(world: World, deployment: Deployment, family: Family) -> None:
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web[1:2]))
-    await deployment.start(nodes=("node1",))
+    await deployment.start("--ipvs-tcpfin-timeout", "3s", nodes=("node1",))
     node1 = world.cluster.node("node1")
     stream = await world.visitor.open_stream(family.service_ip, 8080)
     deployment.apply(*endpoint_slices("web", world.web[2:]))
@@ -50,7 +50,7 @@ async def test_s18_a_connection_to_a_draining_pod_lives(world: World, deployment
     assert set(await world.visitor.spread(family.service_ip, 8080, 4)) == {"web-3"}
     await goes_on(stream)
     await stream.close()
-    await eventually(lambda: _weights_are(node1, family, {"web-3": 1}, world), within=150)
+    await eventually(lambda: _weights_are(node1, family, {"web-3": 1}, world), within=30)
 
 
 async def test_s18_a_pod_that_comes_back_while_draining_keeps_its_connection(

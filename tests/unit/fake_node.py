@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
@@ -127,6 +127,12 @@ class FakeNode:
             clock=self.clock,
         )
         self.controllers: list[Controller] = [self.service_proxy, self.route_fix, self.masquerade]
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Go by another clock; before anything else."""
+        for controller in self.controllers:
+            controller.clock = controller.account.clock = clock
+            controller.audit_soon()
 
     async def open(self) -> None:
         """Open everything that speaks to the kernel."""

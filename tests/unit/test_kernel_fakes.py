@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts
+from tests.kernel import contracts_network, contracts_tables
 from tests.kernel.nodes import FakeNode
 
 
@@ -18,31 +18,31 @@ async def node() -> AsyncIterator[FakeNode]:
     await fake.close()
 
 
-class TestFakeLinks(contracts.LinksContract):
+class TestFakeLinks(contracts_network.LinksContract):
     pass
 
 
-class TestFakeAddresses(contracts.AddressesContract):
+class TestFakeAddresses(contracts_network.AddressesContract):
     pass
 
 
-class TestFakeRoutes(contracts.RoutesContract):
+class TestFakeRoutes(contracts_network.RoutesContract):
     pass
 
 
-class TestFakeIpvs(contracts.IpvsContract):
+class TestFakeIpvs(contracts_tables.IpvsContract):
     pass
 
 
-class TestFakeMonitor(contracts.MonitorContract):
+class TestFakeMonitor(contracts_network.MonitorContract):
     pass
 
 
-class TestFakeXtables(contracts.XtablesContract):
+class TestFakeXtables(contracts_tables.XtablesContract):
     pass
 
 
-class TestFakeIpset(contracts.IpsetContract):
+class TestFakeIpset(contracts_tables.IpsetContract):
     @pytest.fixture
     async def node(self) -> AsyncIterator[FakeNode]:
         fake = FakeNode()

@@ -1,0 +1,153 @@
+"""Whatever somebody deletes comes back: what rtnetlink tells of at once, the rest at the audit."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from kroute.kernel.addresses import BindAddress
+from kroute.kernel.ipvs import RealServerState
+from kroute.kernel.routes import SetLocalRoute
+from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
+
+WEB = (6, "10.96.0.1", 80)
+VIPS = ("10.96.0.1", "10.96.0.2", "fd00::1")
+
+
+async def serving(tmp_path: Path) -> FakeNode:
+    node = FakeNode(tmp_path)
+    await node.start(plan("web", 1, *(server(vip, 80, "10.1.0.1" if "." in vip else "fd00:1::1") for vip in VIPS)))
+    node.kernel.writes.clear()
+    return node
+
+
+def assert_whole(node: FakeNode) -> None:
+    link = node.kernel.links[DUMMY]
+    assert set(link.addresses) == set(VIPS)
+    for vip in VIPS:
+        assert link.routes[vip][0].source == (NODE_IPV6 if ":" in vip else NODE_IPV4)
+
+
+def places(node: FakeNode, vip: str) -> tuple[int, int]:
+    """When the route of a VIP was written, and when its address."""
+    writes = node.kernel.writes
+    route = next(at for at, one in enumerate(writes) if isinstance(one, SetLocalRoute) and one.address == vip)
+    return route, next(at for at, one in enumerate(writes) if isinstance(one, BindAddress) and one.address == vip)
+
+
+@pytest.mark.parametrize("vip", VIPS)
+async def test_a_deleted_address_is_back_at_once_behind_its_route(tmp_path: Path, vip: str) -> None:
+    node = await serving(tmp_path)
+    node.kernel.delete_address(DUMMY, vip)
+    await node.settle()
+    assert_whole(node)
+    route, address = places(node, vip)
+    assert route < address
+    assert node.service_proxy.statistics().repairs == 1
+
+
+async def test_all_addresses_deleted_at_once_are_back_behind_their_routes(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    for vip in VIPS:
+        node.kernel.delete_address(DUMMY, vip)
+    await node.settle()
+    assert_whole(node)
+    assert all(route < address for route, address in (places(node, vip) for vip in VIPS))
+
+
+async def test_a_deleted_link_is_back_at_once_with_routes_then_addresses(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.delete_link(DUMMY)
+    await node.settle()
+    assert_whole(node)
+    assert str(node.kernel.writes[0]) == f"create dummy {DUMMY}"
+    assert all(route < address for route, address in (places(node, vip) for vip in VIPS))
+
+
+async def test_a_link_that_was_set_down_is_up_at_once(tmp_path: Path) -> None:
+    from kroute.kernel.monitor import LinkEvent
+
+    node = await serving(tmp_path)
+    link = node.kernel.links[DUMMY]
+    link.up = False
+    node.kernel.emit(LinkEvent(False, DUMMY, link.index, False))
+    await node.settle()
+    assert link.up
+    assert node.service_proxy.statistics().repairs == 1
+
+
+async def test_a_link_that_somebody_replaced_is_used_and_filled(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.delete_link(DUMMY)
+    node.kernel.add_link(DUMMY, kind="dummy", noarp=False)
+    await node.settle()
+    assert_whole(node)
+    assert node.kernel.links[DUMMY].noarp
+
+
+async def test_after_an_overrun_everything_is_read_anew(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.delete_address(DUMMY, "10.96.0.1")
+    node.kernel.overrun()
+    await node.settle()
+    assert_whole(node)
+
+
+async def test_replacing_the_only_service_loses_no_route_of_its_successor(tmp_path: Path) -> None:
+    """Deleting the last IPv4 address of a link deletes every IPv4 route on it, without an event."""
+    node = FakeNode(tmp_path)
+    await node.start(plan("old", 1, server("10.96.0.1", 80)))
+    node.broadcaster.publish([plan("old", 2), plan("new", 2, server("10.96.0.2", 80))])
+    await node.settle([1, 2, 0])
+    routes = node.kernel.links[DUMMY].routes
+    assert [route.source for route in routes["10.96.0.2"]] == [NODE_IPV4, "10.96.0.2"]
+
+
+async def test_a_deleted_virtual_server_is_back_after_the_audit(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    before = dict(node.kernel.virtual_servers)
+    node.kernel.virtual_servers.clear()
+    await node.settle()
+    assert node.kernel.virtual_servers == {}
+    with capture_logs() as logs:
+        await node.audit()
+    assert node.kernel.virtual_servers == before
+    assert {line["what"] for line in logs if line["event"] == "repair"} == {
+        "virtual server TCP 10.96.0.1:80 was missing",
+        "virtual server TCP 10.96.0.2:80 was missing",
+        "virtual server TCP [fd00::1]:80 was missing",
+    }
+    assert node.service_proxy.statistics().repairs == 3
+
+
+async def test_changed_and_added_real_servers_are_put_right_by_the_audit(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    reals = node.kernel.virtual_servers[WEB].real_servers
+    reals["10.1.0.1", 8080] = RealServerState(0)
+    reals["10.1.0.66", 8080] = RealServerState(7)
+    await node.audit()
+    await node.wait(10)
+    assert {real: state.weight for real, state in reals.items()} == {("10.1.0.1", 8080): 1}
+
+
+async def test_an_address_that_nobody_wants_leaves_the_dummy_interface_at_the_audit(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.add_address(DUMMY, "192.0.2.1")
+    await node.audit()
+    assert_whole(node)
+
+
+async def test_an_audit_that_finds_all_right_writes_nothing(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    await node.audit()
+    assert node.kernel.writes == []
+    assert [controller.statistics().repairs for controller in node.controllers] == [0, 0, 0]
+    assert all(controller.statistics().last_audit > 0 for controller in node.controllers)
+
+
+async def test_a_ledger_that_was_removed_is_back_at_the_audit(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.ledger.path.unlink()
+    await node.audit()
+    node = node.restarted()
+    assert WEB in node.ledger.virtual_servers

@@ -1,0 +1,120 @@
+"""The sysctls of the node, and the IPVS timeouts."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from kroute.controllers.ledger import Ledger
+from kroute.controllers.sysctls import SYSCTLS as ROWS
+from kroute.controllers.sysctls import Circumstances
+from kroute.settings import IpvsTimeouts
+from tests.fakes.sysctl import FakeSysctls
+from tests.unit.fake_node import SYSCTLS, FakeNode, new_kernel, plan, server
+
+REUSE = "net.ipv4.vs.conn_reuse_mode"
+IPV6 = "net.ipv6.conf.all.forwarding"
+
+
+def test_every_row_says_what_it_is_for() -> None:
+    assert all(row.meaning for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("version", "touched"),
+    [((4, 0), False), ((4, 1), True), ((5, 8), True), ((5, 9), False), ((5, 10), False), ((6, 1), False)],
+)
+def test_port_reuse_is_touched_by_the_kernels_that_need_it(version: tuple[int, int], touched: bool) -> None:
+    [row] = [row for row in ROWS if row.name == REUSE]
+    assert row.value == "0"
+    assert row.when(Circumstances(version, ipv6=False)) is touched
+
+
+async def test_they_are_set_and_their_old_values_remembered(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start()
+    assert {name: value for name, value in node.kernel.sysctls.items() if value != SYSCTLS[name]} == {
+        "net.ipv4.vs.conntrack": "1",
+        "net.ipv4.vs.expire_nodest_conn": "1",
+        "net.ipv4.vs.expire_quiescent_template": "1",
+        "net.ipv4.ip_forward": "1",
+    }
+    assert {name: change.old for name, change in Ledger.open(tmp_path).sysctls.items()} == {
+        "net.ipv4.vs.conntrack": "0",
+        "net.ipv4.vs.expire_nodest_conn": "0",
+        "net.ipv4.vs.expire_quiescent_template": "0",
+        "net.ipv4.ip_forward": "0",
+        "net.ipv4.conf.all.accept_redirects": "1",
+    }
+
+
+async def test_what_is_right_already_is_neither_written_nor_remembered(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.sysctls["net.ipv4.ip_forward"] = "1"
+    await FakeNode(tmp_path, kernel).start()
+    assert "net.ipv4.ip_forward" not in Ledger.open(tmp_path).sysctls
+    assert not [write for write in kernel.writes if "ip_forward" in str(write)]
+
+
+async def test_ipv6_forwards_when_an_ipv6_service_is_served(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80)))
+    assert node.kernel.sysctls[IPV6] == "0"
+    await node.apply(plan("six", 2, server("fd00::1", 80)))
+    assert node.kernel.sysctls[IPV6] == "1"
+
+
+async def test_a_failure_names_the_sysctl_once_and_the_others_go_on(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    del kernel.sysctls["net.ipv4.vs.conntrack"]
+    with capture_logs() as logs:
+        node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80)))
+        await node.audit()
+    [line] = [line for line in logs if line["event"] == "sysctl.failed"]
+    assert line["sysctl"] == "net.ipv4.vs.conntrack"
+    assert kernel.sysctls["net.ipv4.ip_forward"] == "1"
+    assert (6, "10.96.0.1", 80) in kernel.virtual_servers
+
+
+async def test_the_audit_sets_them_again_and_cleanup_still_knows_the_first_value(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start()
+    node.kernel.sysctls["net.ipv4.ip_forward"] = "0"
+    await node.audit()
+    assert node.kernel.sysctls["net.ipv4.ip_forward"] == "1"
+    assert node.service_proxy.statistics().repairs == 1
+
+
+@pytest.mark.parametrize("before", ["0", "1"])
+async def test_what_the_kernel_changes_with_another_is_put_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Linux sets conf.all.accept_redirects to the opposite whenever ip_forward changes."""
+    redirects = "net.ipv4.conf.all.accept_redirects"
+    write = FakeSysctls.write
+
+    def as_linux_does(self: FakeSysctls, name: str, value: str) -> None:
+        write(self, name, value)
+        if name == "net.ipv4.ip_forward":
+            self.kernel.sysctls[redirects] = str(1 - int(value))
+
+    monkeypatch.setattr(FakeSysctls, "write", as_linux_does)
+    kernel = new_kernel()
+    kernel.sysctls[redirects] = before
+    node = await FakeNode(tmp_path, kernel).start()
+    assert kernel.sysctls[redirects] == "0"
+    await node.cleanup()
+    assert kernel.sysctls == {**SYSCTLS, redirects: before}
+
+
+async def test_timeouts_are_set_where_the_settings_name_them_and_kept_so(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path, ipvs_timeouts=IpvsTimeouts(tcp=60)).start()
+    assert node.kernel.timeouts == (60, 120, 300)
+    node.kernel.timeouts = (900, 120, 300)
+    await node.audit()
+    assert node.kernel.timeouts == (60, 120, 300)
+    assert node.service_proxy.statistics().repairs == 1
+
+
+async def test_without_timeouts_in_the_settings_the_kernels_stay(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start()
+    node.kernel.timeouts = (1, 2, 3)
+    await node.audit()
+    assert node.kernel.timeouts == (1, 2, 3)
