@@ -8,6 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs import Ipvs
@@ -61,7 +62,8 @@ def print_table(shown: Snapshot, console: Console) -> None:
     for row in shown.virtual_servers:
         lines = [_real_server_cells(each) for each in row.real_servers] or [("-", "", "", "", row.state)]
         for number, cells in enumerate(lines):
-            table.add_row(*(_virtual_server_cells(row) if number == 0 else [""] * 4), *cells)
+            first = _virtual_server_cells(row) if number == 0 else [""] * 4
+            table.add_row(*map(Text, [*first, *cells]))  # as Text: brackets of IPv6 addresses are no markup
     console.print(table)
     for problem in shown.problems:
         console.print(f"{problem.service}: {problem.reason}: {problem.message}", style="yellow", markup=False)

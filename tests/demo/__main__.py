@@ -115,6 +115,11 @@ def until(node: Node, condition: Callable[[VirtualServer], bool], since: float) 
     return (time.monotonic() - since) * 1000
 
 
+def takes_connections(server: VirtualServer, endpoint: str) -> bool:
+    """Whether a real server is there and not draining."""
+    return endpoint in server.real_servers and server.real_servers[endpoint].weight > 0
+
+
 def live_changes(cluster: Cluster, api: ApiServer, pods: list[Pod]) -> None:
     """Change the scheduler and the endpoints, and say how long each took to reach node2's kernel."""
     node = cluster.node("node2")
@@ -127,7 +132,7 @@ def live_changes(cluster: Cluster, api: ApiServer, pods: list[Pod]) -> None:
         ipv4_slice, _ = objects.endpoint_slices("whoami", members, TARGET_PORTS)
         since = api.apply(ipv4_slice)
         present = members is pods
-        took = until(node, lambda server, wanted=present: (endpoint in server.real_servers) == wanted, since)
+        took = until(node, lambda server, wanted=present: takes_connections(server, endpoint) == wanted, since)
         console.print(f"endpoint {endpoint} {verb}: in node2's kernel after {took:.0f} ms")
 
 

@@ -25,7 +25,8 @@ class ApiServer:
         self._node = node
         with node.namespace.inside():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.apiserver", "--host", "0.0.0.0", "--port", str(PORT), str(directory)]
+                [sys.executable, "-m", "tests.apiserver", "--host", "0.0.0.0", "--port", str(PORT), str(directory)],
+                stdout=subprocess.DEVNULL,
             )
 
     @property

@@ -1,4 +1,4 @@
-"""What the kernel does with links, addresses and routes, as far as kroute relies on it. The real classes and the fakes pass these.
+"""What the kernel does with links, addresses and routes, as far as kroute relies on it. Real classes and fakes pass.
 
 A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/test_kernel_fakes.py the
 fake one.

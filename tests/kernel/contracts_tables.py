@@ -1,4 +1,6 @@
-"""What the kernel does with virtual servers, sets and rules, as far as kroute relies on it. The real classes and the fakes pass these.
+"""What the kernel does with virtual servers, sets and rules, as far as kroute relies on it.
+
+The real classes and the fakes pass the same tests.
 
 A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/test_kernel_fakes.py the
 fake one.

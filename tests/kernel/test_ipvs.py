@@ -19,15 +19,18 @@ KEY = (6, "10.0.0.1", 80)
 REAL = (NODE_IP, 8080)
 
 
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while byte := await reader.read(1):
-        writer.write(byte)
-    writer.close()
-
-
 async def test_an_open_connection_survives_edits_of_its_virtual_server(node: RealNode) -> None:
     await node.addresses.write("d0", [BindAddress(KEY[1])])
     await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+    served = asyncio.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while byte := await reader.read(1):
+            writer.write(byte)
+        writer.close()
+        await writer.wait_closed()
+        served.set()
+
     async with asyncio.timeout(60), await asyncio.start_server(echo, *REAL):
         reader, writer = await asyncio.open_connection(KEY[1], KEY[2])
         edits: list[IpvsChange] = [
@@ -44,6 +47,7 @@ async def test_an_open_connection_survives_edits_of_its_virtual_server(node: Rea
             assert (await node.ipvs.read())[KEY].real_servers[REAL].active == 1
         writer.close()
         await writer.wait_closed()
+        await served.wait()
 
 
 async def test_foreign_virtual_servers_are_read_as_they_are(node: RealNode) -> None:

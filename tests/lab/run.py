@@ -15,6 +15,8 @@ PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTW
 def environment(**more: str) -> dict[str, str]:
     """Return what a command in the lab finds in its environment, `KROUTE_...` settings of the caller included."""
     kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("KROUTE_")}
+    if not sys.stdout.isatty():
+        kept["TERM"] = "dumb"  # the lab's own console is a terminal, which says nothing about this one
     return {**kept, "KROUTE_LAB": "host", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1", **more}
 
 

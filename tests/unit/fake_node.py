@@ -140,13 +140,14 @@ class FakeNode:
         for client in [*clients, *self.masquerade._xtables.values(), *self._monitors.values()]:
             await client.open()
 
-    async def start(self, *plans: ServicePlan) -> "FakeNode":
+    async def start(self, *plans: ServicePlan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
         """Adopt, take these plans as the first full list, and write until nothing is left to do."""
+        order = list(order)
         await self.open()
         self.broadcaster.publish(plans)
-        for controller in self.controllers:
-            await controller.start()
-        await self.settle()
+        for index in order:
+            await self.controllers[index].start()
+        await self.settle(order)
         return self
 
     async def apply(self, *plans: ServicePlan) -> None:

@@ -1,5 +1,7 @@
 """Only what is ours: the ledger, adoption at a restart, and neighbours that are never touched."""
 
+import errno
+from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
 
@@ -7,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.controllers.ledger import Ledger, LinkMade
+from kroute.kernel.addresses import UnbindAddress
 from kroute.kernel.ipvs import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
@@ -28,7 +31,8 @@ def left_by_another_run() -> object:
     return kernel
 
 
-async def test_a_restart_writes_nothing_when_nothing_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", list(permutations([0, 1, 2])), ids=str)
+async def test_a_restart_writes_nothing_when_nothing_changed(tmp_path: Path, order: tuple[int, ...]) -> None:
     plans = [
         plan(
             "web",
@@ -39,7 +43,7 @@ async def test_a_restart_writes_nothing_when_nothing_changed(tmp_path: Path) -> 
         plan("dns", 1, server("10.96.0.10", 53, "10.1.0.9")),
     ]
     node = await FakeNode(tmp_path).start(*plans)
-    node = await node.restarted().start(*plans)
+    node = await node.restarted().start(*plans, order=order)
     await node.audit()
     assert node.kernel.writes == []
 
@@ -56,6 +60,21 @@ async def test_a_restart_writes_the_difference_and_no_more(tmp_path: Path) -> No
     ] == []
     assert set(node.kernel.virtual_servers) == {WEB, (6, "10.96.0.9", 80)}
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.9"}
+
+
+async def test_what_an_earlier_run_left_goes_in_the_order_of_a_withdrawal(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(plan("old", 1, server("fd00::8", 80)))
+    node = node.restarted()
+    node.kernel.refuse(lambda change: change == UnbindAddress("fd00::8"), errno.EBUSY)
+    await node.start()
+    assert (6, "fd00::8", 80) in node.kernel.virtual_servers
+    assert "fd00::8" in node.kernel.links[DUMMY].routes
+    assert ("fd00::8", 6, 80) in node.kernel.sets["KROUTE-6-CLUSTER-IP"].elements
+    node.kernel.accept_all()
+    await node.wait(1)
+    assert node.kernel.virtual_servers == {}
+    assert node.kernel.links[DUMMY].routes == {}
+    assert node.kernel.sets["KROUTE-6-CLUSTER-IP"].elements == set()
 
 
 async def test_before_the_first_full_list_nothing_is_taken_away(tmp_path: Path) -> None:

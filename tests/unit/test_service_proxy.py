@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from kroute.controllers.milestones import Stage
 from kroute.kernel.addresses import BindAddress
 from kroute.kernel.ipvs import (
+    AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
     DeleteVirtualServer,
@@ -100,6 +101,17 @@ async def test_what_was_refused_is_tried_again_later_and_later_and_told_of_once(
     assert node.service_proxy.statistics().waiting == 0
 
 
+async def test_the_kernel_is_read_before_what_failed_halfway_is_tried_again(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.refuse(lambda change: isinstance(change, AddRealServer), errno.ENOMEM)
+    await node.apply(plan("new", 2, server("10.96.0.2", 80, "10.1.0.1")))
+    assert (6, "10.96.0.2", 80) in node.kernel.virtual_servers
+    node.kernel.accept_all()
+    await node.wait(0.6)
+    assert weights(node, (6, "10.96.0.2", 80)) == {POD1: 1}
+    assert node.service_proxy.statistics().waiting == 0
+
+
 async def test_a_kernel_that_does_not_answer_is_asked_again_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +184,7 @@ class TestDraining:
         await node.apply(plan("web", 2, server("10.96.0.1", 80)))
         await node.apply(plan("web", 3, server("10.96.0.1", 80, "10.1.0.1")))
         node.ipvs.set_connections(WEB, POD1, 0, 0)
-        await node.wait(60)
+        await node.wait(10)
         assert [write for write in node.kernel.writes if hasattr(write, "weight")] == [
             SetRealServer(WEB, POD1, 0),
             SetRealServer(WEB, POD1, 1),
@@ -327,6 +339,11 @@ class TestGoingLive:
             await node.service_proxy.step()
             node.clock.now += 1
         assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
+
+    async def test_an_ipv6_address_comes_without_the_kernels_route_where_ours_stands(self, tmp_path: Path) -> None:
+        node = await serving(tmp_path)
+        await node.apply(plan("new", 2, server("fd00::2", 80, "fd00:1::1")))
+        assert BindAddress("fd00::2", keep_kernel_route=False) in node.kernel.writes
 
     async def test_a_late_ipv6_address_keeps_the_kernels_route_until_ours_is_there(self, tmp_path: Path) -> None:
         node = await serving(tmp_path)

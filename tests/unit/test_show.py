@@ -1,0 +1,105 @@
+"""`kroute show` puts what was planned and what the kernel has side by side."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from kroute.kernel.ipvs import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.operations import agent_socket, show, snapshot
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import (
+    Persistence,
+    Problem,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    VirtualServer,
+    VirtualServerKey,
+)
+
+KEY = VirtualServerKey(Protocol.TCP, "fd00::10", 80)
+PLAN = ServicePlan(
+    ObjectKey("default", "web"),
+    virtual_servers=(
+        VirtualServer(
+            KEY, "mh", 0x10, Persistence(600, 64), (RealServer("fd00::1", 8080), RealServer("fd00::2", 8080))
+        ),
+    ),
+    problems=(Problem("InvalidAnnotation", "annotation x=y", "y is not allowed [here]"),),
+)
+TABLE = {
+    KEY: VirtualServerState(
+        VirtualServerOptions("mh", 0x10, 600, 64),
+        {("fd00::1", 8080): RealServerState(1, active=3, inactive=4), ("fd00::3", 8080): RealServerState(0, active=1)},
+    )
+}
+
+
+def printed(shown: snapshot.Snapshot) -> str:
+    screen = io.StringIO()
+    show.print_table(shown, Console(file=screen, width=200))
+    return screen.getvalue()
+
+
+def test_the_agent_shows_each_real_server_with_its_state() -> None:
+    [row] = snapshot.of_agent([PLAN], TABLE).virtual_servers
+    assert (row.service, row.scheduler, row.flags) == ("default/web", "mh", ("mh-port",))
+    assert (row.persistence_timeout, row.persistence_prefix) == (600, 64)
+    assert [(each.address, each.weight, each.active, each.inactive, each.state) for each in row.real_servers] == [
+        ("fd00::1", 1, 3, 4, "serving"),
+        ("fd00::3", 0, 1, 0, "draining"),
+        ("fd00::2", 1, 0, 0, "missing"),
+    ]
+
+
+def test_a_virtual_server_that_the_kernel_lacks_is_shown_as_missing() -> None:
+    [row] = snapshot.of_agent([PLAN], {}).virtual_servers
+    assert row.state == "missing"
+    assert {each.state for each in row.real_servers} == {"missing"}
+
+
+def test_the_table_shows_addresses_of_both_families_and_the_problems() -> None:
+    text = printed(snapshot.of_agent([PLAN], TABLE))
+    assert "TCP [fd00::10]:80" in text
+    assert "[fd00::3]:8080" in text
+    assert "mh mh-port" in text
+    assert "600s /64" in text
+    assert "y is not allowed [here]" in text
+
+
+def test_a_virtual_server_without_real_servers_has_a_line() -> None:
+    text = printed(snapshot.of_kernel({(6, "10.0.0.1", 80): VirtualServerState(VirtualServerOptions("rr"), {})}))
+    assert "TCP 10.0.0.1:80" in text
+
+
+def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class KernelOnly(Ipvs):
+        async def open(self) -> None: ...
+        async def close(self) -> None: ...
+        async def read(self) -> dict[tuple[int, str, int], VirtualServerState]:
+            return dict(TABLE)
+
+    monkeypatch.setattr(show, "Ipvs", KernelOnly)
+    assert show.main(tmp_path, as_json=True) == 0
+    output = capfd.readouterr()
+    assert msgspec.json.decode(output.out)["source"] == "kernel"
+    assert show.main(tmp_path, as_json=False) == 0
+    output = capfd.readouterr()
+    assert "No agent answers" in output.err
+    assert "TCP [fd00::10]:80" in output.out
+
+
+async def test_the_agents_answer_survives_its_socket(tmp_path: Path) -> None:
+    shown = snapshot.of_agent([PLAN], TABLE)
+
+    async def answer() -> bytes:
+        return msgspec.json.encode(shown)
+
+    async with agent_socket.serve(tmp_path, {show.QUESTION: answer}):
+        received = await agent_socket.ask(tmp_path, show.QUESTION)
+    assert msgspec.json.decode(received, type=snapshot.Snapshot) == shown
