@@ -1,18 +1,15 @@
 """A cluster of three nodes that balances its load through IPVS, while you watch: `make demo`."""
 
 import asyncio
-import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.demo.api import PORT, ApiServer
 from tests.lab import objects
+from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.hosts import Host
 from tests.lab.kernel_state import Snapshot, VirtualServer
@@ -53,29 +50,15 @@ def initial_objects(cluster: Cluster, pods: list[Pod]) -> list[objects.Object]:
 
 async def start_agents(cluster: Cluster, api: ApiServer) -> dict[str, KrouteProcess]:
     """Start kroute on each node from the API, and wait until each has programmed its kernel."""
-    kubeconfig = cluster.directory / "kubeconfig"
-    kubeconfig.write_text(json.dumps(kubeconfig_for(api.url)))
     before = time.monotonic()
     agents = {
-        name: await node.kroute("run", "--kubeconfig", str(kubeconfig), "--node-name", name, fork=False)
+        name: await node.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", name, fork=False)
         for name, node in cluster.nodes.items()
     }
     for name, agent in agents.items():
         await agent.ready()
         console.print(f"{name}: ready {time.monotonic() - before:.1f} s after the start")
     return agents
-
-
-def kubeconfig_for(url: str) -> objects.Object:
-    """A kubeconfig file's content for a server that asks for no credentials."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "demo",
-        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
-        "clusters": [{"name": "demo", "cluster": {"server": url}}],
-        "users": [{"name": "demo", "user": {}}],
-    }
 
 
 async def print_show(node: Node) -> None:
@@ -160,11 +143,9 @@ async def demo() -> int:
         pods = [await node.pod(f"whoami-{name}", http=8080) for name, node in cluster.nodes.items()]
         visitor = await cluster.node("node1").pod("visitor")
         before = {name: node.snapshot() for name, node in cluster.nodes.items()}
-        directory = Path(tempfile.mkdtemp(dir=cluster.directory))
-        (directory / "objects.json").write_text(json.dumps({"items": initial_objects(cluster, pods)}))
-        api = ApiServer(cluster.node("node1"), directory)
+        api = ApiServer(cluster.node("node1"), cluster.directory, initial_objects(cluster, pods))
         try:
-            api.wait()
+            api.start()
             step("kroute run, on every node, from the API server on node1")
             agents = await start_agents(cluster, api)
             step("kroute show, on node2")
@@ -176,7 +157,7 @@ async def demo() -> int:
             step("kroute cleanup, on every node")
             as_before = await clean_up(cluster, agents, before)
         finally:
-            api.close()
+            api.stop()
     console.print(f"\n[bold]{'Done' if as_before else 'Not clean'}[/bold] after {time.monotonic() - began:.0f} s")
     return 0 if as_before else 1
 

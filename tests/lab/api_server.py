@@ -1,0 +1,99 @@
+"""The stand-in API server as a process on a node of the lab, and a client for it."""
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.lab.cluster import Node
+from tests.lab.objects import Object, identity
+
+PORT = 6443
+SERVICES = "/api/v1/namespaces/default/services"
+ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+_COLLECTIONS = {"Service": SERVICES, "EndpointSlice": ENDPOINT_SLICES}
+_START_WITHIN = 60.0
+
+
+class RequestRefusedError(Exception):
+    """The API server answered with an error."""
+
+
+class ApiServer:
+    """A process in the host network of `node`, filled with `items`; `start` it, `stop` it.
+
+    `scratch` is a directory for its objects and for the kubeconfig of its clients.
+    """
+
+    def __init__(self, node: Node, scratch: Path, items: list[Object]) -> None:
+        self.kubeconfig = scratch / "kubeconfig"
+        self._node = node
+        self._objects = scratch / "objects"
+        self._objects.mkdir()
+        (self._objects / "objects.json").write_text(json.dumps({"items": items}))
+        self.kubeconfig.write_text(json.dumps(_kubeconfig(f"http://{node.ip}:{PORT}")))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it with the objects that it had at first, and return when it answers (else RequestRefusedError)."""
+        arguments = ["--host", "0.0.0.0", "--port", str(PORT), str(self._objects)]
+        with self._node.namespace.inside():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.apiserver", *arguments], stdout=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + _START_WITHIN
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                self._request("GET", "/readyz")
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        raise RequestRefusedError(f"the API server on {self._node} did not start")
+
+    def stop(self) -> None:
+        """End it at once: connections break."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def apply(self, item: Object) -> float:
+        """Replace an object; returns the time (time.monotonic) at which the server had taken it."""
+        kind, _, name = identity(item)
+        self._request("PUT", f"{_COLLECTIONS[kind]}/{name}", item)
+        return time.monotonic()
+
+    def list(self, collection: str) -> list[Object]:
+        """The objects of a collection."""
+        return json.loads(self._request("GET", collection))["items"]
+
+    def fault(self, **fault: Any) -> None:
+        """Have the server misbehave, as tests/apiserver/faults.py describes."""
+        self._request("POST", "/faults", fault)
+
+    def _request(self, method: str, path: str, body: Object | None = None) -> str:
+        with self._node.namespace.inside():
+            connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=30)
+            connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        connection.close()
+        if answer.status >= 300:
+            raise RequestRefusedError(f"{method} {path}: {answer.status} {text}")
+        return text
+
+
+def _kubeconfig(url: str) -> Object:
+    """A kubeconfig file's content for a server that asks for no credentials."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "lab",
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
+        "clusters": [{"name": "lab", "cluster": {"server": url}}],
+        "users": [{"name": "lab", "user": {}}],
+    }
