@@ -160,7 +160,9 @@ class Controller(ABC):
 
     async def _listen(self, monitor: Monitor) -> None:
         while True:
-            self._events += await monitor.next()
+            events = await monitor.next()
+            # Not `+= await`: that would bring back the list that `step` has taken meanwhile.
+            self._events += events
             self.wake.set()
 
     async def _sleep(self) -> None:

@@ -60,6 +60,7 @@ class Masquerade(Preparer[AddEntry, Present]):
         self._xtables = xtables
         self._failing: set[Family] = set()
         self._rules_due = True
+        self._looked_at_rules = False
         self._had_rules: set[Family] = set()
         self.claims.claim(SETTINGS, {AddEntry(name, (cidr,)): True for name, cidr in cluster_networks(settings)})
 
@@ -93,10 +94,12 @@ class Masquerade(Preparer[AddEntry, Present]):
         return drift
 
     async def write(self) -> None:
-        """Fill the sets, then see to the rules, then say which plans are prepared."""
+        """Fill the sets, then see to the rules. At first, no plan is prepared before the rules have been seen to."""
         await self.write_differences()
         if self._rules_due:
-            self._rules_due = False
+            if self._looked_at_rules:
+                self.say_what_is_prepared()  # an audit of the rules may wait for the xtables lock
+            self._rules_due, self._looked_at_rules = False, True
             for family, xtables in self._xtables.items():
                 await self._ensure_rules(family, xtables)
         self.say_what_is_prepared()

@@ -78,6 +78,7 @@ class ServiceProxy(Controller):
         self._withdrawing: dict[ObjectKey, ServicePlan] = {}
         self._first_write = True
         self._serves_ipv6 = False
+        self._sysctls_due = False
         self._is_owner_settled = False
         self.live = asyncio.Event()
         milestones.watch(self.wake, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED)
@@ -91,6 +92,8 @@ class ServiceProxy(Controller):
                 self._servers.departures.over(key)
             self._vips.claim(plan)
             self._withdrawing[plan.key] = plan
+            if not self._serves_ipv6 and any(":" in vip.address for vip in plan.vips):
+                self._serves_ipv6 = self._sysctls_due = True
             if plan.is_empty:
                 self._plans.pop(plan.key, None)
             else:
@@ -102,14 +105,9 @@ class ServiceProxy(Controller):
 
     def notice(self, events: Sequence[Event]) -> None:
         """A link or an address has gone: put it back at once."""
-        newest: dict[str, bool] = {}
-        for event in events:
-            if event.interface != self._interface.name:
-                continue
-            if isinstance(event, LinkEvent):
-                self._notice_link(event)
-            elif isinstance(event, AddressEvent):
-                newest[event.address] = event.gone
+        on_link = [event for event in events if event.interface == self._interface.name]
+        self._notice_links([event for event in on_link if isinstance(event, LinkEvent)])
+        newest = {event.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
         lost = [address for address, gone in newest.items() if gone and address in self._vips.claims.applied]
         for address in lost:
             self._vips.lost(address)
@@ -142,8 +140,7 @@ class ServiceProxy(Controller):
         if self._first_write:
             self._first_write = False
             self._leave_the_rest()
-        if not self._serves_ipv6 and any(":" in address for address in self._vips.claims.claimed()):
-            self._serves_ipv6 = True
+        if self._sysctls_due:
             self._ensure_sysctls()
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
@@ -179,12 +176,13 @@ class ServiceProxy(Controller):
             await self._timeouts.restore(report)
         self._sysctls.restore(report)
 
-    def _notice_link(self, event: LinkEvent) -> None:
-        if event.gone and event.ifindex == self._interface.index:
+    def _notice_links(self, events: Sequence[LinkEvent]) -> None:
+        """Only the newest state counts: a link is down for a moment while it is being made."""
+        if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
             self._prepare_again(self._vips.missing())
-        elif not event.gone and not (event.up and event.ifindex == self._interface.index):
+        elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
             self.audit_soon()
 
     async def _settle_owner(self, table: Table, bound: Set[str]) -> None:
@@ -202,6 +200,7 @@ class ServiceProxy(Controller):
         self._is_owner_settled = True
 
     def _ensure_sysctls(self) -> list[str]:
+        self._sysctls_due = False
         circumstances = Circumstances(self._kernel_version, self._serves_ipv6)
         return self._sysctls.ensure(circumstances)
 

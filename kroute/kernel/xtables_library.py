@@ -9,6 +9,8 @@
   it asks the one table at hand.
 - Its final check of a match or target first prints the match to file descriptor 1, which it redirects to a pipe for the
   while: in a threaded process that swallows what others write. The check itself needs no printing.
+- A library registers its extensions when it is loaded, those of the family at hand only, and a name that was looked up
+  in vain is given up for both families. So the NAT targets are loaded for both before anybody looks (`_load_nat`).
 - A libxtables error leaves its callback by longjmp over Python's frames. So whatever can be known to be wrong is found
   out before (see `Xtables`).
 """
@@ -69,8 +71,30 @@ def _find_libxtables() -> tuple[Path, str]:
     raise KernelError("cannot find libxtables and its extensions; install the package iptables")
 
 
+def _load_nat(extensions: Path) -> None:
+    """Load MASQUERADE and the other NAT targets for each family.
+
+    They are in one library since iptables 1.8.8; before that each family has files of its own, which need no help. To
+    dlopen(3) a copy is another library, and so it registers itself anew.
+    """
+    library = extensions / "libxt_NAT.so"
+    if not library.exists():
+        return
+    for family in (iptc.xtables.NFPROTO_IPV4, iptc.xtables.NFPROTO_IPV6):
+        iptc.xtables.xtables._xtables_set_nfproto(family)  # noqa: SLF001  there is no other way to say it
+        copy = os.memfd_create(library.name)
+        try:
+            os.write(copy, library.read_bytes())
+            ctypes.CDLL(f"/proc/self/fd/{copy}")
+        except OSError as error:
+            raise KernelError(f"cannot load {library}: {error}; check the iptables package") from error
+        finally:
+            os.close(copy)
+
+
 with _library_environment():
     iptc: Any = importlib.import_module("iptc")
+    _load_nat(Path(os.environ["XTABLES_LIBDIR"]))
 
 ENTRY_HEADER_SIZE = ctypes.sizeof(iptc.ip4tc.xt_entry_match)
 

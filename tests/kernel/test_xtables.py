@@ -66,6 +66,15 @@ async def test_iptables_prints_the_rules_as_they_were_given(xtables: Xtables) ->
     assert printed == wanted | {f"-A {chain} {rule}" for chain, rule in RULES.jumps}
 
 
+async def test_both_families_have_the_same_rules_in_one_process(node: RealNode) -> None:
+    rules = TableRules("nat", {"KROUTE-POSTROUTING": ("-j MASQUERADE --random-fully",)}, ())
+    for family, command in ((socket.AF_INET, "iptables-legacy-save"), (socket.AF_INET6, "ip6tables-legacy-save")):
+        async with Xtables(family) as xtables:
+            await xtables.ensure(rules)
+            assert await xtables.differences(rules) == []
+        assert "-A KROUTE-POSTROUTING -j MASQUERADE --random-fully" in run(f"{command} -t nat")
+
+
 async def test_no_other_table_comes_into_being(node: RealNode) -> None:
     async with Xtables() as xtables:
         await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kroute.controllers.controller import Controller
+from kroute.kernel.monitor import AddressEvent
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
@@ -62,6 +63,20 @@ async def test_what_somebody_deletes_is_back_within_a_second(tmp_path: Path) -> 
             before = time.monotonic()
             await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
             assert time.monotonic() - before < 1
+
+
+async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as node:
+        noticed: list[object] = []
+        notice = node.service_proxy.notice
+        monkeypatch.setattr(node.service_proxy, "notice", lambda events: (noticed.extend(events), notice(events)))
+        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        for repairs in range(1, 4):
+            await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+            node.kernel.delete_address(DUMMY, "10.96.0.1")
+            await until(lambda count=repairs: node.service_proxy.statistics().repairs == count)
+        await asyncio.sleep(0.1)
+    assert [event.gone for event in noticed if isinstance(event, AddressEvent)] == [False, True] * 3 + [False]
 
 
 async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:

@@ -245,3 +245,23 @@ async def test_a_family_without_tables_is_told_of_once_and_does_not_block_the_ot
     assert node.milestones.has_reached(new, Stage.ENTRIES_PREPARED)
     await node.audit()
     assert "KROUTE-SERVICES" in rules_in(node, socket.AF_INET6)
+
+
+async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later_an_audit_delays_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = FakeNode(tmp_path)
+    ipv4 = node.masquerade._xtables[IPV4]
+    prepared: list[bool] = []
+    ensure, newest = ipv4.ensure, plan("web", 1, server("10.96.0.1", 80))
+
+    async def look(rules: object) -> list[str]:
+        prepared.append(node.milestones.has_reached(newest, Stage.ENTRIES_PREPARED))
+        return await ensure(rules)
+
+    monkeypatch.setattr(ipv4, "ensure", look)
+    await node.start(newest)
+    newest = plan("new", 2, server("10.96.0.2", 80))
+    node.broadcaster.publish([newest])
+    await node.audit()
+    assert prepared == [False, True]
