@@ -1,27 +1,34 @@
 """Log what was changed: one line a change, unless there are very many at once."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-import structlog
+from structlog.typing import FilteringBoundLogger
+
+T = TypeVar("T")
 
 MANY = 64
 """More changes than this in one batch are one line each kind; the single ones are there at level debug."""
 
 
-class Change(NamedTuple):
-    """An event such as `vip.bound`, and its fields."""
+def log_changes(
+    log: FilteringBoundLogger,
+    changes: Sequence[T],
+    event: Callable[[T], str],
+    fields: Callable[[T], Mapping[str, object]],
+) -> None:
+    """Log a batch. A start with thousands of Services is told in a few lines, an edit in full.
 
-    event: str
-    fields: Mapping[str, object]
-
-
-def log_changes(log: structlog.typing.FilteringBoundLogger, changes: Sequence[Change]) -> None:
-    """Log a batch. A start with thousands of Services is told in a few lines, an edit in full."""
-    emit = log.info if len(changes) <= MANY else log.debug
-    for change in changes:
-        emit(change.event, **change.fields)
-    if len(changes) > MANY:
-        for event, count in Counter(change.event for change in changes).items():
-            log.info(event, count=count)
+    `event` gives a name such as `vip.bound`; `fields` is only asked where its answer is logged.
+    """
+    if len(changes) <= MANY:
+        for change in changes:
+            log.info(event(change), **fields(change))
+        return
+    for name, count in Counter(map(event, changes)).items():
+        log.info(name, count=count)
+    if log.is_enabled_for(logging.DEBUG):
+        for change in changes:
+            log.debug(event(change), **fields(change))

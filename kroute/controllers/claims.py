@@ -6,7 +6,7 @@ and it stays until the last of them lets go. Beside the claims stands what was a
 objects for which either side has changed are compared, so a change does not cost more where there is more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.planning.objects import ObjectKey
@@ -52,8 +52,7 @@ class Claims(Generic[K, V]):
         released = [key for key in before if key not in wanted and self._release(key, owner)]
         for key, value in wanted.items():
             if key not in before or before[key] != value:
-                others = tuple(other for other in self._owners.get(key, ()) if other != owner)
-                self._owners[key] = (*others, owner)
+                self._own(key, owner)
                 self._dirty.add(key)
         if wanted:
             self._claims[owner] = wanted
@@ -93,13 +92,11 @@ class Claims(Generic[K, V]):
         """Whether everything that this Service claims is as it should be."""
         return all(self.is_right(key) for key in self.claimed_by(owner))
 
-    def differences(self) -> Iterator[Difference[K, V]]:
+    def differences(self) -> list[Difference[K, V]]:
         """Every object that is not as it should be. What is right by now is not looked at again."""
-        for key in list(self._dirty):
-            if self.is_right(key):
-                self._dirty.discard(key)
-            else:
-                yield Difference(key, self._applied.get(key), self.wanted(key))
+        # A new set, because Python walks through the room of one that was large once, however few it holds.
+        self._dirty = {key for key in self._dirty if not self.is_right(key)}
+        return [Difference(key, self._applied.get(key), self.wanted(key)) for key in self._dirty]
 
     def note(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it is not there."""
@@ -134,6 +131,14 @@ class Claims(Generic[K, V]):
                     drift.append(Difference(key, found, self.wanted(key)))
                 self._dirty.add(key)
         return drift
+
+    def _own(self, key: K, owner: ObjectKey) -> None:
+        """Put a claim behind those of others."""
+        owners = self._owners.get(key)
+        if owners is None:
+            self._owners[key] = (owner,)
+        elif owners[-1] != owner:
+            self._owners[key] = (*(other for other in owners if other != owner), owner)
 
     def _release(self, key: K, owner: ObjectKey) -> bool:
         """Take one claim away; whether it was the last on an object that is there."""

@@ -160,7 +160,12 @@ class Controller(ABC):
 
     async def _listen(self, monitor: Monitor) -> None:
         while True:
-            events = await monitor.next()
+            try:
+                events = await monitor.next()
+            except KernelError as error:
+                self.account.failed(error)
+                await asyncio.sleep(self._settings.resync_period)  # until it works again the audits see everything
+                events = [Overrun()]
             # Not `+= await`: that would bring back the list that `step` has taken meanwhile.
             self._events += events
             self.wake.set()

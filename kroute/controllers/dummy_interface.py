@@ -12,11 +12,15 @@ from kroute.kernel.links import Links
 
 
 class DummyInterface:
-    """The link of the name `name`. `index` is the kernel's number of it, None while it is not known to be there."""
+    """The link of the name `name`. `index` is the kernel's number of it, None while it is not known to be there.
+
+    `revision` grows whenever the link was made or put right: routes may have gone, and what was refused may work now.
+    """
 
     def __init__(self, name: str, links: Links, ledger: Ledger) -> None:
         self.name = name
         self.index: int | None = None
+        self.revision = 0
         self._links = links
         self._ledger = ledger
         self._wakers: list[asyncio.Event] = []
@@ -27,7 +31,7 @@ class DummyInterface:
         return self.name in self._ledger.links
 
     def watch(self, waker: asyncio.Event) -> None:
-        """Set this event whenever there is a new link."""
+        """Set this event whenever the revision has grown."""
         self._wakers.append(waker)
 
     async def exists(self) -> bool:
@@ -57,8 +61,9 @@ class DummyInterface:
             await self._links.repair(self.name)
             wrong.append(f"link {self.name} was changed")
         index = await self._links.index(self.name)
-        if index != self.index:
+        if wrong or index != self.index:
             self.index = index
+            self.revision += 1
             for waker in self._wakers:
                 waker.set()
         return wrong

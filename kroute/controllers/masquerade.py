@@ -10,7 +10,6 @@ from typing import Literal
 import structlog
 
 from kroute.broadcaster import Subscription
-from kroute.controllers.change_log import Change, log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.masquerade_rules import (
@@ -110,19 +109,15 @@ class Masquerade(Preparer[AddEntry, Present]):
             difference.key if difference.wanted else DeleteEntry(*difference.key) for difference in differences
         ]
         failures = await self._ipset.write(changes)
-        refusals = {AddEntry(*failure.change): str(failure) for failure in failures}
-        log_changes(
-            log,
-            [
-                Change(
-                    "set_entry.added" if wanted else "set_entry.removed",
-                    {"set": key.set, "entry": key.element, "service": self.services_of(key)},
-                )
-                for key, _, wanted in differences
-                if key not in refusals
-            ],
-        )
-        return refusals
+        return {AddEntry(*failure.change): str(failure) for failure in failures}
+
+    def event_of(self, difference: Difference[AddEntry, Present]) -> str:
+        """`set_entry.added`, `set_entry.removed`."""
+        return "set_entry.added" if difference.wanted else "set_entry.removed"
+
+    def fields_of(self, difference: Difference[AddEntry, Present]) -> dict[str, object]:
+        """The set and its element."""
+        return {"set": difference.key.set, "entry": difference.key.element}
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove the rules, then the sets."""

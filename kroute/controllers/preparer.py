@@ -9,9 +9,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+import structlog
+
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import names_of
 from kroute.controllers.batches import batched
+from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.controller import Controller
 from kroute.controllers.departures import Departures
@@ -22,6 +25,8 @@ from kroute.settings import Settings
 
 if TYPE_CHECKING:
     from kroute.planning.objects import ObjectKey
+
+log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -58,6 +63,14 @@ class Preparer(Controller, Generic[K, V]):
     async def apply(self, differences: Sequence[Difference[K, V]]) -> Mapping[K, str]:
         """Write these differences; returns the refused objects, each with a sentence that says why."""
 
+    @abstractmethod
+    def event_of(self, difference: Difference[K, V]) -> str:
+        """The name of the event under which the log tells of a written difference."""
+
+    @abstractmethod
+    def fields_of(self, difference: Difference[K, V]) -> dict[str, object]:
+        """What the log tells of a written difference besides the Service."""
+
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Claim what the plans name, and let go of what they name no longer."""
         for plan in plans:
@@ -82,27 +95,28 @@ class Preparer(Controller, Generic[K, V]):
             self.retracted(self._plans[key])
         for batch in batched(self._due()):
             refusals = await self.apply(batch)
-            for difference in batch:
-                if difference.key not in refusals:
-                    self.claims.note(difference.key, difference.wanted)
-                    if difference.wanted is None:
-                        self._departures.over(difference.key)
-            self.account.wrote(len(batch) - len(refusals))
+            done = [difference for difference in batch if difference.key not in refusals]
+            log_changes(log, done, self.event_of, self._fields)
+            for difference in done:
+                self.claims.note(difference.key, difference.wanted)
+                if difference.wanted is None:
+                    self._departures.over(difference.key)
+            self.account.wrote(len(done))
             self.account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
 
     def retracted(self, plan: ServicePlan) -> None:
         """The plan has lost the stage: it is prepared again, which is said again."""
         self._unprepared[plan.key] = plan
 
-    def services_of(self, key: K) -> str:
-        """The Services that claim the object, or the one that let it go, as log lines name them."""
-        return " ".join(names_of(self.claims.owners(key) or [self._departures.plan_of(key).key]))
-
     def gone(self, key: K) -> None:
         """The kernel, or somebody else, has taken the object away."""
         self.claims.note(key, None)
         if self.claims.wanted(key) is None:
             self._departures.over(key)
+
+    def _fields(self, difference: Difference[K, V]) -> dict[str, object]:
+        owners = self.claims.owners(difference.key) or [self._departures.plan_of(difference.key).key]
+        return {"service": " ".join(names_of(owners)), **self.fields_of(difference)}
 
     def _due(self) -> list[Difference[K, V]]:
         """The differences that may be written now."""

@@ -42,6 +42,10 @@ class Retries(Generic[K]):
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
             del self._waits[key]
 
+    def clear(self) -> None:
+        """Forget all failures: their reason has gone."""
+        self._waits.clear()
+
     def is_waiting(self, key: K, now: float) -> bool:
         """Whether the key has failed and is not due yet."""
         wait = self._waits.get(key)

@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ESRCH
 from typing import NamedTuple
 
-import structlog
-
 from kroute.broadcaster import Subscription
-from kroute.controllers.change_log import Change, log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.dummy_interface import DummyInterface
@@ -26,8 +23,6 @@ from kroute.kernel.monitor import Event, Monitor, RouteEvent
 from kroute.kernel.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
 from kroute.planning.plan import ServicePlan
 from kroute.settings import Settings
-
-log = structlog.get_logger(__name__)
 
 
 class SourceRoute(NamedTuple):
@@ -84,7 +79,7 @@ class RouteFix(Preparer[str, SourceRoute]):
         super().__init__(settings, subscription, milestones, Claims(_agree), monitor, clock)
         self._interface = interface
         self._routes = routes
-        self._index: int | None = None
+        self._revision = 0
         interface.watch(self.wake)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
@@ -119,8 +114,8 @@ class RouteFix(Preparer[str, SourceRoute]):
 
     async def read(self) -> Iterable[str]:
         """Read the routes on the dummy interface. Without the interface there are none."""
-        self._index = self._interface.index
-        if self._index is None:
+        self._revision = self._interface.revision
+        if self._interface.index is None:
             self.claims.replace_applied({})
             return []
         found = await self._routes.read(self._interface.name)
@@ -139,11 +134,12 @@ class RouteFix(Preparer[str, SourceRoute]):
         ]
 
     async def write(self) -> None:
-        """Write the routes, if the interface is there; a new interface has none."""
+        """Write the routes, if the interface is there. One that was made or put right may have lost them."""
         if self._interface.index is None:
             return
-        if self._interface.index != self._index:
+        if self._interface.revision != self._revision:
             await self.read()
+            self.account.retries.clear()
         await super().write()
 
     async def apply(self, differences: Sequence[Difference[str, SourceRoute]]) -> Mapping[str, str]:
@@ -156,23 +152,19 @@ class RouteFix(Preparer[str, SourceRoute]):
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
         failures = await self._routes.write(self._interface.name, changes)
-        refusals = {
+        return {
             failure.change.address: str(failure)
             for failure in failures
             if not (isinstance(failure.change, DeleteLocalRoute) and failure.errno == ESRCH)
         }
-        log_changes(
-            log,
-            [
-                Change(
-                    "route.set" if wanted else "route.removed",
-                    {"vip": address, "src": str(wanted or applied), "service": self.services_of(address)},
-                )
-                for address, applied, wanted in differences
-                if address not in refusals
-            ],
-        )
-        return refusals
+
+    def event_of(self, difference: Difference[str, SourceRoute]) -> str:
+        """`route.set`, `route.removed`."""
+        return "route.set" if difference.wanted else "route.removed"
+
+    def fields_of(self, difference: Difference[str, SourceRoute]) -> dict[str, object]:
+        """The VIP and the source."""
+        return {"vip": difference.key, "src": str(difference.wanted or difference.applied)}
 
     def retracted(self, plan: ServicePlan) -> None:
         """Take the plan's routes for lost: with an address the kernel may delete routes and not say so."""

@@ -11,7 +11,7 @@ import structlog
 
 from kroute.controllers.account import Account, names_of
 from kroute.controllers.batches import batched
-from kroute.controllers.change_log import Change, log_changes
+from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.departures import Departures
 from kroute.controllers.dummy_interface import DummyInterface
@@ -91,10 +91,7 @@ class VipAddresses:
                 if failure.errno not in {EADDRNOTAVAIL, ENODEV}
             }
             done = [address for address in batch if address not in refusals]
-            log_changes(
-                log,
-                [Change("vip.unbound", {"vip": it, "service": str(self.departures.plan_of(it).key)}) for it in done],
-            )
+            log_changes(log, done, lambda _: "vip.unbound", self._fields)
             for address in done:
                 self.claims.note(address, None)
                 self.departures.over(address)
@@ -121,13 +118,7 @@ class VipAddresses:
             failures = await self._addresses.write(self._interface.name, batch)
             refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
             done = [change.address for change in batch if change.address not in refusals]
-            log_changes(
-                log,
-                [
-                    Change("vip.bound", {"vip": it, "service": " ".join(names_of(self.claims.owners(it)))})
-                    for it in done
-                ],
-            )
+            log_changes(log, done, lambda _: "vip.bound", self._fields)
             for address in done:
                 self.claims.note(address, self.claims.wanted(address))
             self._account.wrote(len(done))
@@ -140,3 +131,7 @@ class VipAddresses:
                     for owner in self.claims.owners(change.address)
                 ),
             )
+
+    def _fields(self, address: str) -> dict[str, object]:
+        owners = self.claims.owners(address) or [self.departures.plan_of(address).key]
+        return {"service": " ".join(names_of(owners)), "vip": address}

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.controllers.change_log import Change
 from kroute.kernel.ipvs import (
     AddRealServer,
     AddVirtualServer,
@@ -120,21 +119,23 @@ _EVENTS: dict[type[IpvsChange], str] = {
 }
 
 
-def event_of(change: IpvsChange, service: str) -> Change:
-    """A change as the log tells of it."""
-    fields: dict[str, object] = {"service": service, "virtual_server": str(planned_key(change.key))}
-    event = _EVENTS[type(change)]
+def event_of(change: IpvsChange) -> str:
+    """The name of the event under which the log tells of a change."""
+    drains = isinstance(change, SetRealServer) and change.weight == 0
+    return "real_server.draining" if drains else _EVENTS[type(change)]
+
+
+def fields_of(change: IpvsChange) -> dict[str, object]:
+    """What the log tells of a change besides the Service."""
+    fields: dict[str, object] = {"virtual_server": str(planned_key(change.key))}
     match change:
         case AddVirtualServer(_, options) | SetVirtualServer(_, options):
             fields |= options._asdict()
-        case SetRealServer(_, (address, port), 0):
-            event = "real_server.draining"
-            fields |= {"address": address, "port": port}
         case AddRealServer(_, (address, port), weight) | SetRealServer(_, (address, port), weight):
             fields |= {"address": address, "port": port, "weight": weight}
         case DeleteRealServer(_, (address, port)):
             fields |= {"address": address, "port": port}
-    return Change(event, fields)
+    return fields
 
 
 def _weights(real_servers: Iterable[RealServer]) -> dict[RealServerKey, int]:

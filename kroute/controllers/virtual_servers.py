@@ -12,7 +12,7 @@ import structlog
 
 from kroute.controllers.account import Account, names_of
 from kroute.controllers.batches import batched
-from kroute.controllers.change_log import Change, log_changes
+from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.departures import Departures
 from kroute.controllers.drains import Drains
@@ -23,6 +23,7 @@ from kroute.controllers.virtual_server_changes import (
     Edit,
     edit,
     event_of,
+    fields_of,
     from_kernel,
     options_of,
     planned_key,
@@ -134,7 +135,7 @@ class VirtualServers:
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
         self._account.wrote(len(done))
-        log_changes(log, [self._event(change) for change in done])
+        log_changes(log, done, event_of, self._fields)
         self._account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
         for key, one in edits.items():
             if key not in refusals:
@@ -227,7 +228,7 @@ class VirtualServers:
         for change in done:
             self._drains.stop(changes[change], change.real_server)
         self._account.wrote(len(done))
-        log_changes(log, [self._event(change) for change in done])
+        log_changes(log, done, event_of, self._fields)
         self._account.refused(refusals, {owner for key in changes.values() for owner in self.claims.owners(key)})
 
     def _idle(self, key: VirtualServerKey, state: VirtualServerState) -> set[RealServerKey]:
@@ -255,10 +256,10 @@ class VirtualServers:
         for owner in self.claims.owners(key):
             self._report(owner, problem)
 
-    def _event(self, change: IpvsChange) -> Change:
+    def _fields(self, change: IpvsChange) -> dict[str, object]:
         key = planned_key(change.key)
         services = names_of(self.claims.owners(key) or [self.departures.plan_of(key).key])
-        return event_of(change, " ".join(services))
+        return {"service": " ".join(services), **fields_of(change)}
 
 
 def _is_taken(failure: Failure[IpvsChange]) -> bool:

@@ -1,5 +1,6 @@
 """Whatever somebody deletes comes back: what rtnetlink tells of at once, the rest at the audit."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from structlog.testing import capture_logs
 
 from kroute.kernel.addresses import BindAddress
 from kroute.kernel.ipvs import RealServerState
-from kroute.kernel.routes import SetLocalRoute
+from kroute.kernel.monitor import LinkEvent
+from kroute.kernel.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 
 WEB = (6, "10.96.0.1", 80)
@@ -65,8 +67,6 @@ async def test_a_deleted_link_is_back_at_once_with_routes_then_addresses(tmp_pat
 
 
 async def test_a_link_that_was_set_down_is_up_at_once(tmp_path: Path) -> None:
-    from kroute.kernel.monitor import LinkEvent
-
     node = await serving(tmp_path)
     link = node.kernel.links[DUMMY]
     link.up = False
@@ -151,3 +151,18 @@ async def test_a_ledger_that_was_removed_is_back_at_the_audit(tmp_path: Path) ->
     await node.audit()
     node = node.restarted()
     assert WEB in node.ledger.virtual_servers
+
+
+async def test_routes_that_failed_while_the_link_was_gone_or_down_come_with_the_link(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.refuse(lambda change: isinstance(change, SetLocalRoute) and ":" in change.address, errno.ENETDOWN)
+    node.kernel.drop_route(DUMMY, LocalRoute("fd00::1", NODE_IPV6, IPV6_METRIC))
+    await node.settle()
+    assert node.route_fix.statistics().waiting == 1
+    node.kernel.accept_all()
+    link = node.kernel.links[DUMMY]
+    link.up = False
+    node.kernel.emit(LinkEvent(False, DUMMY, link.index, False))
+    await node.settle()
+    assert_whole(node)
+    assert node.route_fix.statistics().waiting == 0

@@ -6,11 +6,14 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kroute.controllers.controller import Controller
+from kroute.kernel.errors import KernelError
 from kroute.kernel.monitor import AddressEvent
 from tests.fakes.kernel import FakeKernel
+from tests.fakes.monitor import FakeMonitor
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
 
@@ -77,6 +80,30 @@ async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypa
             await until(lambda count=repairs: node.service_proxy.statistics().repairs == count)
         await asyncio.sleep(0.1)
     assert [event.gone for event in noticed if isinstance(event, AddressEvent)] == [False, True] * 3 + [False]
+
+
+async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [KernelError("cannot follow the node's addresses: the socket is gone")]
+    listen = FakeMonitor.next
+
+    async def fail_once(self: FakeMonitor) -> list:
+        if failures:
+            raise failures.pop()
+        return await listen(self)
+
+    monkeypatch.setattr(FakeMonitor, "next", fail_once)
+    async with running(tmp_path, resync_period=0.1) as node:
+        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        await until(lambda: node.service_proxy.statistics().failures == 1)
+        node.service_proxy._settings = node.route_fix._settings = msgspec.structs.replace(
+            node.settings, resync_period=1000.0
+        )
+        await asyncio.sleep(0.3)
+        node.kernel.delete_address(DUMMY, "10.96.0.1")
+        await until(lambda: "10.96.0.1" in node.kernel.links[DUMMY].addresses)
 
 
 async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:
