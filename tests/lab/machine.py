@@ -32,11 +32,14 @@ class MachineError(Exception):
 class Machine:
     """One boot of the lab's kernel that runs one command, then switches itself off.
 
+    `number` tells machines apart that run at the same time: each has a processor of its own, as long as there are some.
     The command's output goes to `output`, the kernel's own messages to the console log. `shared` is a directory that
     the machine and the host both write; it is removed with `close`. The console log stays in the cache, as NAME.log.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int = 0) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        self._cpu = cpus[number % len(cpus)]
         runs = cache() / "run"
         runs.mkdir(parents=True, exist_ok=True)
         self.shared = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=runs))
@@ -70,6 +73,8 @@ class Machine:
             self._process = subprocess.Popen(
                 [
                     # Nothing of a machine outlives who started it: its processes have a pid namespace of their own.
+                    # Its processes take turns, so on one processor each hands over to the next without waking another.
+                    *("taskset", "--cpu-list", str(self._cpu)),
                     *("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--"),
                     *(str(binary), f"mem={MEMORY_MIB}M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
                     *("con=null", f"con0=null,fd:{console.fileno()}", f"con1={second}", "hostname=lab", "quiet"),

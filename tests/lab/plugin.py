@@ -40,7 +40,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     here = [item for item in session.items if not item.get_closest_marker("lab")]
     durations = Durations.read()
     count = int(os.environ.get("KROUTE_LAB_MACHINES", os.cpu_count() or 1))
-    runs = [RemoteRun(f"lab{number}", share) for number, share in enumerate(shares(in_lab, count, durations), 1)]
+    runs = [RemoteRun(number, share) for number, share in enumerate(shares(in_lab, count, durations), 1)]
     try:
         for run in runs:
             run.start(session.config)

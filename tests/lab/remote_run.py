@@ -24,7 +24,7 @@ _PASSED_ON = {"tbstyle": "--tb", "verbose": "--verbosity", "hypothesisseed": "--
 class RemoteRun:
     """Some of the tests, in one machine. `waiting` holds those that have not ended, in the order in which they run."""
 
-    name: str
+    number: int
     items: list[pytest.Item]
     machine: Machine = field(init=False)
     waiting: dict[str, pytest.Item] = field(init=False)
@@ -32,7 +32,7 @@ class RemoteRun:
     _heard: float = 0.0
 
     def __post_init__(self) -> None:
-        self.machine = Machine(self.name)
+        self.machine = Machine(f"lab{self.number}", self.number)
         self.waiting = {item.nodeid: item for item in self.items}
 
     def start(self, config: pytest.Config) -> None:
