@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Mapping
 
-from kroute.watchers.reflector import Reflector, Requests, Timing
+from kroute.watchers.reflector import Reflector
+from kroute.watchers.requests import Requests
 from kroute.watchers.resources import watched_resources
 from kroute.watchers.sink import Sink
+from kroute.watchers.timing import Timing
 
 
 class KubernetesWatcher:

@@ -10,12 +10,10 @@ Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-19
 """
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -24,8 +22,10 @@ from kroute.watchers.backoff import Backoff
 from kroute.watchers.decoding import Event, Malformed, ObjectDecoder, Page, read_event, read_identity, read_page
 from kroute.watchers.errors import ApiError, UnreachableError, UntrustedStreamError
 from kroute.watchers.inventory import Inventory, Listing
+from kroute.watchers.requests import LineStream, Requests
 from kroute.watchers.resources import Resource
 from kroute.watchers.sink import BATCH, Sink
+from kroute.watchers.timing import Timing
 
 if TYPE_CHECKING:
     from kroute.planning.objects import Change
@@ -40,34 +40,6 @@ NEWEST = ""
 """The resourceVersion of a list that must be consistent."""
 NO_STREAMING = frozenset({400, 403, 404, 422})
 """Answers to a streaming list by servers (or in-between proxies) that do not offer it."""
-
-
-LineStream = AsyncGenerator[Sequence[bytes], None]
-
-
-class Requests(Protocol):
-    """What a reflector needs of the API."""
-
-    async def get(self, path: str, params: Mapping[str, str]) -> bytes:
-        """The body of an answer."""
-
-    def stream(self, path: str, params: Mapping[str, str]) -> LineStream:
-        """The lines of an answer as they come."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The clock, the dice and the periods (seconds) of a reflector."""
-
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    rng: random.Random = field(default_factory=random.Random)
-    watch_timeout: float = 300.0
-    """The server is asked to end each watch after 1 to 2 times this, so that connections spread over its replicas."""
-    stall_timeout: float = 120.0
-    """A watch without a byte for so long is dead: twice the minute in which the server sends a bookmark."""
-    short_watch: float = 1.0
-    """A watch that ends sooner, having said nothing, counts as a failure."""
 
 
 @dataclass

@@ -74,8 +74,9 @@ async def test_a_bad_annotation_becomes_one_warning_event(world: World, api: Api
         await eventually(lambda wanted=scheduler: _uses(world, {"lc": "lc"}.get(wanted, "rr")))
 
     def is_told_of() -> Object:
-        [event] = api.list(EVENTS)
-        return event
+        events = api.list(EVENTS)
+        assert len(events) == 1
+        return events[0]
 
     event = await eventually(is_told_of)
     assert event["type"] == "Warning"

@@ -12,8 +12,9 @@ from typing import Any
 from kroute.planning.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
 from kroute.settings import Settings
 from kroute.watchers.api import Api
-from kroute.watchers.reflector import Reflector, Timing
+from kroute.watchers.reflector import Reflector
 from kroute.watchers.resources import SERVICES, Resource
+from kroute.watchers.timing import Timing
 from tests.apiserver import ApiServer
 
 os.environ["SSL_CERT_FILE"] = os.devnull
