@@ -52,7 +52,7 @@ async def start_agents(cluster: Cluster, api: ApiServer) -> dict[str, KrouteProc
     """Start kroute on each node from the API, and wait until each has programmed its kernel."""
     before = time.monotonic()
     agents = {
-        name: await node.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", name, fork=False)
+        name: await node.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", name)
         for name, node in cluster.nodes.items()
     }
     for name, agent in agents.items():
