@@ -1,5 +1,6 @@
 """POST, PUT, PATCH and DELETE."""
 
+import random
 from typing import Any
 
 from aiohttp import web
@@ -7,6 +8,9 @@ from aiohttp import web
 from tests.apiserver import status
 from tests.apiserver.resources import Object, Target
 from tests.apiserver.store import Store
+
+_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Of which the API server makes the end of a generated name: no vowels, so no words."""
 
 
 async def write(store: Store, request: web.Request, target: Target) -> tuple[int, Object]:
@@ -43,10 +47,13 @@ def merge(item: Any, patch: Any) -> Any:
 
 
 def _create(store: Store, target: Target, item: Object) -> Object:
-    name = item["metadata"].get("name")
+    metadata = item["metadata"]
+    if not metadata.get("name") and metadata.get("generateName"):
+        metadata["name"] = metadata["generateName"] + "".join(random.choices(_SUFFIX_LETTERS, k=5))
+    name = metadata.get("name")
     if not name:
         raise status.bad_request("name or generateName is required")
-    created = Target(target.type, item["metadata"].get("namespace"), name)
+    created = Target(target.type, metadata.get("namespace"), name)
     if created.key in store.current(target.type):
         raise status.already_exists(target.type, name)
     return store.put(item)

@@ -1,11 +1,15 @@
 """A problem becomes one log line and one Event, once for each Service and cause."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from kroute.operations.events import NOTE_LIMIT, EventRecorder
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import Problem
+from kroute.settings import Settings
+from kroute.watchers.api import Api as KubernetesApi
+from tests.apiserver.server import ApiServer
 
 KEY = ObjectKey("default", "web")
 PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=fast", "fast is not a scheduler. " * 100)
@@ -87,3 +91,20 @@ async def test_without_an_api_server_problems_are_only_logged() -> None:
     recorder = EventRecorder("node1", lambda _: "", None)
     recorder.report(KEY, PROBLEM)
     await recorder.run()
+
+
+async def test_the_api_server_takes_the_event(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
+        async with await KubernetesApi.open(settings) as api:
+            api_calls = Api()
+
+            async def create(path: str, body: dict[str, Any]) -> None:
+                await api.create(path, body)
+                await api_calls.create(path, body)
+
+            recorder = EventRecorder("node1", lambda _: "", create)
+            recorder.report(KEY, PROBLEM)
+            await written(recorder, api_calls, 1)
+        [event] = server.objects("Event")
+    assert event["metadata"]["name"].startswith("web.")
