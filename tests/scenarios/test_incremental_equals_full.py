@@ -83,7 +83,8 @@ def node_moved(to_second: bool) -> Event:
 def restarted(*, killed: bool) -> Event:
     async def restart(story: Story) -> None:
         agent = story.deployment.agents["node1"]
-        assert await (agent.kill() if killed else agent.terminate()) in {0, -9}
+        code = await (agent.kill() if killed else agent.terminate())
+        assert code in {0, -9, -15}  # -15: asked to end before it could listen to that, as any process
         await story.deployment.start(nodes=("node1",), wait=False)
 
     return restart
@@ -131,7 +132,8 @@ def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: 
     with asyncio.Runner() as runner:
         runner.run(deployment.start(nodes=("node1",)))
 
-        @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None)
+        # Without shrinking: the kernel goes on from where the sequence before has left it.
+        @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
         @hypothesis.given(st.lists(EVENTS, min_size=1, max_size=6))
         def play(sequence: list[Event]) -> None:
             nonlocal played
