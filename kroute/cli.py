@@ -143,9 +143,48 @@ LOG_LEVEL = option(
 )
 @DUMMY_INTERFACE
 @option("--scheduler", type=click.Choice(settings.SCHEDULERS), default="rr", show_default=True, help="IPVS scheduler.")
+@option(
+    "--service-proxy-name",
+    type=Parsed("NAME", settings.parse_proxy_name),
+    default=settings.OUR_PROXY_NAME,
+    show_default=True,
+    help="Serve Services with this value of the label service.kubernetes.io/service-proxy-name besides those without.",
+)
+@option(
+    "--nodeport-addresses",
+    type=Parsed("CIDR[,CIDR]|primary", settings.parse_nodeport_addresses),
+    default=(),
+    help="Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
+)
 @option("--masquerade-all", is_flag=True, help="Masquerade every connection to a ClusterIP.")
 @option(
-    "--cluster-cidr", "cluster_cidrs", type=NETWORKS, default=(), help="Masquerade to ClusterIPs from outside these."
+    "--detect-local-mode",
+    type=click.Choice(settings.LOCAL_MODES),
+    default="ClusterCIDR",
+    show_default=True,
+    help="How pods are told from clients outside; what is outside is masqueraded when it calls a ClusterIP.",
+)
+@option("--cluster-cidr", "cluster_cidrs", type=NETWORKS, default=(), help="The pod networks, for ClusterCIDR.")
+@option("--pod-bridge-interface", type=INTERFACE, default=None, help="The pods' bridge, for BridgeInterface.")
+@option(
+    "--pod-interface-name-prefix",
+    type=INTERFACE,
+    default=None,
+    help="How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
+)
+@option(
+    "--snat-source",
+    type=click.Choice(["masquerade", "node-ip"]),
+    default="masquerade",
+    show_default=True,
+    help="The source of masqueraded packets: the kernel's choice for the interface, or the node's own address.",
+)
+@option(
+    "--hairpin",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
 )
 @option(
     "--masquerade-exempt",
@@ -190,7 +229,16 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
     if values["resync_period"] < 1:
         raise click.UsageError("--resync-period must be at least 1s")
-    fields = dict(values)
+    for mode, name in (
+        ("BridgeInterface", "pod_bridge_interface"),
+        ("InterfaceNamePrefix", "pod_interface_name_prefix"),
+    ):
+        if (values["detect_local_mode"] == mode) != bool(values[name]):
+            raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
+    fields: dict[str, Any] = {
+        name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
+    }
+    fields["hairpin"] = values["hairpin"] == "on"
     timeouts = IpvsTimeouts(*(fields.pop(f"ipvs_{name}_timeout") for name in IpvsTimeouts.__struct_fields__))
     exemptions = tuple(fields.pop("masquerade_exemptions"))
     fields["log_format"] = fields["log_format"] or ("console" if sys.stderr.isatty() else "json")

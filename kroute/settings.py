@@ -13,11 +13,21 @@ import msgspec
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
 """The schedulers of the kernel's IPVS (`net/netfilter/ipvs/ip_vs_*.c`), by the names that ipvsadm uses."""
 
+OUR_PROXY_NAME = "kroute.io"
+"""The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
+
+LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+"""How local pods are told from everybody else, by the names of kube-proxy's `detectLocalMode`."""
+
+PRIMARY = "primary"
+"""In `nodeport_addresses`: the node's own address of each family."""
+
 DEFAULT_STATE_DIR = Path("/run/kroute")
 DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
 
 
@@ -37,7 +47,11 @@ class IpvsTimeouts(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How this agent runs. Networks are in canonical CIDR form, periods in seconds."""
+    """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
+
+    `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
+    "masquerade" (the kernel chooses) or "node-ip".
+    """
 
     node_name: str
     kubeconfig: Path | None = None
@@ -46,8 +60,15 @@ class Settings(msgspec.Struct, frozen=True):
     node_ips: tuple[str, ...] = ()
     dummy_interface: str = DEFAULT_DUMMY_INTERFACE
     scheduler: str = "rr"
+    service_proxy_name: str = OUR_PROXY_NAME
+    nodeport_addresses: tuple[str, ...] = ()
     masquerade_all: bool = False
+    detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()
+    pod_bridge_interface: str = ""
+    pod_interface_name_prefix: str = ""
+    snat_source: str = "masquerade"
+    hairpin: bool = True
     masquerade_exemptions: tuple[Exemption, ...] = ()
     masquerade_mark: int = 0x4000
     resync_period: float = 30.0
@@ -89,6 +110,23 @@ def parse_network(text: str) -> str:
         return str(ip_network(text))
     except ValueError as error:
         raise ValueError(f"{text!r} is not a network: {error}; write ADDRESS/PREFIX, for example 10.0.0.0/8") from None
+
+
+def parse_nodeport_addresses(text: str) -> tuple[str, ...]:
+    """Read networks as `parse_networks` does, or the word `primary` alone."""
+    if text.strip() == PRIMARY:
+        return (PRIMARY,)
+    try:
+        return parse_networks(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or the word {PRIMARY} alone") from None
+
+
+def parse_proxy_name(text: str) -> str:
+    """Read a label's value (`metadata.labels` of the API: at most 63 characters, no space)."""
+    if not _LABEL_VALUE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a label value: 1 to 63 letters, digits, '-', '_' and '.', no space")
+    return text
 
 
 def parse_node_ips(text: str) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ _ADDRESS_TYPES = ("InternalIP", "ExternalIP")
 class NodeFacts(msgspec.Struct, frozen=True):
     """This node's name, its own addresses (at most one a family, canonical text), zone and pod networks.
 
-    Both addresses None means that nothing is known yet: Services are served, the kernel chooses sources.
+    `own` are the addresses of all interfaces but the dummy one, `node_port_addresses` those of them that serve node
+    ports, sorted. Both addresses None means that nothing is known yet: Services are served, the kernel chooses sources.
     """
 
     name: str
@@ -23,6 +24,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
     ipv6: str | None = None
     zone: str | None = None
     pod_cidrs: tuple[str, ...] = ()
+    own: frozenset[str] = frozenset()
+    node_port_addresses: tuple[str, ...] = ()
 
     def address_for(self, address: str) -> str | None:
         """This node's own address of the same family as `address`, if it has one."""

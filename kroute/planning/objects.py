@@ -91,6 +91,27 @@ class ServiceSpec(_Struct, frozen=True):
     external_ips: tuple[str, ...] | None = msgspec.field(name="externalIPs", default=None)
     internal_traffic_policy: str | None = None
     external_traffic_policy: str | None = None
+    load_balancer_source_ranges: tuple[str, ...] | None = None
+    health_check_node_port: int = 0
+
+
+class LoadBalancerIngress(_Struct, frozen=True):
+    """One of `status.loadBalancer.ingress`; a host name is a DNS server's matter. Absent `ipMode` means VIP."""
+
+    ip: str = ""
+    ip_mode: str | None = None
+
+
+class LoadBalancerStatus(_Struct, frozen=True):
+    """`status.loadBalancer`."""
+
+    ingress: tuple[LoadBalancerIngress, ...] | None = None
+
+
+class ServiceStatus(_Struct, frozen=True):
+    """`status` of a Service."""
+
+    load_balancer: LoadBalancerStatus = LoadBalancerStatus()
 
 
 class Service(_Struct, frozen=True):
@@ -98,6 +119,7 @@ class Service(_Struct, frozen=True):
 
     metadata: ObjectMeta
     spec: ServiceSpec = ServiceSpec()
+    status: ServiceStatus = ServiceStatus()
 
     @property
     def key(self) -> ObjectKey:

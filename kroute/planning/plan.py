@@ -5,7 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import ObjectKey
+
+NODE_PLAN = ObjectKey("", "this node")
+"""The key of the plan that comes from no Service: what the node itself means to the rules."""
 
 LONGEST_QUOTE = 80
 """Characters of an object's own text that a Problem repeats."""
@@ -64,19 +68,43 @@ class Vip(NamedTuple):
 
 
 class AddressSet(StrEnum):
-    """The sets that the masquerade rules look up; the value is the middle of the kernel's set name."""
+    """The sets that the rules look up; the value is the middle of the kernel's set name.
+
+    Every port that has endpoints is in just one of the first three, every port without any in NO_ENDPOINT. The rules
+    lean on that: a VIP refuses what is in none of the three.
+    """
 
     CLUSTER_IP = "CLUSTER-IP"
-    """(address, protocol, port) of every ClusterIP port."""
+    """(address, protocol, port) of every ClusterIP port with endpoints."""
+    EXTERNAL = "EXTERNAL"
+    """(address, protocol, port) of every node port and external port with policy Cluster: masqueraded."""
+    EXTERNAL_LOCAL = "EXTERNAL-LOCAL"
+    """(address, protocol, port) of the same with policy Local: the client's address is kept."""
+    NO_LOCAL = "NO-LOCAL"
+    """(address, protocol, port) out of EXTERNAL_LOCAL that only this node's own clients may use: its endpoints are on
+    other nodes, and would answer a client outside behind this node's back."""
+    NO_ENDPOINT = "NO-ENDPOINT"
+    """(address, protocol, port) of every port that nothing serves: refused."""
     HAIRPIN = "HAIRPIN"
     """(address, protocol, port, address) of every real server that may be on this node."""
+    VIP = "VIP"
+    """(address,) of every address on the dummy interface: it answers on Services' ports and to ping only."""
+    POD_NETWORK = "POD-NETWORK"
+    """(network,) of every network whose addresses are pods', as far as that is told by networks."""
 
 
 class SetEntry(NamedTuple):
-    """One entry of an address set: (address, protocol, port), or those and a second address."""
+    """One entry of an address set; `AddressSet` says what it consists of."""
 
     set: AddressSet
-    element: tuple[str, int, int] | tuple[str, int, int, str]
+    element: tuple[str] | tuple[str, int, int] | tuple[str, int, int, str]
+
+
+class HealthCheck(NamedTuple):
+    """A Service's `healthCheckNodePort`, and how many of its ready endpoints are on this node."""
+
+    port: int
+    local_endpoints: int
 
 
 class Problem(NamedTuple):
@@ -104,7 +132,10 @@ def quoted(text: str) -> str:
 class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     """Everything that one Service means on this node. The plan of an absent Service is empty.
 
-    `generation` grows with every plan that the catalog makes; equality of content is `same_as`.
+    A virtual server without real servers is a port that nothing serves; in the kernel it exists only for as long as
+    real servers of it drain. `vips` are the addresses to bind: not those that another interface of the node has.
+    `generation` grows with every plan that the catalog makes; equality of content is `same_as`. `node` is set in the
+    plan NODE_PLAN only.
     """
 
     key: ObjectKey
@@ -112,6 +143,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     virtual_servers: tuple[VirtualServer, ...] = ()
     vips: tuple[Vip, ...] = ()
     set_entries: tuple[SetEntry, ...] = ()
+    health_check: HealthCheck | None = None
+    node: NodeFacts | None = None
     problems: tuple[Problem, ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
@@ -121,4 +154,6 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to serve and nothing to report."""
-        return not (self.virtual_servers or self.vips or self.set_entries or self.problems)
+        return not (
+            self.virtual_servers or self.vips or self.set_entries or self.health_check or self.node or self.problems
+        )
