@@ -6,7 +6,7 @@ publishes it. What arrives while it plans goes out together in the next round, a
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -22,12 +22,13 @@ from kroute.operations import agent_socket, preflight, show, snapshot
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.state_dir import StateDirectory, StateDirectoryError
 from kroute.planning.catalog import Catalog
-from kroute.planning.node_facts import node_facts
+from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import Change
+from kroute.planning.plan import ServicePlan
 from kroute.settings import Settings
 from kroute.watchers.errors import ConfigurationError
 from kroute.watchers.manifests import ManifestWatcher
-from kroute.watchers.node import NodeAddresses, NodeWatcher, read_node_addresses
+from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 log = structlog.get_logger(__name__)
@@ -43,20 +44,20 @@ REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 
 
 class Agent:
-    """kroute on one node, which has these `addresses`.
+    """kroute on one node, which has these `interfaces`.
 
     `follow` is where changes come from, `create` how Events are written (None: they are only logged).
     """
 
     def __init__(
-        self, settings: Settings, addresses: NodeAddresses, follow: Follow, create: CreateObject | None = None
+        self, settings: Settings, interfaces: NodeInterfaces, follow: Follow, create: CreateObject | None = None
     ) -> None:
         self._follow = follow
-        self._catalog = Catalog(settings, node_facts(settings, None, addresses.default))
+        self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
         self._changed = asyncio.Event()
-        self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_addresses)
+        self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
@@ -85,8 +86,8 @@ class Agent:
         self._catalog.take(changes)
         self._changed.set()
 
-    def _take_addresses(self, addresses: NodeAddresses) -> None:
-        self._catalog.set_fallback(addresses.default)
+    def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
+        self._catalog.set_interfaces(interfaces)
         self._changed.set()
 
     async def _plan(self) -> None:
@@ -99,24 +100,44 @@ class Agent:
             if not self._catalog.ready or (published and not plans):
                 continue
             for plan in plans:
+                if plan.node is not None:
+                    _tell_of_node(plan.node)
                 if plan.is_empty:
                     self._recorder.forget(plan.key)
                 for problem in plan.problems:
                     self._recorder.report(plan.key, problem)
             self._broadcaster.publish(plans)
             if not published:
-                log.info("plans.first_published", services=len(plans))
+                log.info("plans.first_published", services=_services_in(plans))
                 published = True
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
         state_dir.mark_ready()
-        log.info("kroute.ready", services=len(self._broadcaster.current))
+        log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
 
     async def _shown(self) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+
+def _services_in(plans: Iterable[ServicePlan]) -> int:
+    return sum(plan.node is None for plan in plans)
+
+
+def _tell_of_node(node: NodeFacts) -> None:
+    """Log what is known of the node, and what that means where it has only one family."""
+    families = [family for family, address in (("IPv4", node.ipv4), ("IPv6", node.ipv6)) if address is not None]
+    log.info(
+        "node.known",
+        ipv4=node.ipv4,
+        ipv6=node.ipv6,
+        zone=node.zone,
+        pod_cidrs=node.pod_cidrs,
+        node_ports_on=node.node_port_addresses,
+        serves=" and ".join(families) + (" only" if len(families) == 1 else ""),
+    )
 
 
 def main(settings: Settings) -> int:
@@ -158,13 +179,13 @@ async def _serve(settings: Settings) -> int:
 
 async def _agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     """An agent with the source that the settings name; what it needs is closed with the stack."""
-    addresses = await read_node_addresses(settings.dummy_interface)
+    interfaces = await read_node_interfaces(settings.dummy_interface)
     directory = settings.manifests
     if directory is not None:
-        return Agent(settings, addresses, lambda sink: ManifestWatcher(directory, settings.node_name, sink).run())
+        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, settings.node_name, sink).run())
     from kroute.watchers.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
     from kroute.watchers.kubernetes import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
     log.info("api.configured", server=api.server)
-    return Agent(settings, addresses, lambda sink: KubernetesWatcher(api, settings.node_name, sink).run(), api.create)
+    return Agent(settings, interfaces, lambda sink: KubernetesWatcher(api, settings.node_name, sink).run(), api.create)

@@ -81,7 +81,9 @@ def _as_written(value: Any, parameter: click.Parameter) -> Any:
     """The value as it would be written on the command line: a list becomes comma-separated or several flags."""
     if isinstance(value, list):
         return [str(each) for each in value] if parameter.multiple else ",".join(str(each) for each in value)
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool):  # YAML reads `on` and `off` as booleans
+        return value if isinstance(parameter, click.Option) and parameter.is_flag else ("on" if value else "off")
+    if value is None:
         return value
     return [str(value)] if parameter.multiple else str(value)
 

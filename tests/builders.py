@@ -8,8 +8,12 @@ from kroute.planning.objects import (
     ClientIPConfig,
     Endpoint,
     EndpointConditions,
+    EndpointHints,
     EndpointPort,
     EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    NamedHint,
     Node,
     NodeAddress,
     NodeSpec,
@@ -19,6 +23,7 @@ from kroute.planning.objects import (
     Service,
     ServicePort,
     ServiceSpec,
+    ServiceStatus,
     SessionAffinityConfig,
 )
 from kroute.planning.plan import (
@@ -49,8 +54,10 @@ def facts(
     name: str = NODE,
     zone: str | None = None,
     pod_cidrs: tuple[str, ...] = (),
+    own: Iterable[str] = (),
 ) -> NodeFacts:
-    return NodeFacts(name, ipv4=ipv4, ipv6=ipv6, zone=zone, pod_cidrs=pod_cidrs)
+    """A node; node ports are served on all of its `own` addresses."""
+    return NodeFacts(name, ipv4, ipv6, zone, pod_cidrs, frozenset(own), tuple(sorted(own)))
 
 
 def node(
@@ -67,8 +74,8 @@ def node(
     )
 
 
-def port(number: int = 80, name: str = "", protocol: str = "TCP") -> ServicePort:
-    return ServicePort(port=number, name=name, protocol=protocol)
+def port(number: int = 80, name: str = "", protocol: str = "TCP", node_port: int = 0) -> ServicePort:
+    return ServicePort(port=number, name=name, protocol=protocol, node_port=node_port)
 
 
 def service(
@@ -82,8 +89,13 @@ def service(
     kind: str = "ClusterIP",
     affinity: str = "None",
     affinity_timeout: int | None = None,
+    balanced: Iterable[LoadBalancerIngress | str] = (),
+    **spec: object,
 ) -> Service:
-    """A Service; without addresses it has ClusterIP 10.96.0.10. A bare number is an unnamed TCP port."""
+    """A Service; without addresses it has ClusterIP 10.96.0.10. A bare number is an unnamed TCP port.
+
+    `balanced` are the addresses of its load balancer; `spec` takes any further field.
+    """
     ips = cluster_ips or ("10.96.0.10",)
     config = SessionAffinityConfig(ClientIPConfig(affinity_timeout)) if affinity_timeout is not None else None
     return Service(
@@ -101,6 +113,12 @@ def service(
             ports=tuple(it if isinstance(it, ServicePort) else port(it) for it in ports),
             session_affinity=affinity,
             session_affinity_config=config,
+            **spec,  # type: ignore[arg-type]
+        ),
+        ServiceStatus(
+            LoadBalancerStatus(
+                tuple(it if isinstance(it, LoadBalancerIngress) else LoadBalancerIngress(it) for it in balanced)
+            )
         ),
     )
 
@@ -112,9 +130,12 @@ def endpoint(
     serving: bool | None = None,
     terminating: bool | None = None,
     on: str | None = "node2",
+    zones: Iterable[str] = (),
+    nodes: Iterable[str] = (),
 ) -> Endpoint:
-    """An endpoint on another node, with the API's default conditions."""
-    return Endpoint((address,), EndpointConditions(ready, serving, terminating), node_name=on)
+    """An endpoint on another node, with the API's default conditions, and hints if there are any."""
+    hints = EndpointHints(tuple(map(NamedHint, zones)), tuple(map(NamedHint, nodes))) if zones or nodes else None
+    return Endpoint((address,), EndpointConditions(ready, serving, terminating), node_name=on, hints=hints)
 
 
 def endpoint_slice(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import Problem
+from kroute.planning.plan import NODE_PLAN, Problem
 
 log = structlog.get_logger()
 
@@ -41,13 +41,16 @@ class EventRecorder:
         self._waiting: asyncio.Queue[_Report] = asyncio.Queue(QUEUE_LIMIT)
 
     def report(self, key: ObjectKey, problem: Problem) -> None:
-        """Log the problem and let its Event wait, unless that was done before for this Service and subject."""
+        """Log the problem and let its Event wait, unless that was done before for this Service and subject.
+
+        A problem of the node itself is only logged.
+        """
         said = self._said.setdefault(key, set())
         if (problem.reason, problem.subject) in said:
             return
         said.add((problem.reason, problem.subject))
         log.warning("service.problem", service=str(key), reason=problem.reason, message=problem.message)
-        if self._create is None:
+        if self._create is None or key == NODE_PLAN:
             return
         try:
             self._waiting.put_nowait(_Report(key, self._uid_of(key), problem))

@@ -1,4 +1,4 @@
-"""The annotations of a Service that kroute reads, as a table, and how its virtual servers schedule and persist.
+"""The annotations of a Service that kroute reads, as a table, and the options that they give.
 
 An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`; the first that is
 there counts, even if its value is bad. A bad value leaves what held without the annotation, and becomes a Problem.
@@ -46,13 +46,17 @@ def flag_words(scheduler: str, flags: int) -> tuple[str, ...]:
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the virtual servers of one Service schedule and persist. `persistence_timeout`: seconds, 0 for none."""
+    """How one Service is served. `persistence_timeout`: seconds, 0 for none.
+
+    `hairpin`: whether its pods may reach themselves through it.
+    """
 
     scheduler: str
     flags: int = 0
     persistence_timeout: int = 0
     ipv4_prefix: int = 32
     ipv6_prefix: int = 128
+    hairpin: bool = True
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address."""
@@ -60,6 +64,8 @@ class Options(msgspec.Struct, frozen=True):
             return None
         return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)
 
+
+_SWITCH = {"on": True, "true": True, "": True, "off": False, "false": False}
 
 Reading = tuple[Options, str | None]
 """The options with a value applied as far as it can be, and what is wrong with it (None: nothing)."""
@@ -116,6 +122,14 @@ def _apply_netmask(options: Options, value: str) -> Reading:
     return options, "is not a netmask; every client address persists for itself"
 
 
+def _apply_hairpin(options: Options, value: str) -> Reading:
+    """Read a switch. kube-router takes the mere presence of its annotation for "on"."""
+    switch = _SWITCH.get(value.lower())
+    if switch is None:
+        return options, f"is neither on nor off; {'on' if options.hairpin else 'off'} holds"
+    return msgspec.structs.replace(options, hairpin=switch), None
+
+
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
@@ -152,6 +166,12 @@ ANNOTATIONS = (
         meaning="clients of one network of this size keep one real server together",
         allowed="an IPv4 prefix length or mask (24 or 255.255.255.0), an IPv6 one above 32 (64), or both (24,64)",
         apply=_apply_netmask,
+    ),
+    Annotation(
+        name="service.hairpin",
+        meaning="whether a pod that reaches itself through the Service gets an answer, which then comes from the node",
+        allowed="on, off",
+        apply=_apply_hairpin,
     ),
 )
 """Every annotation, in the order in which they apply: the flags are read once the scheduler is known."""

@@ -10,9 +10,11 @@ from typing import assert_never
 
 import msgspec
 
-from kroute.planning.addresses import family_of
+from kroute.planning.addresses import canonical, family_of
 from kroute.planning.claims import Claimant, Claims
-from kroute.planning.node_facts import NodeFacts, node_facts
+from kroute.planning.endpoints import has_hints
+from kroute.planning.frontends import Frontends, cluster_ips, external_ips, frontends_of, has_node_ports
+from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import (
     HEADLESS_LABEL,
     Applied,
@@ -26,7 +28,8 @@ from kroute.planning.objects import (
     Service,
 )
 from kroute.planning.plan import ServicePlan
-from kroute.planning.plan_service import Frontends, cluster_ips, frontends_of, plan_service
+from kroute.planning.plan_node import plan_node
+from kroute.planning.plan_service import plan_service
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
@@ -36,14 +39,13 @@ _PROBES = {"IPv4": "0.0.0.0", "IPv6": "::"}
 class Catalog:
     """What exists, and the newest plan of each Service.
 
-    `node` is what is known of the node before its Node object is seen; its addresses serve for as long as neither the
-    settings nor a Node object name one.
+    `node` is what is known of the node before its Node object is seen.
     """
 
     def __init__(self, settings: Settings, node: NodeFacts) -> None:
         self._settings = settings
         self._node = node
-        self._fallback = tuple(filter(None, (node.ipv4, node.ipv6)))
+        self._interfaces = NodeInterfaces(node.own, tuple(filter(None, (node.ipv4, node.ipv6))))
         self._node_object: Node | None = None
         self._awaited = set(_KINDS)
         self._services: dict[ObjectKey, Service] = {}
@@ -88,49 +90,62 @@ class Catalog:
         service = self._services.get(key)
         return service.metadata.uid if service is not None else ""
 
-    def set_fallback(self, addresses: tuple[str, ...]) -> None:
-        """Take the addresses that serve for as long as neither the settings nor a Node object name one."""
-        self._fallback = addresses
-        self.set_node(node_facts(self._settings, self._node_object, addresses))
+    def set_interfaces(self, interfaces: NodeInterfaces) -> None:
+        """Take what the node's interfaces say now.
+
+        A family that has lost its last address keeps the one it had: between the end of one DHCP lease and the
+        beginning of the next is no time to stop serving a family.
+        """
+        default = {family_of(address): address for address in (*self._interfaces.default, *interfaces.default)}
+        self._interfaces = NodeInterfaces(interfaces.own, tuple(default.values()))
+        self.set_node(node_facts(self._settings, self._node_object, self._interfaces))
 
     def set_node(self, node: NodeFacts) -> None:
-        """Plan for these facts from now on. Marks the Services of the families whose source address changed."""
+        """Plan for these facts from now on. Marks the Services to which the difference matters."""
         before, self._node = self._node, node
-        changed = {
-            family
-            for family, probe in _PROBES.items()
-            if (before.name, before.serves(probe), before.address_for(probe))
-            != (node.name, node.serves(probe), node.address_for(probe))
-        }
-        if not changed:
+        if node == before:
             return
+        families = {family for family, probe in _PROBES.items() if _as_source(before, probe) != _as_source(node, probe)}
+        moved = before.own ^ node.own
+        node_ports_moved = before.node_port_addresses != node.node_port_addresses
         for key, service in self._services.items():
-            if any(family_of(address) in changed for address in cluster_ips(service)):
+            if (
+                any(family_of(address) in families for address in cluster_ips(service))
+                or (node_ports_moved and has_node_ports(service))
+                or not moved.isdisjoint(map(canonical, external_ips(service)))
+            ):
                 self._mark(key)
+        if before.zone != node.zone:
+            self._dirty.update(
+                dict.fromkeys(key for key, slices in self._slices.items() if any(map(has_hints, slices.values())))
+            )
 
     def commit(self) -> list[ServicePlan]:
         """Plan what is marked; return the plans that differ from those before, an empty one for a Service that went.
+
+        The node's own plan is the first, if it is among them.
 
         Before the catalog is ready there is nothing to return: half of the endpoints would be a plan to drop the rest.
         """
         if not self.ready:
             return []
         frontends = self._settle_claims()
-        changed = []
-        for key in self._dirty:
-            plan = self._plan(key, frontends.pop(key, None))
-            previous = self._plans.get(key) or ServicePlan(key)
-            if plan.same_as(previous):
-                continue
-            self._generation += 1
-            plan = msgspec.structs.replace(plan, generation=self._generation)
-            if plan.is_empty:
-                del self._plans[key]
-            else:
-                self._plans[key] = plan
-            changed.append(plan)
+        plans = [plan_node(self._settings, self._node, is_known=self._node_object is not None)]
+        plans += [self._plan(key, frontends.pop(key, None)) for key in self._dirty]
         self._dirty.clear()
-        return changed
+        return [
+            self._keep(plan) for plan in plans if not plan.same_as(self._plans.get(plan.key) or ServicePlan(plan.key))
+        ]
+
+    def _keep(self, plan: ServicePlan) -> ServicePlan:
+        """Give the plan its generation, and remember it."""
+        self._generation += 1
+        plan = msgspec.structs.replace(plan, generation=self._generation)
+        if plan.is_empty:
+            del self._plans[plan.key]
+        else:
+            self._plans[plan.key] = plan
+        return plan
 
     def _mark(self, key: ObjectKey) -> None:
         """Plan this Service again; what it claims may have changed, too."""
@@ -147,7 +162,7 @@ class Catalog:
             case Node():
                 if item.key.name == self._settings.node_name:
                     self._node_object = item
-                    self.set_node(node_facts(self._settings, item, self._fallback))
+                    self.set_node(node_facts(self._settings, item, self._interfaces))
             case _:
                 assert_never(item)
 
@@ -182,7 +197,7 @@ class Catalog:
             if service is None:
                 affected = self._claims.withdraw(key)
             else:
-                frontends = renewed[key] = frontends_of(service, self._node)
+                frontends = renewed[key] = frontends_of(service, self._node, self._settings)
                 affected = self._claims.claim(Claimant.of(service), [frontend.key for frontend in frontends.served])
             self._dirty.update(dict.fromkeys(affected))
         self._claims_dirty.clear()
@@ -195,3 +210,8 @@ class Catalog:
         slices = self._slices.get(key, {}).values()
         held = self._claims.held_by_others(key)
         return plan_service(service, slices, self._node, self._settings, held, frontends)
+
+
+def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:
+    """What a node means to the Services of a family, node ports aside."""
+    return node.name, node.serves(probe), node.address_for(probe)

@@ -2,7 +2,7 @@
 
 The rules are those of the API (`discovery.k8s.io/v1`) and of kube-proxy where it is silent: absent conditions mean
 ready, serving and not terminating; only the first address of an endpoint counts; a slice port without a name or a
-number is not served.
+number is not served; hints count only if every ready endpoint has them (KEP-2433, KEP-3015).
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.planning.addresses import Family, family_of, unicast
+from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import Endpoint, EndpointConditions, EndpointSlice
 from kroute.planning.plan import RealServer, quoted
 
@@ -25,6 +26,10 @@ class PortKey(NamedTuple):
 
 Backends = dict[RealServer, Endpoint]
 """The endpoints of one Service port, as the slices hold them, by the real server that each would be."""
+
+
+Chosen = list[tuple[RealServer, Endpoint]]
+"""The endpoints that take new connections, each with the real server that it is."""
 
 
 class MergedSlices(msgspec.Struct, frozen=True):
@@ -62,16 +67,50 @@ def merge(slices: Iterable[EndpointSlice], family: Family) -> MergedSlices:
     return MergedSlices(merged, tuple(refused))
 
 
-def choose(backends: Backends) -> list[tuple[RealServer, Endpoint]]:
-    """The endpoints that take new connections, sorted by address and port.
+def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Chosen:
+    """The endpoints that take new connections on this node, sorted by address and port.
 
-    All that are ready; where none is, all that still serve while they terminate (KEP-1669).
+    All that are ready, those near this node if hints say so; where none is ready, all that still serve while they
+    terminate (KEP-1669). `only_local` is policy Local: endpoints of other nodes do not count at all.
     """
-    chosen = [item for item in backends.items() if item[1].conditions.ready is not False]
-    if not chosen:
-        chosen = [item for item in backends.items() if _serves_while_terminating(item[1].conditions)]
+    candidates = [item for item in backends.items() if not only_local or item[1].node_name == node.name]
+    ready = [item for item in candidates if is_ready(item[1])]
+    if not ready:
+        chosen = [item for item in candidates if _serves_while_terminating(item[1].conditions)]
+    else:
+        chosen = ready if only_local else _near(ready, node)
     chosen.sort(key=itemgetter(0))
     return chosen
+
+
+def is_ready(endpoint: Endpoint) -> bool:
+    """Whether the endpoint takes new connections; that nothing is said about it means yes."""
+    return endpoint.conditions.ready is not False
+
+
+def has_hints(piece: EndpointSlice) -> bool:
+    """Whether the choice among these endpoints may depend on where a node is."""
+    return any(endpoint.hints is not None for endpoint in piece.endpoints or ())
+
+
+def _near(ready: Chosen, node: NodeFacts) -> Chosen:
+    """Those for this node, else those for its zone, else all. One missing hint makes all of them void."""
+    if any(endpoint.hints is None for _, endpoint in ready):
+        return ready
+    for names_of, here in ((_node_hints, node.name), (_zone_hints, node.zone)):
+        hinted = [(item, names_of(item[1])) for item in ready]
+        near = [item for item, names in hinted if here in names]
+        if near and all(names for _, names in hinted):
+            return near
+    return ready
+
+
+def _node_hints(endpoint: Endpoint) -> set[str]:
+    return {hint.name for hint in endpoint.hints.for_nodes or ()} if endpoint.hints else set()
+
+
+def _zone_hints(endpoint: Endpoint) -> set[str]:
+    return {hint.name for hint in endpoint.hints.for_zones or ()} if endpoint.hints else set()
 
 
 def _ports(

@@ -1,88 +1,43 @@
 """The plan of one Service on one node: a pure function of the Service, its slices, the node and the settings."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kroute.planning.addresses import family_of, unicast
+from kroute.planning.addresses import Family, family_of
 from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.planning.endpoints import PortKey, choose, merge
+from kroute.planning.endpoints import Backends, Chosen, MergedSlices, PortKey, choose, is_ready, merge
+from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
 from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import (
-    HEADLESS_LABEL,
-    SERVICE_PROXY_NAME_LABEL,
-    Endpoint,
-    EndpointSlice,
-    ObjectKey,
-    Service,
-    ServicePort,
-)
+from kroute.planning.objects import EndpointSlice, ObjectKey, Service
 from kroute.planning.plan import (
     AddressSet,
+    HealthCheck,
     Problem,
-    Protocol,
     RealServer,
     ServicePlan,
     SetEntry,
     Vip,
     VirtualServer,
     VirtualServerKey,
-    quoted,
-    shortened,
 )
 from kroute.settings import Settings
-
-OUR_PROXY_NAME = "kroute.io"
-"""The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
 """Seconds; what the API writes where a Service asks for ClientIP affinity and names no timeout."""
 
 NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 
-
-class Frontend(NamedTuple):
-    """An address and port that clients of a Service use, and the Service port behind it."""
-
-    key: VirtualServerKey
-    port: PortKey
+_LOCAL = "Local"
+"""The value of a traffic policy that keeps traffic on the node that it has reached."""
 
 
-class Frontends(NamedTuple):
-    """Everything that clients of a Service may address on a node, and what is wrong with the rest."""
+class _Reach(NamedTuple):
+    """What serves a frontend, and the sets that its address and port are in."""
 
-    served: tuple[Frontend, ...]
-    problems: tuple[Problem, ...]
-
-
-def is_ours(service: Service) -> bool:
-    """Whether the Service is a proxy's matter, and this proxy's."""
-    labels = service.metadata.labels or {}
-    return (
-        service.spec.type != "ExternalName"
-        and HEADLESS_LABEL not in labels
-        and labels.get(SERVICE_PROXY_NAME_LABEL, OUR_PROXY_NAME) == OUR_PROXY_NAME
-    )
-
-
-def cluster_ips(service: Service) -> tuple[str, ...]:
-    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` beats `clusterIP`."""
-    return tuple(ip for ip in service.spec.cluster_ips or (service.spec.cluster_ip,) if ip not in {"", "None"})
-
-
-def frontends_of(service: Service, node: NodeFacts) -> Frontends:
-    """What clients of the Service may address on this node, as far as no other Service has it."""
-    if not is_ours(service) or not cluster_ips(service):
-        return Frontends((), ())
-    problems: list[Problem] = []
-    ports = _ports(service, problems)
-    addresses = [address for address in _addresses(service, problems) if node.serves(address)]
-    served = [
-        Frontend(VirtualServerKey(protocol, address, number), PortKey(port.name, port.protocol))
-        for address in addresses
-        for (protocol, number), port in ports.items()
-    ]
-    return Frontends(tuple(served), tuple(dict.fromkeys(problems)))
+    real_servers: tuple[RealServer, ...]
+    on_this_node: tuple[RealServer, ...]
+    sets: tuple[AddressSet, ...]
 
 
 def plan_service(
@@ -100,76 +55,121 @@ def plan_service(
     Never fails: whatever cannot be done is a Problem of the plan, and the rest is planned. The parts of a plan are
     sorted, so plans that say the same are equal.
     """
-    served, known_problems = frontends or frontends_of(service, node)
+    served, known_problems = frontends or frontends_of(service, node, settings)
     if not served:
         return ServicePlan(service.key, problems=known_problems)
     problems = list(known_problems)
     options = _options(service, settings, problems)
     merged = {family: merge(slices, family) for family in sorted({family_of(it.key.address) for it in served})}
     problems += _endpoint_problems([text for each in merged.values() for text in each.refused])
+    problems += [_conflict(it.key, held[it.key]) for it in served if it.key in held]
+    mine = [it for it in served if it.key not in held]
+    reaches = _reaches(service, mine, merged, node)
 
+    vips = {it.key.address for it in mine if _is_bound(it, node)}
+    entries = {SetEntry(AddressSet.VIP, (address,)) for address in vips}
     virtual_servers: list[VirtualServer] = []
-    entries: set[SetEntry] = set()
-    for key, port in served:
-        if key in held:
-            problems.append(_conflict(key, held[key]))
-            continue
-        chosen = choose(merged[family_of(key.address)].backends.get(port, {}))
-        real_servers = tuple([real_server for real_server, _ in chosen])
+    for frontend, reach in zip(mine, reaches, strict=True):
+        key = frontend.key
         persistence = options.persistence_for(key.address)
-        virtual_servers.append(VirtualServer(key, options.scheduler, options.flags, persistence, real_servers))
-        entries.add(SetEntry(AddressSet.CLUSTER_IP, (key.address, int(key.protocol), key.port)))
-        entries.update(_hairpins(key.protocol, chosen, node))
+        virtual_servers.append(VirtualServer(key, options.scheduler, options.flags, persistence, reach.real_servers))
+        entries.update(SetEntry(one, (key.address, int(key.protocol), key.port)) for one in reach.sets)
+        if options.hairpin:
+            entries.update(_hairpin(key, real_server) for real_server in reach.on_this_node)
 
     virtual_servers.sort(key=lambda server: server.key)
-    addresses = sorted({server.key.address for server in virtual_servers})
     return ServicePlan(
         service.key,
         virtual_servers=tuple(virtual_servers),
-        vips=tuple(Vip(address, node.address_for(address)) for address in addresses),
+        vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips)),
         set_entries=tuple(sorted(entries)),
+        health_check=_health_check(service, merged, node),
         problems=tuple(dict.fromkeys(problems)),
     )
 
 
-def _ports(service: Service, problems: list[Problem]) -> dict[tuple[Protocol, int], ServicePort]:
-    """The ports that can be served; of two with one number and protocol the first."""
-    ports: dict[tuple[Protocol, int], ServicePort] = {}
-    for port in service.spec.ports or ():
-        protocol = Protocol.__members__.get(port.protocol)
-        subject = f"port {port.port}/{shortened(port.protocol)}"
-        if protocol is None:
-            message = f"{subject} is not served: the protocol is unknown. Allowed: {', '.join(Protocol.__members__)}."
-            problems.append(Problem("InvalidPort", subject, message))
-        elif not 1 <= port.port <= 65535:
-            problems.append(Problem("InvalidPort", subject, f"{subject} is not served. Allowed: 1 to 65535."))
-        elif (protocol, port.port) in ports:
-            message = f"{subject} occurs twice; the first, {quoted(ports[protocol, port.port].name)}, serves."
-            problems.append(Problem("DuplicatePort", subject, message))
-        else:
-            ports[protocol, port.port] = port
-    return ports
+def _is_bound(frontend: Frontend, node: NodeFacts) -> bool:
+    """Whether the address belongs on the dummy interface: one from outside that the node has already does not."""
+    if frontend.kind is Kind.CLUSTER_IP:
+        return True
+    return frontend.kind is not Kind.NODE_PORT and frontend.key.address not in node.own
 
 
-def _addresses(service: Service, problems: list[Problem]) -> Iterable[str]:
-    """The ClusterIPs that can be served, each once."""
-    addresses: dict[str, None] = {}
-    for written in cluster_ips(service):
-        address = unicast(written)
-        if address is None:
-            subject = f"clusterIP {quoted(written)}"
-            message = f"{subject} is not served: it is no unicast IPv4 or IPv6 address. Recreate the Service."
-            problems.append(Problem("InvalidClusterIP", subject, message))
-        else:
-            addresses[address] = None
-    return addresses
+def _reaches(
+    service: Service, frontends: Collection[Frontend], merged: Mapping[Family, MergedSlices], node: NodeFacts
+) -> list[_Reach]:
+    """What serves each frontend. Those with the same port, family and policy share one answer."""
+    known: dict[tuple[PortKey, Family, bool], _Reach] = {}
+    reaches = []
+    for frontend in frontends:
+        family = family_of(frontend.key.address)
+        question = (frontend.port, family, frontend.is_external)
+        if question not in known:
+            backends = merged[family].backends.get(frontend.port, {})
+            reach_of = _reach_from_outside if frontend.is_external else _reach_inside
+            known[question] = reach_of(service, backends, node)
+        reaches.append(known[question])
+    return reaches
+
+
+def _reach_inside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
+    """By `internalTrafficPolicy`. With policy Local and nothing on this node, nothing serves."""
+    chosen = choose(backends, node, only_local=service.spec.internal_traffic_policy == _LOCAL)
+    return _reach(chosen, node, AddressSet.CLUSTER_IP)
+
+
+def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
+    """By `externalTrafficPolicy`. Policy Local binds clients outside; those on this node may use any endpoint.
+
+    A virtual server cannot tell the one from the other. So where nothing is local it has the cluster's endpoints, and
+    the set keeps clients outside away from it (kubernetes/kubernetes#97081 without its black hole).
+    """
+    if service.spec.external_traffic_policy != _LOCAL:
+        return _reach(choose(backends, node), node, AddressSet.EXTERNAL)
+    local = choose(backends, node, only_local=True)
+    if local:
+        return _reach(local, node, AddressSet.EXTERNAL_LOCAL)
+    return _reach(choose(backends, node), node, AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
+
+
+def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
+    if not chosen:
+        return _Reach((), (), (AddressSet.NO_ENDPOINT,))
+    near = tuple(server for server, endpoint in chosen if endpoint.node_name is None or endpoint.node_name == node.name)
+    return _Reach(tuple(server for server, _ in chosen), near, sets)
+
+
+def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
+    """A connection of this real server to itself must be masqueraded, or it would answer itself directly."""
+    address, port, _ = real_server
+    return SetEntry(AddressSet.HAIRPIN, (address, int(key.protocol), port, address))
+
+
+def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
+    """The ready endpoints on this node, each once, whatever its ports; a pod of two families is one."""
+    port = service.spec.health_check_node_port
+    if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != _LOCAL:
+        return None
+    counts = [
+        len(
+            {
+                server.address
+                for backends in slices.backends.values()
+                for server, endpoint in backends.items()
+                if endpoint.node_name == node.name and is_ready(endpoint)
+            }
+        )
+        for slices in merged.values()
+    ]
+    return HealthCheck(port, max(counts, default=0))
 
 
 def _options(service: Service, settings: Settings, problems: list[Problem]) -> Options:
     """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
     options, complaints = apply_annotations(
-        Options(scheduler=settings.scheduler, persistence_timeout=timeout), service.metadata.annotations
+        Options(scheduler=settings.scheduler, persistence_timeout=timeout, hairpin=settings.hairpin),
+        service.metadata.annotations,
     )
     problems += complaints
     return options
@@ -189,15 +189,6 @@ def _affinity_timeout(service: Service, problems: list[Problem]) -> int:
         problems.append(Problem("InvalidSessionAffinity", subject, message))
         return DEFAULT_AFFINITY_TIMEOUT
     return timeout
-
-
-def _hairpins(protocol: Protocol, chosen: Iterable[tuple[RealServer, Endpoint]], node: NodeFacts) -> list[SetEntry]:
-    """The real servers that may be on this node: a connection of theirs to themselves must be masqueraded."""
-    return [
-        SetEntry(AddressSet.HAIRPIN, (address, int(protocol), port, address))
-        for (address, port, _), endpoint in chosen
-        if endpoint.node_name is None or endpoint.node_name == node.name
-    ]
 
 
 def _conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:

@@ -6,26 +6,20 @@ rtnetlink's events, and read again when the kernel dropped some.
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import structlog
 
 from kroute.kernel.addresses import Addresses, InterfaceAddress
 from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
+from kroute.planning.node_facts import NodeInterfaces
 
 log = structlog.get_logger(__name__)
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849): what leads to them is the default route. Nothing is sent to them."""
-
-
-class NodeAddresses(NamedTuple):
-    """The node's addresses, and for each family the one that it uses towards its default route."""
-
-    every: tuple[InterfaceAddress, ...]
-    default: tuple[str, ...]
 
 
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
@@ -42,7 +36,7 @@ class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
         """Wait for events, and return all that wait."""
 
 
-Notify = Callable[[NodeAddresses], None]
+Notify = Callable[[NodeInterfaces], None]
 SourceTowards = Callable[[socket.AddressFamily], str | None]
 
 
@@ -64,7 +58,7 @@ class NodeWatcher:
         self._source: AddressSource = addresses or Addresses()
         self._source_towards = source_towards or default_source
         self._addresses: dict[tuple[str, str], InterfaceAddress] = {}
-        self._told: NodeAddresses | None = None
+        self._told: NodeInterfaces | None = None
 
     async def run(self) -> None:
         """Follow until cancelled; the addresses as they are now are passed on first."""
@@ -95,12 +89,18 @@ class NodeWatcher:
                 self._addresses[event.interface, event.address] = InterfaceAddress(*event[1:])
 
     def _tell(self) -> None:
-        addresses = NodeAddresses(
-            tuple(self._addresses.values()), default_addresses(self._addresses.values(), self._source_towards)
-        )
-        if addresses != self._told:
-            self._told = addresses
-            self._notify(addresses)
+        interfaces = node_interfaces(self._addresses.values(), self._source_towards)
+        if interfaces != self._told:
+            self._told = interfaces
+            self._notify(interfaces)
+
+
+def node_interfaces(
+    addresses: Collection[InterfaceAddress], source_towards: SourceTowards | None = None
+) -> NodeInterfaces:
+    """What these addresses say. A tentative one is not the node's yet: another machine may have it already."""
+    own = frozenset(it.address for it in addresses if not it.tentative)
+    return NodeInterfaces(own, default_addresses(addresses, source_towards))
 
 
 def default_addresses(
@@ -136,12 +136,11 @@ def default_source(family: socket.AddressFamily) -> str | None:
         return None
 
 
-async def read_node_addresses(except_interface: str) -> NodeAddresses:
+async def read_node_interfaces(except_interface: str) -> NodeInterfaces:
     """The addresses as they are now.
 
     Raises:
         KernelError: the kernel does not tell.
     """
     async with Addresses() as source:
-        found = tuple(it for it in await source.of_node() if it.interface != except_interface)
-    return NodeAddresses(found, default_addresses(found))
+        return node_interfaces([it for it in await source.of_node() if it.interface != except_interface])

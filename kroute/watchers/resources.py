@@ -1,7 +1,8 @@
 """What kroute watches, and which objects of it concern a service proxy.
 
-A `Resource` is one row of the table below: the selectors as kube-proxy sends them, which the API server applies, and
-`selects`, which says the same of an object from any other source.
+A `Resource` is one row of the table below: the selectors, which the API server applies, and `selects`, which says the
+same of an object from any other source. Services with the label `service-proxy-name` are not selected away, which is
+what kube-proxy does: no selector says "absent, or ours", so it is planning that leaves out the others'.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 
 from kroute.planning.objects import (
     HEADLESS_LABEL,
-    SERVICE_PROXY_NAME_LABEL,
     EndpointSlice,
     KubernetesObject,
     Node,
@@ -36,26 +36,22 @@ class Resource:
 
 
 def _is_served_service(item: KubernetesObject) -> bool:
-    return (
-        isinstance(item, Service)
-        and not _has_label(item.metadata, SERVICE_PROXY_NAME_LABEL, HEADLESS_LABEL)
-        and item.spec.cluster_ip != "None"
-    )
+    return isinstance(item, Service) and not _is_headless(item.metadata) and item.spec.cluster_ip != "None"
 
 
 def _is_served_slice(item: KubernetesObject) -> bool:
-    return isinstance(item, EndpointSlice) and not _has_label(item.metadata, HEADLESS_LABEL)
+    return isinstance(item, EndpointSlice) and not _is_headless(item.metadata)
 
 
-def _has_label(metadata: ObjectMeta, *names: str) -> bool:
-    return any(name in (metadata.labels or {}) for name in names)
+def _is_headless(metadata: ObjectMeta) -> bool:
+    return HEADLESS_LABEL in (metadata.labels or {})
 
 
 SERVICES = Resource(
     kind=Service,
     path="/api/v1/services",
     selects=_is_served_service,
-    label_selector=f"!{SERVICE_PROXY_NAME_LABEL},!{HEADLESS_LABEL}",
+    label_selector=f"!{HEADLESS_LABEL}",
     field_selector="spec.clusterIP!=None",
 )
 ENDPOINT_SLICES = Resource(

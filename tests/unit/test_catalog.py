@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 
 from kroute.planning.catalog import Catalog
+from kroute.planning.node_facts import NodeInterfaces
 from kroute.planning.objects import (
     HEADLESS_LABEL,
     SERVICE_PROXY_NAME_LABEL,
@@ -20,7 +21,7 @@ from kroute.planning.objects import (
     ObjectMeta,
     Service,
 )
-from kroute.planning.plan import ServicePlan, Vip
+from kroute.planning.plan import NODE_PLAN, ServicePlan, Vip
 from kroute.planning.plan_service import plan_service
 from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, node, port, service, settings
 
@@ -35,14 +36,19 @@ def listed(*items: KubernetesObject) -> Catalog:
     return catalog
 
 
+def committed(catalog: Catalog) -> list[ServicePlan]:
+    """Commit; the plans of Services."""
+    return [plan for plan in catalog.commit() if plan.key != NODE_PLAN]
+
+
 def apply(catalog: Catalog, *items: KubernetesObject) -> dict[str, ServicePlan]:
     catalog.take(map(Applied, items))
-    return {plan.key.name: plan for plan in catalog.commit()}
+    return {plan.key.name: plan for plan in committed(catalog)}
 
 
 def delete(catalog: Catalog, item: KubernetesObject) -> dict[str, ServicePlan]:
     catalog.take([Deleted(type(item), item.key)])
-    return {plan.key.name: plan for plan in catalog.commit()}
+    return {plan.key.name: plan for plan in committed(catalog)}
 
 
 def served(plan: ServicePlan) -> list[str]:
@@ -58,14 +64,14 @@ def test_nothing_is_planned_until_services_slices_and_the_node_have_been_listed(
     catalog.take([Applied(service())])
     awaited = [["EndpointSlice", "Node", "Service"], ["EndpointSlice", "Node"], ["Node"]]
     for kinds, step in zip(awaited, LISTED, strict=True):
-        assert (catalog.ready, catalog.awaited, catalog.commit()) == (False, kinds, [])
+        assert (catalog.ready, catalog.awaited, committed(catalog)) == (False, kinds, [])
         catalog.take([step])
     assert (catalog.ready, catalog.awaited) == (True, [])
-    assert [plan.key.name for plan in catalog.commit()] == ["web"]
+    assert [plan.key.name for plan in committed(catalog)] == ["web"]
 
 
 def test_a_commit_without_a_change_returns_nothing() -> None:
-    assert listed(service(), endpoint_slice("web-1", "10.244.1.5")).commit() == []
+    assert committed(listed(service(), endpoint_slice("web-1", "10.244.1.5"))) == []
 
 
 def test_a_change_that_means_nothing_here_returns_nothing() -> None:
@@ -103,7 +109,7 @@ def test_many_changes_of_one_service_between_two_commits_are_one_plan() -> None:
 def test_a_service_that_goes_and_comes_back_between_two_commits_is_no_change() -> None:
     catalog = listed(service())
     catalog.take([Deleted(Service, service().key), Applied(service())])
-    assert catalog.commit() == []
+    assert committed(catalog) == []
 
 
 @pytest.mark.parametrize(
@@ -190,43 +196,90 @@ class TestNode:
     def test_a_changed_address_concerns_the_vips_of_its_family_only(self) -> None:
         catalog = listed(service("four", "10.96.0.1"), service("six", "fd00:96::1"), service("none", "None"))
         catalog.set_node(facts("192.168.123.239"))
-        assert [plan.key.name for plan in catalog.commit()] == ["four"]
+        assert [plan.key.name for plan in committed(catalog)] == ["four"]
         catalog.set_node(facts("192.168.123.239", "fd00:123::239"))
-        assert [plan.key.name for plan in catalog.commit()] == ["six"]
+        assert [plan.key.name for plan in committed(catalog)] == ["six"]
 
     def test_a_family_that_goes_and_comes_takes_its_vips_with_it(self) -> None:
         catalog = listed(service("web", "10.96.0.10", "fd00:96::a"))
         catalog.set_node(facts(ipv6=None))
-        assert [it.address for it in catalog.commit()[0].vips] == ["10.96.0.10"]
+        assert [it.address for it in committed(catalog)[0].vips] == ["10.96.0.10"]
         catalog.set_node(facts())
-        assert [it.address for it in catalog.commit()[0].vips] == ["10.96.0.10", "fd00:96::a"]
+        assert [it.address for it in committed(catalog)[0].vips] == ["10.96.0.10", "fd00:96::a"]
 
     def test_fallback_addresses_count_until_a_node_object_names_one(self) -> None:
         catalog = listed(service())
-        catalog.set_fallback(("192.168.123.7",))
-        assert catalog.commit()[0].vips == (Vip("10.96.0.10", "192.168.123.7"),)
+        catalog.set_interfaces(NodeInterfaces(default=("192.168.123.7",)))
+        assert committed(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.7"),)
+        own = frozenset({"192.168.123.8", "192.168.123.239"})
+        catalog.set_interfaces(NodeInterfaces(own, ("192.168.123.8",)))
         apply(catalog, node(("InternalIP", "192.168.123.239")))
-        catalog.set_fallback(("192.168.123.8",))
-        assert (catalog.commit(), catalog.node.ipv4) == ([], "192.168.123.239")
+        assert (committed(catalog), catalog.node.ipv4) == ([], "192.168.123.239")
 
     def test_the_settings_addresses_win_over_both(self) -> None:
         catalog = Catalog(settings(node_ips=("10.9.9.9",)), facts("10.9.9.9", None))
         catalog.take([Applied(node(("InternalIP", "192.168.123.239")))])
-        catalog.set_fallback(("192.168.123.8",))
+        catalog.set_interfaces(NodeInterfaces(frozenset({"192.168.123.8"}), ("192.168.123.8",)))
         assert catalog.node.ipv4 == "10.9.9.9"
+
+    def test_the_new_address_serves_before_the_node_object_follows(self) -> None:
+        catalog = listed(service(), node(("InternalIP", NODE_IPV4)))
+        catalog.set_interfaces(NodeInterfaces(frozenset({"192.168.123.239"}), ("192.168.123.239",)))
+        assert committed(catalog)[0].vips == (Vip("10.96.0.10", "192.168.123.239"),)
+        assert apply(catalog, node(("InternalIP", "192.168.123.239"))) == {}
+
+    def test_a_family_without_any_address_for_a_moment_keeps_its_services(self) -> None:
+        catalog = Catalog(settings(), facts())
+        catalog.take([Applied(service("web", "10.96.0.10", "fd00:96::a")), *LISTED])
+        catalog.commit()
+        catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV6}), (NODE_IPV6,)))
+        assert committed(catalog) == []
 
     def test_the_first_known_address_ends_the_time_when_every_family_is_served(self) -> None:
         catalog = Catalog(settings(), facts(None, None))
         catalog.take([Applied(service("four", "10.96.0.10")), Applied(service("six", "fd00:96::a")), *LISTED])
-        assert [plan.vips[0].source for plan in catalog.commit()] == [None, None]
+        assert [plan.vips[0].source for plan in committed(catalog)] == [None, None]
         catalog.set_node(facts(NODE_IPV4, None))
-        assert [plan.vips for plan in catalog.commit()] == [(Vip("10.96.0.10", NODE_IPV4),), ()]
+        assert [plan.vips for plan in committed(catalog)] == [(Vip("10.96.0.10", NODE_IPV4),), ()]
 
-    def test_the_zone_and_the_pod_networks_concern_no_plan(self) -> None:
-        catalog = listed(service())
+    def test_the_zone_concerns_services_with_hints_and_the_pod_networks_none(self) -> None:
+        hinted = endpoint("10.244.1.5", zones=("z2",)), endpoint("10.244.1.6", zones=("z1",))
+        catalog = listed(service(), endpoint_slice("web-1", *hinted), service("plain", "10.96.0.11"))
         catalog.set_node(facts(zone="z2", pod_cidrs=("10.244.1.0/24",)))
+        [plan] = committed(catalog)
+        assert real_servers(plan) == ["10.244.1.5:8080"]
+
+    def test_an_address_that_comes_or_goes_concerns_services_with_node_ports(self) -> None:
+        catalog = listed(
+            service("web", kind="NodePort", ports=[port(80, node_port=30080)]),
+            service("internal", "10.96.0.11"),
+            service("bare", "10.96.0.12", kind="NodePort"),
+        )
+        catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,)))
+        [plan] = committed(catalog)
+        assert served(plan) == ["TCP 10.96.0.10:80", f"TCP {NODE_IPV4}:30080"]
+        catalog.set_interfaces(NodeInterfaces(frozenset({NODE_IPV4, "192.168.123.7"}), (NODE_IPV4,)))
+        assert served(committed(catalog)[0])[1:] == [f"TCP {NODE_IPV4}:30080", "TCP 192.168.123.7:30080"]
+        catalog.set_interfaces(NodeInterfaces(frozenset(), ()))
+        assert served(committed(catalog)[0]) == ["TCP 10.96.0.10:80"]
+
+    def test_an_external_ip_that_moves_onto_an_interface_of_the_node_is_served_there_and_not_bound(self) -> None:
+        catalog = listed(service(external_ips=("198.51.100.7",)), service("other", "10.96.0.11"))
+        catalog.set_interfaces(NodeInterfaces(frozenset({"198.51.100.7", NODE_IPV4}), (NODE_IPV4,)))
+        [plan] = committed(catalog)
+        assert served(plan) == ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"]
+        assert [vip.address for vip in plan.vips] == ["10.96.0.10"]
+
+    def test_the_nodes_own_plan_says_what_is_known_of_it(self) -> None:
+        catalog = Catalog(settings(), facts())
+        catalog.take(LISTED)
+        [plan] = catalog.commit()
+        assert (plan.key, plan.node) == (NODE_PLAN, facts())
+        assert [problem.reason for problem in plan.problems] == ["NodeNotFound"]
+        catalog.take([Applied(node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6)))])
+        [plan] = catalog.commit()
+        assert (plan.node, plan.problems) == (facts(), ())
         assert catalog.commit() == []
-        assert catalog.node.zone == "z2"
 
 
 class TestConflicts:
@@ -249,7 +302,7 @@ class TestConflicts:
     def test_of_several_of_one_age_the_first_by_namespace_and_name_wins(self) -> None:
         catalog = listed()
         catalog.take(map(Applied, [service("b"), service("a"), service("a", namespace="another")]))
-        assert [str(plan.key) for plan in catalog.commit() if plan.virtual_servers] == ["another/a"]
+        assert [str(plan.key) for plan in committed(catalog) if plan.virtual_servers] == ["another/a"]
 
     def test_a_service_without_a_creation_time_is_the_youngest(self) -> None:
         plans = apply(listed(), self.UNDATED, self.YOUNG)
@@ -301,7 +354,7 @@ class TestConflicts:
     def test_an_address_of_a_family_that_the_node_lacks_is_not_contested(self) -> None:
         catalog = listed(service("old", "fd00:96::1"), service("young", "fd00:96::1", created=None))
         catalog.set_node(facts(ipv6=None))
-        assert {plan.key.name: plan.is_empty for plan in catalog.commit()} == {"old": True, "young": True}
+        assert {plan.key.name: plan.is_empty for plan in committed(catalog)} == {"old": True, "young": True}
 
 
 def test_work_is_proportional_to_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +372,7 @@ def test_work_is_proportional_to_the_change(monkeypatch: pytest.MonkeyPatch) -> 
     apply(catalog, endpoint_slice("lonely", "10.244.1.6", of="unknown"))
     delete(catalog, items[9])
     catalog.set_node(facts(ipv6="fd00:123::9"))
-    assert catalog.commit() == []
+    assert committed(catalog) == []
     assert planned == ["s7", "s8"]
 
 
@@ -338,5 +391,5 @@ def test_objects_are_kept_as_they_were_decoded_and_nothing_is_kept_of_those_that
     delete(catalog, piece)
     delete(catalog, service())
     kept = (catalog._services, catalog._slices, catalog._service_of_slice, catalog._plans, catalog._dirty)
-    assert [len(it) for it in kept] == [0] * 5
+    assert [list(it) for it in kept] == [[], [], [], [NODE_PLAN], []]
     assert (catalog._claims._claimants, catalog._claims._claims) == ({}, {})

@@ -17,17 +17,22 @@ SLICES = st.sampled_from(["s1", "s2"])
 CREATED = st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", None])
 CONDITION = st.sampled_from([None, True, False])
 ODD_VIPS = ["10.96.0.1", "fd00:96::1", "FD00:96::1", "10.96.0.300", "None", ""]
-ODD_PORTS = [port(80), port(80, "http"), port(53, "dns", "UDP"), port(53, "dns"), port(0), port(9, "", "QUIC")]
+ODD_PORTS = [
+    *(port(80), port(80, "http"), port(53, "dns", "UDP"), port(53, "dns"), port(0), port(9, "", "QUIC")),
+    *(port(80, node_port=30080), port(81, "b", node_port=30080), port(82, node_port=99999)),
+]
 ODD_LABELS = [None, {"service.kubernetes.io/headless": ""}, {"service.kubernetes.io/service-proxy-name": "x"}]
 ANNOTATIONS = [
     None,
     {"kroute.io/service.scheduler": "mh", "service.schedflags": "mh-port,sh-port"},
     {"kroute.io/service.scheduler": "worst", "kube-router.io/service.persistence-timeout": "60"},
     {"service.persistence-timeout": "0", "service.persistence-netmask": "24,64"},
+    {"service.hairpin": "off"},
 ]
 FACTS = [
     *(facts(), facts("192.168.123.239"), facts(ipv6=None), facts(None, "fd00::9"), facts(None, None)),
     *(facts(zone="z1"), facts(pod_cidrs=("10.244.1.0/24",))),
+    *(facts(own=("192.168.123.250", "fd00:123::250")), facts(own=("192.168.123.250", "198.51.100.7"))),
 ]
 
 PLAIN_SERVICES = st.builds(
@@ -45,7 +50,12 @@ ODD_SERVICES = st.builds(
     vips=st.lists(st.sampled_from(ODD_VIPS), min_size=1, max_size=3),
     ports=st.lists(st.sampled_from(ODD_PORTS), max_size=3),
     created=CREATED,
-    kind=st.sampled_from(["ClusterIP", "NodePort", "ExternalName"]),
+    kind=st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]),
+    balanced=st.sampled_from([(), ("198.51.100.7",), ("fd00:96::1", "198.51.100.8")]),
+    external_ips=st.sampled_from([None, ("198.51.100.7", "127.0.0.1"), ("192.168.123.250",)]),
+    external_traffic_policy=st.sampled_from([None, "Cluster", "Local"]),
+    internal_traffic_policy=st.sampled_from([None, "Local"]),
+    health_check_node_port=st.sampled_from([0, 31000]),
     labels=st.sampled_from(ODD_LABELS),
     annotations=st.sampled_from(ANNOTATIONS),
     affinity=st.sampled_from(["None", "ClientIP"]),
@@ -59,6 +69,8 @@ ENDPOINTS = st.builds(
     serving=CONDITION,
     terminating=CONDITION,
     on=st.sampled_from([None, NODE, "node2"]),
+    zones=st.sampled_from([(), ("z1",), ("z2",)]),
+    nodes=st.sampled_from([(), (NODE,)]),
 )
 
 PIECES = st.builds(
@@ -74,7 +86,14 @@ PIECES = st.builds(
 
 def without_generation(plans: Iterable[ServicePlan]) -> dict[ObjectKey, dict[str, object]]:
     return {
-        plan.key: {"servers": plan.virtual_servers, "vips": plan.vips, "set": plan.set_entries, "bad": plan.problems}
+        plan.key: {
+            "servers": plan.virtual_servers,
+            "vips": plan.vips,
+            "set": plan.set_entries,
+            "health": plan.health_check,
+            "node": plan.node,
+            "bad": plan.problems,
+        }
         for plan in plans
     }
 
@@ -94,7 +113,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.slices: dict[ObjectKey, EndpointSlice] = {}
         self.plans: dict[ObjectKey, ServicePlan] = {}
         self.generation = 0
-        self.committed = True
+        self.commit()
 
     @rule(item=PLAIN_SERVICES | ODD_SERVICES, at_once=st.booleans())
     def apply_service(self, item: Service, at_once: bool) -> None:

@@ -8,13 +8,13 @@ import pytest
 from kroute.planning.endpoints import Backends, MergedSlices, PortKey, choose, merge
 from kroute.planning.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.planning.plan import RealServer
-from tests.builders import endpoint, endpoint_slice
+from tests.builders import NODE, endpoint, endpoint_slice, facts
 
 UNNAMED = PortKey("", "TCP")
 
 
 def addresses(merged: MergedSlices, port: PortKey = UNNAMED) -> list[str]:
-    return [f"{it.address}:{it.port}" for it, _ in choose(merged.backends.get(port, {}))]
+    return [f"{it.address}:{it.port}" for it, _ in choose(merged.backends.get(port, {}), facts())]
 
 
 def test_the_endpoints_of_all_slices_serve_sorted() -> None:
@@ -117,9 +117,9 @@ def test_terminating_endpoints_serve_only_when_none_is_ready() -> None:
     leaving = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
     broken = endpoint("10.244.1.7", ready=False, serving=False, terminating=True)
     backends: Backends = {RealServer(it.addresses[0], 80): it for it in (ready, leaving, broken)}
-    assert choose(backends) == [(RealServer("10.244.1.5", 80), ready)]
+    assert choose(backends, facts()) == [(RealServer("10.244.1.5", 80), ready)]
     del backends[RealServer("10.244.1.5", 80)]
-    assert choose(backends) == [(RealServer("10.244.1.6", 80), leaving)]
+    assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), leaving)]
 
 
 COPIES: dict[str, Sequence[Endpoint]] = {
@@ -152,3 +152,70 @@ def test_equal_copies_are_merged_the_same_way_in_any_order() -> None:
     slices = [endpoint_slice("web-1", endpoint(on="node1")), endpoint_slice("web-2", endpoint(on="node2"))]
     kept = [merge(order, "IPv4").backends[UNNAMED] for order in permutations(slices)]
     assert kept[0] == kept[1]
+
+
+NEAR = endpoint("10.244.1.1", on=NODE)
+FAR = endpoint("10.244.1.2")
+BUSY = endpoint("10.244.1.3", on=NODE, ready=False)
+LEAVING = endpoint("10.244.1.4", on=NODE, ready=False, serving=True, terminating=True)
+FAR_LEAVING = endpoint("10.244.1.5", ready=False, serving=True, terminating=True)
+LOCAL = {
+    "local ones only": ([NEAR, FAR], ["10.244.1.1"]),
+    "none, where all are elsewhere": ([FAR, FAR_LEAVING], []),
+    "none, where the local one is not ready": ([BUSY, FAR], []),
+    "a local one that terminates, rather than a ready one elsewhere": ([LEAVING, FAR], ["10.244.1.4"]),
+    "the ready local one, rather than one that terminates": ([LEAVING, NEAR], ["10.244.1.1"]),
+    "none of those that name no node": ([endpoint("10.244.1.6", on=None)], []),
+}
+
+
+def chosen(endpoints: Sequence[Endpoint], *, zone: str | None = None, only_local: bool = False) -> list[str]:
+    backends = {RealServer(it.addresses[0], 80): it for it in endpoints}
+    return [server.address for server, _ in choose(backends, facts(zone=zone), only_local=only_local)]
+
+
+@pytest.mark.parametrize(("endpoints", "expected"), LOCAL.values(), ids=list(LOCAL))
+def test_policy_local_chooses(endpoints: Sequence[Endpoint], expected: list[str]) -> None:
+    assert chosen(endpoints, only_local=True) == expected
+
+
+def hinted(address: str, *zones: str, nodes: Sequence[str] = (), ready: bool = True) -> Endpoint:
+    return endpoint(address, zones=zones, nodes=nodes, ready=ready)
+
+
+A, B, C = "10.244.1.1", "10.244.1.2", "10.244.1.3"
+HINTS: dict[str, tuple[Sequence[Endpoint], str | None, list[str]]] = {
+    "those of the zone": ([hinted(A, "z1"), hinted(B, "z2"), hinted(C, "z1", "z2")], "z1", [A, C]),
+    "all, where one has no hint": ([hinted(A, "z1"), hinted(B, "z2"), endpoint(C)], "z1", [A, B, C]),
+    "all, where one has no hint for zones": ([hinted(A, "z1"), hinted(B, nodes=["node9"])], "z1", [A, B]),
+    "all, where the node's zone is not known": ([hinted(A, "z1"), hinted(B, "z2")], None, [A, B]),
+    "all, where none is for the zone": ([hinted(A, "z1"), hinted(B, "z2")], "z3", [A, B]),
+    "by ready ones only": ([hinted(A, "z1"), hinted(B, "z2"), endpoint(C, ready=False)], "z1", [A]),
+    "all, where the zone's only one is not ready": ([hinted(A, "z1", ready=False), hinted(B, "z2")], "z1", [B]),
+    "those of the node": ([hinted(A, "z1", nodes=[NODE]), hinted(B, "z1", nodes=["node2"])], "z1", [A]),
+    "those of the zone, where none is for the node": (
+        [hinted(A, "z1", nodes=["node2"]), hinted(B, "z1", nodes=["node3"]), hinted(C, "z2", nodes=["node4"])],
+        "z1",
+        [A, B],
+    ),
+    "those of the zone, where one has no hint for nodes": (
+        [hinted(A, "z1", nodes=[NODE]), hinted(B, "z1"), hinted(C, "z2", nodes=["node4"])],
+        "z1",
+        [A, B],
+    ),
+    "those of the node without any zone": ([hinted(A, nodes=[NODE]), hinted(B, nodes=["node2"])], None, [A]),
+}
+
+
+@pytest.mark.parametrize(("endpoints", "zone", "expected"), HINTS.values(), ids=list(HINTS))
+def test_hints_choose(endpoints: Sequence[Endpoint], zone: str | None, expected: list[str]) -> None:
+    assert chosen(endpoints, zone=zone) == expected
+
+
+def test_hints_do_not_count_for_policy_local_nor_for_endpoints_that_terminate() -> None:
+    here = endpoint(A, on=NODE, zones=["z2"])
+    assert chosen([here, hinted(B, "z1")], zone="z1", only_local=True) == [A]
+    leaving = [
+        endpoint(it, zones=[zone], ready=False, serving=True, terminating=True) for it, zone in ((A, "z1"), (B, "z2"))
+    ]
+    assert chosen(leaving, zone="z1") == [A, B]

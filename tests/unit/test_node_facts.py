@@ -2,8 +2,9 @@
 
 import pytest
 
-from kroute.planning.node_facts import NodeFacts, node_facts
+from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import ZONE_LABEL, Node, ObjectMeta
+from kroute.settings import parse_nodeport_addresses
 from tests.builders import NODE, facts, node, settings
 
 
@@ -44,14 +45,68 @@ def test_the_settings_win_family_by_family() -> None:
     assert node_facts(settings(node_ips=("10.9.9.9",)), seen) == facts("10.9.9.9", "fd00::1")
 
 
-def test_without_any_other_source_the_fallback_counts() -> None:
-    assert node_facts(settings(), None, ("10.7.7.7", "fd00::7")) == facts("10.7.7.7", "fd00::7")
-    assert node_facts(settings(), node(("Hostname", NODE)), ("10.7.7.7",)) == facts("10.7.7.7", None)
+def by_default(*addresses: str) -> NodeInterfaces:
+    return NodeInterfaces(default=addresses)
 
 
-def test_the_fallback_does_not_give_a_node_a_family_that_it_does_not_name() -> None:
-    assert node_facts(settings(), node(("InternalIP", "10.0.0.1")), ("10.7.7.7", "fd00::7")) == facts("10.0.0.1", None)
-    assert node_facts(settings(node_ips=("10.9.9.9",)), None, ("fd00::7",)) == facts("10.9.9.9", None)
+def test_without_any_other_source_the_default_addresses_count() -> None:
+    assert node_facts(settings(), None, by_default("10.7.7.7", "fd00::7")) == facts("10.7.7.7", "fd00::7")
+    assert node_facts(settings(), node(("Hostname", NODE)), by_default("10.7.7.7")) == facts("10.7.7.7", None)
+
+
+def test_default_addresses_do_not_give_a_node_a_family_that_it_does_not_name() -> None:
+    seen = node(("InternalIP", "10.0.0.1"))
+    assert node_facts(settings(), seen, by_default("10.7.7.7", "fd00::7")) == facts("10.0.0.1", None)
+    assert node_facts(settings(node_ips=("10.9.9.9",)), None, by_default("fd00::7")) == facts("10.9.9.9", None)
+
+
+STALE = {
+    "the default address, where the named one has gone": (("10.0.0.2",), ("10.0.0.2",), "10.0.0.2"),
+    "another named one that is there": (("10.0.0.3", "10.0.0.2"), ("10.0.0.2",), "10.0.0.3"),
+    "the named one, where nothing of its family is there": (("fd00::1",), (), "10.0.0.1"),
+    "the named one that is there, whatever the default is": (("10.0.0.1", "10.0.0.2"), ("10.0.0.2",), "10.0.0.1"),
+}
+
+
+@pytest.mark.parametrize(("own", "default", "expected"), STALE.values(), ids=list(STALE))
+def test_of_the_named_addresses_those_on_the_node_count(
+    own: tuple[str, ...], default: tuple[str, ...], expected: str
+) -> None:
+    seen = node(("InternalIP", "10.0.0.1"), ("InternalIP", "10.0.0.3"))
+    assert node_facts(settings(), seen, NodeInterfaces(frozenset(own), default)).ipv4 == expected
+
+
+def test_an_address_of_the_settings_counts_even_if_it_is_not_there() -> None:
+    interfaces = NodeInterfaces(frozenset({"10.0.0.2"}), ("10.0.0.2",))
+    assert node_facts(settings(node_ips=("10.9.9.9",)), None, interfaces).ipv4 == "10.9.9.9"
+
+
+OWN = ("127.0.0.1", "192.168.123.250", "192.168.123.7", "10.0.0.1", "::1", "fe80::1", "fd00:123::250", "fd00:123::7")
+NODE_PORTS: dict[str, tuple[str, list[str]]] = {
+    "every address but loopback and link-local": (
+        "",
+        ["10.0.0.1", "192.168.123.250", "192.168.123.7", "fd00:123::250", "fd00:123::7"],
+    ),
+    "those in the networks": (
+        "192.168.123.0/24,127.0.0.0/8,fd00:123::7/128",
+        ["127.0.0.1", "192.168.123.250", "192.168.123.7", "fd00:123::7"],
+    ),
+    "the primary ones": ("primary", ["192.168.123.250", "fd00:123::250"]),
+    "none": ("198.51.100.0/24", []),
+}
+
+
+@pytest.mark.parametrize(("written", "expected"), NODE_PORTS.values(), ids=list(NODE_PORTS))
+def test_node_ports_are_served_on(written: str, expected: list[str]) -> None:
+    chosen = settings(nodeport_addresses=parse_nodeport_addresses(written))
+    seen = node(("InternalIP", "192.168.123.250"), ("InternalIP", "fd00:123::250"))
+    assert list(node_facts(chosen, seen, NodeInterfaces(frozenset(OWN))).node_port_addresses) == sorted(expected)
+
+
+def test_a_node_with_one_family_has_node_ports_in_that_family_only() -> None:
+    seen = node(("InternalIP", "192.168.123.250"))
+    found = node_facts(settings(), seen, NodeInterfaces(frozenset({"192.168.123.250", "fd00:123::7"})))
+    assert found.node_port_addresses == ("192.168.123.250",)
 
 
 def test_a_bare_node_object_and_nothing_else_gives_nothing() -> None:

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from kroute.kernel.addresses import InterfaceAddress
-from kroute.watchers.node import NodeAddresses, NodeWatcher, default_addresses, default_source
+from kroute.planning.node_facts import NodeInterfaces
+from kroute.watchers.node import NodeWatcher, default_addresses, default_source, node_interfaces
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor import FakeMonitor
@@ -33,7 +34,7 @@ def kernel() -> FakeKernel:
     return kernel
 
 
-def watcher(kernel: FakeKernel, told: list[NodeAddresses]) -> NodeWatcher:
+def watcher(kernel: FakeKernel, told: list[NodeInterfaces]) -> NodeWatcher:
     return NodeWatcher(
         DUMMY,
         told.append,
@@ -43,28 +44,24 @@ def watcher(kernel: FakeKernel, told: list[NodeAddresses]) -> NodeWatcher:
     )
 
 
-def texts(addresses: NodeAddresses) -> list[str]:
-    return [it.address for it in addresses.every]
-
-
 async def test_addresses_that_come_and_go_are_told_at_once(kernel: FakeKernel) -> None:
-    told: list[NodeAddresses] = []
+    told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):
         await eventually(lambda: len(told) == 1)
         kernel.add_address("eth0", "192.168.123.7", 24)
         await eventually(lambda: len(told) == 2)
         kernel.delete_address("eth0", "192.168.123.249")
         await eventually(lambda: len(told) == 3)
-    assert [texts(it) for it in told] == [
-        ["192.168.123.249"],
-        ["192.168.123.249", "192.168.123.7"],
-        ["192.168.123.7"],
+    assert [it.own for it in told] == [
+        {"192.168.123.249"},
+        {"192.168.123.249", "192.168.123.7"},
+        {"192.168.123.7"},
     ]
     assert [it.default for it in told] == [("192.168.123.249",), ("192.168.123.249",), ("192.168.123.7",)]
 
 
 async def test_vips_and_links_that_change_nothing_are_no_news(kernel: FakeKernel) -> None:
-    told: list[NodeAddresses] = []
+    told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):
         await eventually(lambda: len(told) == 1)
         kernel.add_address(DUMMY, "10.96.0.2", 32)
@@ -73,21 +70,26 @@ async def test_vips_and_links_that_change_nothing_are_no_news(kernel: FakeKernel
         await eventually(lambda: len(told) == 2)
         kernel.delete_link("veth1")
         await eventually(lambda: len(told) == 3)
-    assert [texts(it) for it in told] == [
-        ["192.168.123.249"],
-        ["192.168.123.249", "172.20.0.1"],
-        ["192.168.123.249"],
+    assert [it.own for it in told] == [
+        {"192.168.123.249"},
+        {"192.168.123.249", "172.20.0.1"},
+        {"192.168.123.249"},
     ]
 
 
 async def test_lost_events_are_made_up_for_by_reading_again(kernel: FakeKernel) -> None:
-    told: list[NodeAddresses] = []
+    told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):
         await eventually(lambda: len(told) == 1)
         del kernel.links["eth0"].addresses["192.168.123.249"]  # without an event
         kernel.overrun()
         await eventually(lambda: len(told) == 2)
-    assert texts(told[-1]) == []
+    assert told[-1].own == frozenset()
+
+
+def test_an_address_is_the_nodes_own_once_no_other_machine_is_known_to_have_it() -> None:
+    found = [on_eth0("fd00::1", tentative=True), on_eth0("fd00::2", deprecated=True), on_eth0("fd00::3")]
+    assert node_interfaces(found, no_default_route) == NodeInterfaces(frozenset({"fd00::2", "fd00::3"}), ("fd00::3",))
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,14 @@ async def test_an_empty_cluster_is_listed_too(tmp_path: Path, follower: Follower
     assert follower.take() == ["listed Service"]
 
 
-async def test_requests_are_those_of_kube_proxy(tmp_path: Path, follower: Follower, pauses: Pauses) -> None:
+async def test_requests_name_their_selectors_and_versions(tmp_path: Path, follower: Follower, pauses: Pauses) -> None:
     async with ApiServer(features=PLAIN) as server, reflecting(server, tmp_path, follower, quick(pauses)):
         await follower.until_listed()
         server.apply(service("a"))
         await follower.until(lambda: bool(follower.items))
         first, second = watches(server)
         selectors = {
-            "labelSelector": "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless",
+            "labelSelector": "!service.kubernetes.io/headless",
             "fieldSelector": "spec.clusterIP!=None",
         }
         follow = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300", **selectors}
@@ -185,7 +185,7 @@ async def test_an_object_that_the_selector_excludes_is_deleted_and_comes_back(
         server.apply(service("a"))
         async with reflecting(server, tmp_path, follower, quick(pauses)):
             await follower.until_listed()
-            server.apply(labelled(service("a"), **{"service.kubernetes.io/service-proxy-name": "other"}))
+            server.apply(labelled(service("a"), **{"service.kubernetes.io/headless": ""}))
             await follower.until(lambda: not follower.items)
             server.apply(service("a"))
             await follower.until(lambda: bool(follower.items))

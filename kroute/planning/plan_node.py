@@ -1,0 +1,45 @@
+"""The node's own plan: what the rules need to know that comes from no Service."""
+
+from collections.abc import Iterator
+from ipaddress import ip_network
+
+from kroute.planning.node_facts import NodeFacts
+from kroute.planning.plan import NODE_PLAN, AddressSet, Problem, ServicePlan, SetEntry, quoted
+from kroute.settings import Settings
+
+
+def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> ServicePlan:
+    """Plan the node itself; `is_known`: whether its Node object exists."""
+    problems = [] if is_known else [_missing(node)]
+    entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
+    return ServicePlan(NODE_PLAN, set_entries=tuple(sorted(entries)), node=node, problems=tuple(problems))
+
+
+def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:
+    """The networks by which pods are told from others.
+
+    Where nobody names any for ClusterCIDR, those of the Node are better than none: they tell this node's pods from
+    clients outside, though not the cluster's.
+    """
+    if settings.detect_local_mode not in {"ClusterCIDR", "NodeCIDR"}:
+        return
+    given = settings.cluster_cidrs if settings.detect_local_mode == "ClusterCIDR" else ()
+    for cidr in given or node.pod_cidrs:
+        try:
+            network = ip_network(cidr, strict=False)
+        except ValueError:
+            subject = f"podCIDR {quoted(cidr)}"
+            message = f"{subject} of Node {node.name} is not a network; pods in it count as clients outside."
+            problems.append(Problem("InvalidPodCIDR", subject, message))
+            continue
+        # A hash:net set has no room for /0.
+        yield from map(str, network.subnets() if network.prefixlen == 0 else [network])
+
+
+def _missing(node: NodeFacts) -> Problem:
+    subject = f"Node {node.name}"
+    message = (
+        f"{subject} does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the "
+        "default routes' interfaces. All else is served. Check --node-name if the Node has another name."
+    )
+    return Problem("NodeNotFound", subject, message)
