@@ -1,6 +1,6 @@
 """Node ports, external IPs and LoadBalancer addresses: what is served where, by which policy, and in which sets."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -78,7 +78,7 @@ class TestAddresses:
         of = service(kind="LoadBalancer", ports=NODE_PORT, balanced=[NODE_IPV4])
         assert {f"TCP {NODE_IPV4}:80", f"TCP {NODE_IPV4}:30080"} <= set(served(make(of, THERE)))
 
-    SKIPPED = {
+    SKIPPED: ClassVar[dict[str, LoadBalancerIngress]] = {
         "ipMode Proxy": LoadBalancerIngress("203.0.113.9", "Proxy"),
         "host name": LoadBalancerIngress(),
     }
@@ -198,7 +198,7 @@ def test_hints_count_for_external_traffic_by_policy_cluster() -> None:
 class TestHairpin:
     """The setting decides, the annotation of a Service goes before it."""
 
-    SWITCHES: dict[str, tuple[bool, dict[str, str], bool]] = {
+    SWITCHES: ClassVar[dict[str, tuple[bool, dict[str, str], bool]]] = {
         "on by default": (True, {}, True),
         "off by the setting": (False, {}, False),
         "off by the annotation": (True, {"kroute.io/service.hairpin": "off"}, False),
@@ -218,7 +218,11 @@ class TestHairpin:
 class TestHealthCheck:
     """`healthCheckNodePort` says how many ready endpoints are here."""
 
-    LOCAL = {"kind": "LoadBalancer", "external_traffic_policy": "Local", "health_check_node_port": 31000}
+    LOCAL: ClassVar[dict[str, Any]] = {
+        "kind": "LoadBalancer",
+        "external_traffic_policy": "Local",
+        "health_check_node_port": 31000,
+    }
 
     def test_it_counts_ready_endpoints_of_this_node_each_once(self) -> None:
         slices = [
@@ -226,15 +230,15 @@ class TestHealthCheck:
             endpoint_slice("web-2", HERE, endpoint("10.244.1.9", on=NODE), ports=[9090]),
             endpoint_slice("web-6", endpoint("fd00:10::1", on=NODE), address_type="IPv6"),
         ]
-        of = service("web", "10.96.0.10", "fd00:96::a", **self.LOCAL)  # type: ignore[arg-type]
+        of = service("web", "10.96.0.10", "fd00:96::a", **self.LOCAL)
         assert plan_service(of, slices, facts(), settings()).health_check == HealthCheck(31000, 2)
 
     def test_without_local_endpoints_it_counts_none(self) -> None:
-        assert make(service(**self.LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)  # type: ignore[arg-type]
+        assert make(service(**self.LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)
 
     @pytest.mark.parametrize("field", [{"kind": "NodePort"}, {"external_traffic_policy": "Cluster"}])
     def test_it_is_for_load_balancers_with_policy_local(self, field: dict[str, str]) -> None:
-        assert make(service(**{**self.LOCAL, **field}), HERE).health_check is None  # type: ignore[arg-type]
+        assert make(service(**{**self.LOCAL, **field}), HERE).health_check is None
 
 
 POD_NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
