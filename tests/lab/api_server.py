@@ -61,6 +61,10 @@ class ApiServer:
             self._process.kill()
             self._process.wait()
 
+    def create(self, item: Object) -> None:
+        """Create an object."""
+        self._request("POST", _COLLECTIONS[item["kind"]], item)
+
     def apply(self, item: Object) -> float:
         """Replace an object; returns the time (time.monotonic) at which the server had taken it."""
         kind, _, name = identity(item)
