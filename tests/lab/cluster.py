@@ -31,8 +31,11 @@ _FROM_THE_START = {
     "net.ipv6.conf.all.accept_dad": 0,
     "net.ipv6.conf.default.accept_dad": 0,
     "net.ipv6.conf.default.accept_ra": 0,
+    "net.ipv4.icmp_ratelimit": 0,
+    "net.ipv6.icmp.ratelimit": 0,
 }
-"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian."""
+"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian, and
+no refusal held back, since tests ask more often than the kernel would refuse (once a second)."""
 
 _ROUTER = {"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1}
 """What a CNI plugin sets on a node, so that pods reach each other."""
