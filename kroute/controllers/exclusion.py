@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 import msgspec
 
-from kroute.planning.plan import AddressSet, ServicePlan
+from kroute.planning.plan import AddressSet, ServicePlan, SetEntry
 
 
 class Exclusion:
@@ -17,7 +17,7 @@ class Exclusion:
         self.covers = lru_cache(maxsize=1 << 16)(self._covers) if self._networks else self._covers_nothing
 
     def apply(self, plan: ServicePlan) -> ServicePlan:
-        """The plan without its excluded addresses; the plan itself if it has none."""
+        """The plan without its excluded addresses; the plan itself if it has none. The node's own plan serves none."""
         if not any(self.covers(server.key.address) for server in plan.virtual_servers):
             return plan
         servers = tuple(server for server in plan.virtual_servers if not self.covers(server.key.address))
@@ -25,12 +25,12 @@ class Exclusion:
             plan,
             virtual_servers=servers,
             vips=tuple(vip for vip in plan.vips if not self.covers(vip.address)),
-            set_entries=tuple(
-                entry
-                for entry in plan.set_entries
-                if servers and (entry.set is not AddressSet.CLUSTER_IP or not self.covers(entry.element[0]))
-            ),
+            set_entries=tuple(entry for entry in plan.set_entries if servers and not self._forbids(entry)),
         )
+
+    def _forbids(self, entry: SetEntry) -> bool:
+        """Whether the entry is about an excluded address. That of a hairpin is a pod's, whatever Service it serves."""
+        return entry.set is not AddressSet.HAIRPIN and self.covers(entry.element[0])
 
     def _covers(self, address: str) -> bool:
         parsed = ip_address(address)

@@ -1,41 +1,38 @@
-"""Keeps the masquerade rules and the sets that they look up.
+"""Keeps the nat and filter rules and the sets that they look up.
 
-The rules never change with the Services; the sets do. A set is there and filled before a rule looks into it.
+The rules never change with the Services; the sets do. What refuses packets is there last and goes first: a set is there
+and filled before a rule looks into it, and an address is in the set VIP, which refuses what is in no other set, only
+while the sets hold all of its Services' ports.
 """
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.address_sets import FAMILIES, PREFIX, Family, family_of, set_definitions
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.masquerade_rules import (
-    PREFIX,
-    TABLE,
-    Family,
-    cluster_networks,
-    family_of,
-    masquerade_rules,
-    set_definitions,
-)
 from kroute.controllers.milestones import Milestones, Stage
+from kroute.controllers.node_rules import NodeRules
 from kroute.controllers.preparer import Preparer
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, Ipset, SetChange, SetDefinition
 from kroute.kernel.xtables import Xtables
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import ServicePlan
+from kroute.planning.plan import NODE_PLAN, AddressSet, ServicePlan
 from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from kroute.planning.node_facts import NodeFacts
 
 log = structlog.get_logger(__name__)
 
 Present = Literal[True]
 
-SETTINGS = ObjectKey("", "the settings")
-"""Who claims the entries that come from no Service."""
+VIP_SETS = frozenset(family.set_name(AddressSet.VIP) for family in FAMILIES)
 
 
 class Masquerade(Preparer[AddEntry, Present]):
@@ -56,35 +53,54 @@ class Masquerade(Preparer[AddEntry, Present]):
     ) -> None:
         super().__init__(settings, subscription, milestones, Claims(), None, clock)
         self._ipset = ipset
-        self._xtables = xtables
-        self._failing: set[Family] = set()
+        self._rules = NodeRules(settings, xtables, self.account)
+        self._node: NodeFacts | None = None
         self._rules_due = True
         self._looked_at_rules = False
-        self._had_rules: set[Family] = set()
-        self.claims.claim(SETTINGS, {AddEntry(name, (cidr,)): True for name, cidr in cluster_networks(settings)})
+        self._has_misfits = False
+        self._leftover_sets: set[str] = set()
+        self._kept_sets: set[str] = set()
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim what the plans name. The node's own plan says what the rules need to know."""
+        super().accept(plans)
+        for plan in plans:
+            if plan.key == NODE_PLAN and plan.node != self._node:
+                self._node = plan.node
+                self._rules_due = True
+        if self._has_misfits and self._node is not None:
+            self.audit_soon()
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[AddEntry, Present]:
         """One set entry for each of the plan's, in the set of its family."""
         return {
-            AddEntry(f"{family_of(entry.element[0]).set_prefix}{entry.set}", entry.element): True
-            for entry in plan.set_entries
+            AddEntry(family_of(entry.element[0]).set_name(entry.set), entry.element): True for entry in plan.set_entries
         }
 
     async def read(self) -> Iterable[str]:
-        """Make the sets that are missing, and read the others. The rules are looked at when the sets are right."""
+        """Make the sets that are missing, and read the others. The rules are looked at when the sets are right.
+
+        A set of another kind, which an older version may have left, does its work until the first plans are there:
+        to replace it takes away the rules for a moment, and without plans for as long as there are none.
+        """
         drift: list[str] = []
         actual: dict[AddEntry, Present] = {}
         present = await self._ipset.names()
-        for definition in set_definitions():
+        definitions = set_definitions()
+        self._has_misfits = False
+        for definition in definitions:
             if definition.name not in present:
                 await self._ipset.create(definition)
                 drift.append(f"set {definition.name} was missing")
-            elif not await self._fits(definition):
-                await self._remake(definition)
-                drift.append(f"set {definition.name} was of another kind")
-            else:
+            elif await self._fits(definition):
                 entries = await self._ipset.read(definition.name)
                 actual |= {AddEntry(definition.name, element): True for element in entries}
+            elif self._node is None:
+                self._has_misfits = True
+            else:
+                await self._remake(definition)
+                drift.append(f"set {definition.name} was of another kind")
+        self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
         self._rules_due = True
         drift += [
             f"entry {one.key} was {'not wanted' if one.applied else 'missing'}"
@@ -92,15 +108,28 @@ class Masquerade(Preparer[AddEntry, Present]):
         ]
         return drift
 
+    def may_write(self, difference: Difference[AddEntry, Present]) -> bool:
+        """A VIP comes after the ports of its Services; it goes at once, and its ports go after it.
+
+        At once, because the address may have become one of the node's own, which must not be cut off.
+        """
+        entry, comes = difference.key, difference.wanted is not None
+        if entry.set in VIP_SETS:
+            return not comes or self._are_ports_known(entry)
+        return super().may_write(difference) and (comes or not self._is_vip_leaving(entry))
+
     async def write(self) -> None:
         """Fill the sets, then see to the rules. At first, no plan is prepared before the rules have been seen to."""
         await self.write_differences()
+        await self.write_differences()  # what had to wait for the first: VIPs that come, ports of VIPs that went
+        if self._node is None:
+            return  # what an earlier run's rules do may be right: that shows only with the first plans
         if self._rules_due:
             if self._looked_at_rules:
                 self.say_what_is_prepared()  # an audit of the rules may wait for the xtables lock
             self._rules_due, self._looked_at_rules = False, True
-            for family, xtables in self._xtables.items():
-                await self._ensure_rules(family, xtables)
+            await self._rules.ensure(self._node)
+            await self._destroy_leftover_sets()
         self.say_what_is_prepared()
 
     async def apply(self, differences: Sequence[Difference[AddEntry, Present]]) -> Mapping[AddEntry, str]:
@@ -121,44 +150,47 @@ class Masquerade(Preparer[AddEntry, Present]):
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove the rules, then the sets."""
-        for family, xtables in self._xtables.items():
-            with report.step(f"{family.name} rules"):
-                for what in await xtables.remove(TABLE, PREFIX):
-                    report.add(f"remove {family.name} {what}")
+        await self._rules.cleanup(report)
         for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
             with report.step(f"set {name}"):
                 await self._ipset.destroy(name)
                 report.add(f"destroy set {name}")
 
-    async def _ensure_rules(self, family: Family, xtables: Xtables) -> None:
-        """Make one family's rules right. A family that cannot have any is told of once, and does not stop the other."""
-        try:
-            random_fully = await xtables.supports_random_fully()
-            wrong = await xtables.ensure(masquerade_rules(self._settings, family, random_fully=random_fully))
-        except KernelError as error:
-            if family not in self._failing:
-                log.warning(
-                    "rules.failed",
-                    family=family.name,
-                    error=str(error),
-                    next_step="nothing is masqueraded in this family until its tables are there; trying again",
-                )
-            self._failing.add(family)
-            return
-        self._failing.discard(family)
-        if wrong and family in self._had_rules:
-            self.account.repaired(f"{family.name}: {what}" for what in wrong)
-        elif wrong:
-            log.info("rules.written", family=family.name, what=wrong)
-        self._had_rules.add(family)
+    def _are_ports_known(self, vip: AddEntry) -> bool:
+        """Whether the sets hold everything else that the Services with this VIP want in them."""
+        return all(
+            self.claims.is_right(entry)
+            for owner in self.claims.owners(vip)
+            for entry in self.claims.claimed_by(owner)
+            if entry.set not in VIP_SETS
+        )
+
+    def _is_vip_leaving(self, port: AddEntry) -> bool:
+        """Whether the port's address is a VIP that has yet to go."""
+        address = str(port.element[0])
+        vip = AddEntry(family_of(address).set_name(AddressSet.VIP), (address,))
+        return vip in self.claims.applied and self.claims.wanted(vip) is None
 
     async def _fits(self, definition: SetDefinition) -> bool:
         found = await self._ipset.definition(definition.name)
         return found is not None and found.fits(definition)
 
     async def _remake(self, definition: SetDefinition) -> None:
-        """Replace a set of another kind, which an older version may have left; rules that look into it go first."""
-        for xtables in self._xtables.values():
-            await xtables.remove(TABLE, PREFIX)
+        """Replace a set of another kind; rules that look into it go first."""
+        await self._rules.withdraw(definition.family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
+
+    async def _destroy_leftover_sets(self) -> None:
+        """Destroy what bears our name and no rule of ours needs: sets that an earlier version had."""
+        for name in sorted(self._leftover_sets - self._kept_sets):
+            try:
+                await self._ipset.destroy(name)
+            except KernelError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                self._kept_sets.add(name)
+                log.warning("set.kept", set=name, error=str(error), next_step="delete the rule that names it")
+            else:
+                log.info("set.destroyed", set=name)
+        self._leftover_sets.clear()

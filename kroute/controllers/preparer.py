@@ -104,6 +104,12 @@ class Preparer(Controller, Generic[K, V]):
             self.account.wrote(len(done))
             self.account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
 
+    def may_write(self, difference: Difference[K, V]) -> bool:
+        """Whether everything has happened that must come before this write."""
+        return difference.wanted is not None or self.milestones.has_reached(
+            self._departures.plan_of(difference.key), Stage.WITHDRAWN
+        )
+
     def retracted(self, plan: ServicePlan) -> None:
         """The plan has lost the stage: it is prepared again, which is said again."""
         self._unprepared[plan.key] = plan
@@ -123,11 +129,7 @@ class Preparer(Controller, Generic[K, V]):
         return [
             difference
             for difference in self.claims.differences()
-            if not self.account.is_waiting(difference.key)
-            and (
-                difference.wanted is not None
-                or self.milestones.has_reached(self._departures.plan_of(difference.key), Stage.WITHDRAWN)
-            )
+            if not self.account.is_waiting(difference.key) and self.may_write(difference)
         ]
 
     def say_what_is_prepared(self) -> None:

@@ -111,8 +111,13 @@ class Xtables:
         return await self._in_thread(lambda: self._locked(rules.table, lambda table: _compare(table, rules)))
 
     async def remove(self, table: str, prefix: str) -> list[str]:
-        """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words."""
-        return await self._in_thread(lambda: self._locked(table, lambda opened: _remove(opened, prefix)))
+        """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
+
+        A table that nobody has used yet is not made for it, nor is it an error if the kernel could not make it.
+        """
+        return await self._in_thread(
+            lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
+        )
 
     async def supports_random_fully(self) -> bool:
         """Whether MASQUERADE --random-fully is known to the kernel (3.14) and to libxtables (1.6.2)."""
@@ -130,6 +135,14 @@ class Xtables:
         if missing:
             sentence = f"rules of table {rules.table} name sets that do not exist: {', '.join(sorted(missing))}"
             raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
+
+    def _is_used(self, table: str) -> bool:
+        """In the thread: whether the table exists. The kernel makes it for the first who asks for it."""
+        names = "ip6_tables_names" if self.family == socket.AF_INET6 else "ip_tables_names"
+        try:
+            return table in Path("/proc/thread-self/net", names).read_text().split()
+        except FileNotFoundError:
+            return False  # no table of this family
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         if self._executor is None:

@@ -91,6 +91,11 @@ def parse_rule(text: str, family: int) -> Rule:
     return Rule(**header, matches=matches, target=targets[0])
 
 
+def comment(text: str) -> str:
+    """The match that tells the reader of a rule what it is for; at most 255 characters, no quotation marks."""
+    return f'-m comment --comment "{text}"'
+
+
 def jump_target(text: str) -> str:
     """What follows `-j`; "" when the rule has no target."""
     words = shlex.split(text)

@@ -54,7 +54,9 @@ class FakeXtables(FakeClient):
 
     async def remove(self, table: str, prefix: str) -> list[str]:
         self.check_open()
-        fake = self._table(table)
+        fake = self.kernel.tables.get((self.family, table))
+        if fake is None:  # nobody has used it: it is not made for this
+            return []
         ours = [name for name in fake.chains if name.startswith(prefix)]
         removed = []
         for name in set(fake.chains) - set(ours):
@@ -81,7 +83,9 @@ class FakeXtables(FakeClient):
         table = self._table(rules.table)
         every_rule = [rule for chain in rules.chains.values() for rule in chain] + [rule for _, rule in rules.jumps]
         for rule in every_rule:
-            parse_rule(rule, self.family)
+            parsed = parse_rule(rule, self.family)
+            if "--reject-with tcp-reset" in rule and parsed.protocol != "tcp":
+                raise KernelError(f"only TCP is reset: {rule}", errno=errno.EINVAL)
             target = jump_target(rule)
             if target.startswith("KROUTE-") and target not in rules.chains and target not in table.chains:
                 raise KernelError(f"no chain {target}", errno=errno.ENOENT)

@@ -78,6 +78,7 @@ async def test_both_families_have_the_same_rules_in_one_process(node: RealNode) 
 async def test_no_other_table_comes_into_being(node: RealNode) -> None:
     async with Xtables() as xtables:
         await xtables.ensure(TableRules("nat", {"KROUTE-X": ("-j RETURN",)}, [("OUTPUT", "-j KROUTE-X")]))
+        assert await xtables.remove("mangle", "KROUTE-") == []
     assert run("cat /proc/net/ip_tables_names").split() == ["nat"]
 
 

@@ -4,12 +4,13 @@ The plans come from a new catalog that is given the final objects at once: the f
 state is held against. The kernel is read with the tools that an operator has, not with kroute's own code.
 """
 
+import json
 from collections.abc import Iterable
 
 import msgspec
 
 from kroute.planning.catalog import Catalog
-from kroute.planning.node_facts import NodeFacts
+from kroute.planning.node_facts import NodeInterfaces, node_facts
 from kroute.planning.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
 from kroute.planning.plan import AddressSet, ServicePlan, SetEntry, VirtualServer
 from kroute.settings import Settings
@@ -19,9 +20,10 @@ from tests.lab.objects import Object
 KINDS: dict[str, type[KubernetesObject]] = {"Service": Service, "EndpointSlice": EndpointSlice, "Node": Node}
 
 
-def full_plans(items: Iterable[Object], node_name: str) -> list[ServicePlan]:
-    """The plans of all Services among `items`, computed from nothing else."""
-    catalog = Catalog(Settings(node_name=node_name), NodeFacts(node_name))
+def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[ServicePlan]:
+    """The plans of all Services among `items`, computed from these and the node's interfaces alone."""
+    settings = Settings(node_name=node.name)
+    catalog = Catalog(settings, node_facts(settings, None, NodeInterfaces(_own_addresses(node))))
     catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
     catalog.take(Listed(kind) for kind in KINDS.values())
     return catalog.commit()
@@ -30,7 +32,8 @@ def full_plans(items: Iterable[Object], node_name: str) -> list[ServicePlan]:
 def faults(node: "cluster.Node", plans: Iterable[ServicePlan]) -> list[str]:
     """What the node's kernel has too much, too little, or otherwise than planned; [] when all is right.
 
-    A real server that no plan names may still be draining: it must have weight 0.
+    A real server that no plan names may still be draining: it must have weight 0. A virtual server without real servers
+    is in the kernel only for such ones.
     """
     plans = list(plans)
     return [*_ipvs_faults(node, plans), *_vip_faults(node, plans), *_set_faults(node, plans)]
@@ -38,15 +41,22 @@ def faults(node: "cluster.Node", plans: Iterable[ServicePlan]) -> list[str]:
 
 def assert_right(node: "cluster.Node", items: Iterable[Object]) -> None:
     """Raise AssertionError with all that is not as the objects say."""
-    found = faults(node, full_plans(items, node.name))
+    found = faults(node, full_plans(items, node))
     assert not found, "\n".join(found)
+
+
+def _own_addresses(node: "cluster.Node") -> frozenset[str]:
+    links = json.loads(node.run("ip", "-j", "address"))
+    return frozenset(it["local"] for link in links if link["ifname"] != "kube-dummy-if" for it in link["addr_info"])
 
 
 def _ipvs_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
     actual = node.ipvs()
     planned = {str(server.key): server for plan in plans for server in plan.virtual_servers}
+    served = {key for key, server in planned.items() if server.real_servers}
     found = [f"virtual server {key} is too many" for key in actual.keys() - planned.keys()]
-    found += [f"virtual server {key} is missing" for key in planned.keys() - actual.keys()]
+    found += [f"virtual server {key} is missing" for key in served - actual.keys()]
+    found += [f"virtual server {key} is empty" for key, state in actual.items() if not state.real_servers]
     for key in actual.keys() & planned.keys():
         server, state = planned[key], actual[key]
         if (state.scheduler, _persistence(state.flags)) != (server.scheduler, _planned_persistence(server)):
@@ -93,10 +103,13 @@ def _set_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
 
 def _saved(entry: SetEntry) -> str:
     """The entry as `ipset save` prints it."""
-    address, protocol, port, *second = entry.element
-    name = {6: "tcp", 17: "udp", 132: "sctp"}[int(protocol)]
+    address, *port = entry.element
     family = "6-" if ":" in address else ""
-    return f"add KROUTE-{family}{entry.set} {','.join([address, f'{name}:{port}', *map(str, second)])}"
+    words = [address]
+    if port:
+        protocol, number, *second = port
+        words += [f"{({6: 'tcp', 17: 'udp', 132: 'sctp'})[int(protocol)]}:{number}", *map(str, second)]
+    return f"add KROUTE-{family}{entry.set} {','.join(words)}"
 
 
 def _endpoint(address: str, port: int) -> str:

@@ -1,6 +1,7 @@
 """After any changes and restarts the real kernel holds what a full computation of the last objects gives."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.lab import objects
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, identity
 from tests.scenarios.conftest import World
 from tests.scenarios.expected_state import assert_right
@@ -53,9 +55,13 @@ class Story:
 Event = Callable[[Story], Any]
 
 
-def service_applied(name: str, ips: tuple[str, ...], ports: dict[str, int], scheduler: str, affinity: str) -> Event:
+def service_applied(
+    name: str, ips: tuple[str, ...], ports: dict[str, int], scheduler: str, spec: dict[str, Any], node_port: int
+) -> Event:
     annotations = {"kroute.io/service.scheduler": scheduler}
-    item = objects.service(name, *ips, ports=ports, annotations=annotations, sessionAffinity=affinity)
+    item = objects.service(name, *ips, ports=ports, annotations=annotations, **spec)
+    for port in item["spec"]["ports"]:
+        port["nodePort"] = node_port
     return lambda story: story.create(item)
 
 
@@ -80,6 +86,17 @@ def node_moved(to_second: bool) -> Event:
     return move
 
 
+def second_address_moved(*, present: bool) -> Event:
+    """An address of node1 that no Node object names, and that is somebody's external IP, comes or goes."""
+
+    def move(story: Story) -> None:
+        verb = "replace" if present else "del"
+        with contextlib.suppress(CommandError):  # it was not there
+            story.world.cluster.node("node1").run("ip", "address", verb, "192.168.123.241/32", "dev", "eth0")
+
+    return move
+
+
 def restarted(*, killed: bool) -> Event:
     async def restart(story: Story) -> None:
         agent = story.deployment.agents["node1"]
@@ -98,7 +115,16 @@ EVENTS = st.one_of(
         st.sampled_from(CLUSTER_IPS),
         st.sampled_from([{"TCP": 80}, {"TCP": 80, "UDP": 53}, {"TCP": 81}]),
         st.sampled_from(["rr", "lc", "sh", "fastest"]),
-        st.sampled_from(["None", "ClientIP"]),
+        st.fixed_dictionaries(
+            {
+                "type": st.sampled_from(["ClusterIP", "NodePort", "ExternalName"]),
+                "sessionAffinity": st.sampled_from(["None", "ClientIP"]),
+                "externalTrafficPolicy": st.sampled_from(["Cluster", "Local"]),
+                "internalTrafficPolicy": st.sampled_from(["Cluster", "Local"]),
+                "externalIPs": st.sampled_from([[], ["198.51.100.7"], ["192.168.123.241", "fd00:192:168:123::7"]]),
+            }
+        ),
+        st.sampled_from([30080, 30081]),
     ),
     st.builds(
         slices_applied,
@@ -108,6 +134,7 @@ EVENTS = st.one_of(
     ),
     st.builds(deleted, st.sampled_from(["Service", "EndpointSlice"]), NAME),
     st.builds(node_moved, st.booleans()),
+    st.builds(lambda present: second_address_moved(present=present), st.booleans()),
     st.builds(lambda killed: restarted(killed=killed), st.booleans()),
 )
 

@@ -124,7 +124,10 @@ def test_what_is_wrong_gets_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("bogus: 1", "'bogus' is not a setting; allowed: cluster-cidr, drain-timeout"), ("- a", "`name: value` pairs")],
+    [
+        ("bogus: 1", "'bogus' is not a setting; allowed: cluster-cidr, detect-local-mode, drain-timeout"),
+        ("- a", "`name: value` pairs"),
+    ],
 )
 def test_a_wrong_file_is_named_with_what_is_allowed(
     content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

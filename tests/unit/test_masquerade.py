@@ -1,165 +1,171 @@
-"""masquerade: the rules as packets meet them, and the sets that they look up."""
+"""masquerade: the sets hold what the plans say, and are filled before they bite."""
 
 import errno
-import socket
+from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
+import msgspec
 from structlog.testing import capture_logs
 
-from kroute.controllers.masquerade_rules import IPV4, IPV6, masquerade_rules, set_definitions
 from kroute.controllers.milestones import Stage
-from kroute.kernel.errors import KernelError
-from kroute.kernel.ipset import AddEntry, DeleteEntry, SetDefinition
-from kroute.settings import Exemption, Settings
+from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
+from kroute.planning.plan import AddressSet
 from tests.fakes.kernel import FakeSet
-from tests.unit.fake_node import FakeNode, new_kernel, plan, server
+from tests.unit.fake_node import FakeNode, new_kernel, node_plan, plan, server
 
-TO_CLUSTER_IP = "-m set --match-set KROUTE-CLUSTER-IP dst,dst -j KROUTE-MARK-MASQ"
-
-
-def bare(rules: list[str]) -> list[str]:
-    """The rules without their comments; each must have one."""
-    cut = []
-    for rule in rules:
-        before, _, after = rule.partition('-m comment --comment "')
-        text, _, rest = after.partition('" ')
-        assert text, rule
-        cut.append(before + rest)
-    return cut
-
-
-def chains(settings: Settings, family=IPV4, *, random_fully: bool = True) -> dict[str, list[str]]:
-    rules = masquerade_rules(settings, family, random_fully=random_fully)
-    return {name: bare(list(texts)) for name, texts in rules.chains.items()}
-
-
-class TestRules:
-    def test_packets_pass_our_chains_first(self) -> None:
-        rules = masquerade_rules(Settings("node3"), IPV4, random_fully=True)
-        assert rules.table == "nat"
-        jumps = [(chain, bare([rule])[0]) for chain, rule in rules.jumps]
-        assert jumps == [
-            ("PREROUTING", "-j KROUTE-SERVICES"),
-            ("OUTPUT", "-j KROUTE-SERVICES"),
-            ("POSTROUTING", "-j KROUTE-POSTROUTING"),
-        ]
-
-    def test_by_default_only_hairpin_connections_are_masqueraded(self) -> None:
-        assert chains(Settings("node3")) == {
-            "KROUTE-SERVICES": [],
-            "KROUTE-MARK-MASQ": ["-j MARK --set-xmark 0x4000/0x4000"],
-            "KROUTE-POSTROUTING": [
-                "-m set --match-set KROUTE-HAIRPIN dst,dst,src -j MASQUERADE --random-fully",
-                "-m mark ! --mark 0x4000/0x4000 -j RETURN",
-                "-j MARK --set-xmark 0x4000/0x0",
-                "-j MASQUERADE --random-fully",
-            ],
-        }
-
-    def test_with_masquerade_all_everything_to_a_cluster_ip_is_marked(self) -> None:
-        settings = Settings("node3", masquerade_all=True, cluster_cidrs=("172.20.0.0/16",))
-        assert chains(settings)["KROUTE-SERVICES"] == [TO_CLUSTER_IP]
-
-    def test_with_a_cluster_network_what_comes_from_outside_it_is_marked(self) -> None:
-        settings = Settings("node3", cluster_cidrs=("172.20.0.0/16",))
-        assert chains(settings)["KROUTE-SERVICES"] == [f"-m set ! --match-set KROUTE-CLUSTER-CIDR src {TO_CLUSTER_IP}"]
-        assert chains(settings, IPV6)["KROUTE-SERVICES"] == []
-
-    def test_exemptions_come_first_each_in_its_family(self) -> None:
-        settings = Settings(
-            "node3",
-            masquerade_all=True,
-            masquerade_exemptions=(
-                Exemption("192.168.130.0/24", "192.168.0.0/16"),
-                Exemption("fd00:130::/64", "fd00::/16"),
-            ),
-        )
-        assert chains(settings)["KROUTE-SERVICES"] == [
-            "-s 192.168.130.0/24 -d 192.168.0.0/16 -j RETURN",
-            TO_CLUSTER_IP,
-        ]
-        assert chains(settings, IPV6)["KROUTE-SERVICES"][0] == "-s fd00:130::/64 -d fd00::/16 -j RETURN"
-
-    def test_ipv6_looks_into_sets_of_its_own(self) -> None:
-        rules = chains(Settings("node3", masquerade_all=True), IPV6)
-        assert rules["KROUTE-SERVICES"] == ["-m set --match-set KROUTE-6-CLUSTER-IP dst,dst -j KROUTE-MARK-MASQ"]
-        assert "--match-set KROUTE-6-HAIRPIN " in rules["KROUTE-POSTROUTING"][0]
-
-    def test_the_mark_is_the_one_of_the_settings(self) -> None:
-        rules = chains(Settings("node3", masquerade_mark=0x10))
-        assert rules["KROUTE-MARK-MASQ"] == ["-j MARK --set-xmark 0x10/0x10"]
-        assert rules["KROUTE-POSTROUTING"][1:3] == [
-            "-m mark ! --mark 0x10/0x10 -j RETURN",
-            "-j MARK --set-xmark 0x10/0x0",
-        ]
-
-    def test_without_random_fully_in_the_kernel_it_is_not_asked_for(self) -> None:
-        rules = chains(Settings("node3"), random_fully=False)
-        assert rules["KROUTE-POSTROUTING"][-1] == "-j MASQUERADE"
-
-    def test_every_set_has_room_for_250_000_entries_and_a_name_that_the_kernel_takes(self) -> None:
-        definitions = set_definitions()
-        assert len(definitions) == 6
-        assert all(definition.maxelem >= 250_000 and len(definition.name) <= 31 for definition in definitions)
+VIP, PORT = AddEntry("KROUTE-VIP", ("10.96.0.1",)), AddEntry("KROUTE-CLUSTER-IP", ("10.96.0.1", 6, 80))
+WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1"))
 
 
 async def serving(tmp_path: Path, **settings: object) -> FakeNode:
-    node = FakeNode(tmp_path, **settings)
-    await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1")))
-    return node
+    return await FakeNode(tmp_path, **settings).start(WEB)
 
 
-def rules_in(node: FakeNode, family: int = socket.AF_INET) -> dict[str, list[str]]:
-    return node.kernel.table(family, "nat").chains
+def elements(node: FakeNode, name: str) -> set[tuple[str | int, ...]]:
+    return node.kernel.sets[name].elements
+
+
+def order(node: FakeNode, changes: Iterable[SetChange]) -> list[int]:
+    """The places of these changes among all writes; as tuples an addition equals a deletion."""
+    texts = [str(write) for write in node.kernel.writes]
+    return [texts.index(str(change)) for change in changes]
 
 
 async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
-    node = await serving(tmp_path, cluster_cidrs=("172.20.0.0/16", "fd00:172::/32"))
+    node = await FakeNode(tmp_path).start(
+        WEB,
+        plan("idle", 2, server("10.96.0.2", 53)),
+        node_plan(3, "172.20.135.0/24", "fd00:172:20:135::/64"),
+    )
     assert {name: each.elements for name, each in node.kernel.sets.items()} == {
         "KROUTE-CLUSTER-IP": {("10.96.0.1", 6, 80)},
+        "KROUTE-EXTERNAL": set(),
+        "KROUTE-EXTERNAL-LOCAL": set(),
+        "KROUTE-NO-LOCAL": set(),
+        "KROUTE-NO-ENDPOINT": {("10.96.0.2", 6, 53)},
         "KROUTE-HAIRPIN": {("10.1.0.1", 6, 8080, "10.1.0.1")},
-        "KROUTE-CLUSTER-CIDR": {("172.20.0.0/16",)},
+        "KROUTE-VIP": {("10.96.0.1",), ("10.96.0.2",)},
+        "KROUTE-POD-NETWORK": {("172.20.135.0/24",)},
         "KROUTE-6-CLUSTER-IP": {("fd00::1", 6, 80)},
+        "KROUTE-6-EXTERNAL": set(),
+        "KROUTE-6-EXTERNAL-LOCAL": set(),
+        "KROUTE-6-NO-LOCAL": set(),
+        "KROUTE-6-NO-ENDPOINT": set(),
         "KROUTE-6-HAIRPIN": {("fd00:1::1", 6, 8080, "fd00:1::1")},
-        "KROUTE-6-CLUSTER-CIDR": {("fd00:172::/32",)},
+        "KROUTE-6-VIP": {("fd00::1",)},
+        "KROUTE-6-POD-NETWORK": {("fd00:172:20:135::/64",)},
     }
 
 
-async def test_a_cluster_network_of_length_zero_is_two_halves(tmp_path: Path) -> None:
-    node = await serving(tmp_path, cluster_cidrs=("0.0.0.0/0",))
-    assert node.kernel.sets["KROUTE-CLUSTER-CIDR"].elements == {("0.0.0.0/1",), ("128.0.0.0/1",)}
+async def test_the_pod_networks_follow_the_nodes_own_plan(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path, exclude_cidrs=("172.20.0.0/16",)).start(node_plan(1, "172.20.135.0/24"))
+    await node.apply(node_plan(2, "172.20.136.0/24"))
+    assert elements(node, "KROUTE-POD-NETWORK") == {("172.20.136.0/24",)}
 
 
 async def test_sets_are_filled_before_rules_look_into_them(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     writes = [str(write) for write in node.kernel.writes]
-    first_rule = writes.index("commit table nat")
+    first_rule = min(writes.index("commit table nat"), writes.index("commit table filter"))
     assert all(writes.index(entry) < first_rule for entry in writes if "to set" in entry)
-
-
-async def test_the_number_of_rules_does_not_depend_on_that_of_the_services(tmp_path: Path) -> None:
-    node = await serving(tmp_path, masquerade_all=True)
-    before = sum(len(rules) for rules in rules_in(node).values())
-    await node.apply(*(plan(f"s{i}", 2, server(f"10.96.1.{i}", 80, f"10.1.1.{i}")) for i in range(50)))
-    assert sum(len(rules) for rules in rules_in(node).values()) == before
 
 
 async def test_an_entry_that_two_services_need_stays_for_the_second(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     await node.apply(plan("other", 2, server("10.96.0.2", 80, "10.1.0.1")))
     await node.apply(plan("web", 3))
-    assert node.kernel.sets["KROUTE-HAIRPIN"].elements == {("10.1.0.1", 6, 8080, "10.1.0.1")}
+    assert elements(node, "KROUTE-HAIRPIN") == {("10.1.0.1", 6, 8080, "10.1.0.1")}
 
 
-async def test_entries_leave_when_the_address_is_gone(tmp_path: Path) -> None:
+async def test_ports_leave_when_the_address_is_gone(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     node.broadcaster.publish([plan("web", 2)])
     await node.masquerade.step()
-    assert ("10.96.0.1", 6, 80) in node.kernel.sets["KROUTE-CLUSTER-IP"].elements
+    assert elements(node, "KROUTE-CLUSTER-IP") == {PORT.element}
     await node.service_proxy.step()
     await node.masquerade.step()
-    assert node.kernel.sets["KROUTE-CLUSTER-IP"].elements == set()
+    assert elements(node, "KROUTE-CLUSTER-IP") == set()
+
+
+class TestTheVipBites:
+    """An address in the set VIP refuses all that is in no set of ports."""
+
+    async def test_last_when_it_comes_and_first_when_it_goes(self, tmp_path: Path) -> None:
+        ports = range(1, 50)
+        many = [plan(f"s{port}", port, server("10.96.0.1", port, "10.1.0.1")) for port in ports]
+        entries = [AddEntry(PORT.set, ("10.96.0.1", 6, port)) for port in ports]
+        node = await FakeNode(tmp_path).start(*many)
+        [vip_comes], ports_come = order(node, [VIP]), order(node, entries)
+        assert max(ports_come) < vip_comes
+        await node.apply(*(plan(f"s{port}", 50 + port) for port in ports))
+        [vip_goes], ports_go = order(node, [DeleteEntry(*VIP)]), order(node, [DeleteEntry(*entry) for entry in entries])
+        assert vip_goes < min(ports_go)
+
+    async def test_no_more_once_the_address_is_the_nodes_own(self, tmp_path: Path) -> None:
+        """And be the address still on the dummy interface."""
+        node = await serving(tmp_path)
+        own = msgspec.structs.replace(
+            WEB, generation=2, vips=(), set_entries=tuple(it for it in WEB.set_entries if it.set != AddressSet.VIP)
+        )
+        node.broadcaster.publish([own])
+        await node.masquerade.step()
+        assert node.kernel.has_address("10.96.0.1")
+        assert elements(node, "KROUTE-VIP") == set()
+
+    async def test_not_while_an_entry_of_its_service_is_refused(self, tmp_path: Path) -> None:
+        node = FakeNode(tmp_path)
+        node.kernel.refuse(lambda change: change == PORT, errno.ENOMEM)
+        await node.start(WEB)
+        assert elements(node, "KROUTE-VIP") == elements(node, "KROUTE-6-VIP") == set()
+        assert not node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+        node.kernel.accept_all()
+        await node.wait(1)
+        assert elements(node, "KROUTE-VIP") == {VIP.element}
+        assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+
+    async def test_for_two_services_when_the_ports_of_both_are_there_and_until_both_have_gone(
+        self, tmp_path: Path
+    ) -> None:
+        other = plan("other", 2, server("10.96.0.1", 443, "10.1.0.2"))
+        node = FakeNode(tmp_path)
+        node.kernel.refuse(lambda change: change == AddEntry("KROUTE-CLUSTER-IP", ("10.96.0.1", 6, 443)), errno.ENOMEM)
+        await node.start(WEB, other)
+        assert elements(node, "KROUTE-VIP") == set()
+        node.kernel.accept_all()
+        await node.wait(1)
+        assert elements(node, "KROUTE-VIP") == {VIP.element}
+        await node.apply(plan("web", 3))
+        assert elements(node, "KROUTE-VIP") == {VIP.element}
+        assert elements(node, "KROUTE-CLUSTER-IP") == {("10.96.0.1", 6, 443)}
+        await node.apply(plan("other", 4))
+        assert elements(node, "KROUTE-VIP") == set()
+
+    async def test_after_the_ports_when_everything_was_flushed(self, tmp_path: Path) -> None:
+        node = await serving(tmp_path)
+        for each in node.kernel.sets.values():
+            each.elements.clear()
+        node.kernel.writes.clear()
+        await node.audit()
+        vip_is_back, port_is_back = order(node, [VIP, PORT])
+        assert port_is_back < vip_is_back
+
+    async def test_no_port_that_keeps_its_address_while_another_goes(self, tmp_path: Path) -> None:
+        node = await FakeNode(tmp_path).start(
+            plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("10.96.0.1", 443, "10.1.0.1"))
+        )
+        await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1")))
+        assert elements(node, "KROUTE-VIP") == {VIP.element}
+        assert elements(node, "KROUTE-CLUSTER-IP") == {PORT.element}
+
+
+async def test_a_port_that_loses_its_endpoints_is_refused_and_one_that_gets_some_is_let_by(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    await node.apply(plan("web", 2, server("10.96.0.1", 80)))
+    assert elements(node, "KROUTE-NO-ENDPOINT") == {PORT.element}
+    assert elements(node, "KROUTE-CLUSTER-IP") == set()
+    await node.apply(plan("web", 3, server("10.96.0.1", 80, "10.1.0.2")))
+    assert elements(node, "KROUTE-NO-ENDPOINT") == set()
+    assert elements(node, "KROUTE-CLUSTER-IP") == {PORT.element}
 
 
 async def test_a_plan_is_not_prepared_while_an_entry_of_it_is_refused(tmp_path: Path) -> None:
@@ -173,95 +179,85 @@ async def test_a_plan_is_not_prepared_while_an_entry_of_it_is_refused(tmp_path: 
     assert node.milestones.has_reached(new, Stage.ENTRIES_PREPARED)
 
 
-async def test_flushed_rules_are_back_after_the_audit(tmp_path: Path) -> None:
-    node = await serving(tmp_path, masquerade_all=True)
-    before = {name: list(rules) for name, rules in rules_in(node).items()}
-    for rules in rules_in(node).values():
-        rules.clear()
-    await node.audit()
-    assert rules_in(node) == before
-    assert node.masquerade.statistics().repairs == 6
-
-
-async def test_flushed_sets_and_lost_entries_are_back_after_the_audit_and_strays_gone(tmp_path: Path) -> None:
+async def test_lost_entries_and_sets_are_back_after_the_audit_and_strays_gone(tmp_path: Path) -> None:
     node = await serving(tmp_path)
-    node.kernel.sets["KROUTE-HAIRPIN"].elements.clear()
-    node.kernel.sets["KROUTE-CLUSTER-IP"].elements.add(("192.0.2.1", 6, 22))
+    elements(node, "KROUTE-HAIRPIN").clear()
+    elements(node, "KROUTE-VIP").add(("192.168.123.249",))
     del node.kernel.sets["KROUTE-6-CLUSTER-IP"]
+    await node.audit()
+    assert elements(node, "KROUTE-HAIRPIN") == {("10.1.0.1", 6, 8080, "10.1.0.1")}
+    assert elements(node, "KROUTE-VIP") == {VIP.element}
+    assert elements(node, "KROUTE-6-CLUSTER-IP") == {("fd00::1", 6, 80)}
+
+
+async def test_a_set_that_is_too_small_is_made_anew_while_no_rule_looks_into_it(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    small = SetDefinition("KROUTE-CLUSTER-IP", "hash:ip,port", maxelem=100)
+    node.kernel.sets[small.name] = FakeSet(small, {PORT.element})
     node.kernel.writes.clear()
     await node.audit()
-    assert AddEntry("KROUTE-HAIRPIN", ("10.1.0.1", 6, 8080, "10.1.0.1")) in node.kernel.writes
-    assert DeleteEntry("KROUTE-CLUSTER-IP", ("192.0.2.1", 6, 22)) in node.kernel.writes
-    assert node.kernel.sets["KROUTE-6-CLUSTER-IP"].elements == {("fd00::1", 6, 80)}
+    assert node.kernel.sets[small.name].definition.maxelem > 100
+    assert elements(node, small.name) == {PORT.element}
+    assert [str(write) for write in node.kernel.writes] == [
+        "commit table filter",
+        "commit table nat",
+        "destroy set KROUTE-CLUSTER-IP",
+        "create set KROUTE-CLUSTER-IP",
+        str(PORT),
+        "commit table nat",
+        "commit table filter",
+    ]
 
 
-async def test_a_set_that_is_too_small_is_made_anew(tmp_path: Path) -> None:
-    kernel = new_kernel()
-    kernel.sets["KROUTE-HAIRPIN"] = FakeSet(SetDefinition("KROUTE-HAIRPIN", "hash:ip,port,ip", maxelem=100))
-    node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
-    assert kernel.sets["KROUTE-HAIRPIN"].definition.maxelem > 100
-    assert len(kernel.sets["KROUTE-HAIRPIN"].elements) == 1
-    assert "-j KROUTE-POSTROUTING" in rules_in(node)["POSTROUTING"][0]
+async def test_one_that_an_earlier_version_left_serves_until_there_are_plans(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    small = SetDefinition("KROUTE-CLUSTER-IP", "hash:ip,port", maxelem=100)
+    node.kernel.sets[small.name] = FakeSet(small, {PORT.element})
+    node = node.restarted()
+    await node.open()
+    await node.masquerade.audit()
+    assert node.kernel.writes == []
+    await node.start(WEB)
+    assert node.kernel.sets[small.name].definition.maxelem > 100
+    assert elements(node, small.name) == {PORT.element}
+    assert all(
+        table.chains["KROUTE-VIPS" if name == "filter" else "KROUTE-SERVICES"]
+        for (_, name), table in node.kernel.tables.items()
+    )
 
 
-async def test_changed_settings_change_the_rules_at_the_next_start(tmp_path: Path) -> None:
-    node = await serving(tmp_path, masquerade_all=True)
-    node = node.restarted(masquerade_all=False)
-    await node.start()
-    assert rules_in(node)["KROUTE-SERVICES"] == []
+class TestSetsOfAnEarlierVersion:
+    RULE = "-m set --match-set KROUTE-CLUSTER-CIDR src -j RETURN"
+
+    def left_behind(self, tmp_path: Path, chain: str) -> FakeNode:
+        kernel = new_kernel()
+        kernel.sets["KROUTE-CLUSTER-CIDR"] = FakeSet(SetDefinition("KROUTE-CLUSTER-CIDR", "hash:net"))
+        kernel.table(2, "nat").chains[chain] = [self.RULE]
+        return FakeNode(tmp_path, kernel)
+
+    async def test_are_destroyed_when_the_rules_are_new(self, tmp_path: Path) -> None:
+        node = await self.left_behind(tmp_path, "KROUTE-SERVICES").start(WEB)
+        assert "KROUTE-CLUSTER-CIDR" not in node.kernel.sets
+
+    async def test_stay_while_a_foreign_rule_looks_into_them(self, tmp_path: Path) -> None:
+        with capture_logs() as logs:
+            node = await self.left_behind(tmp_path, "FOREIGN").start(WEB)
+            await node.audit()
+        assert "KROUTE-CLUSTER-CIDR" in node.kernel.sets
+        assert [line["set"] for line in logs if line["event"] == "set.kept"] == ["KROUTE-CLUSTER-CIDR"]
+        assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
 
 
-async def test_foreign_rules_and_sets_stay(tmp_path: Path) -> None:
-    kernel = new_kernel()
-    kernel.table(socket.AF_INET, "nat").chains["CNI"] = ["-j RETURN"]
-    kernel.table(socket.AF_INET, "nat").chains["POSTROUTING"].append("-j CNI")
-    kernel.sets["cni"] = FakeSet(SetDefinition("cni", "hash:ip"), {("192.0.2.1",)})
-    node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80)))
-    await node.audit()
-    assert rules_in(node)["POSTROUTING"][1:] == ["-j CNI"]
-    await node.cleanup()
-    assert (rules_in(node)["POSTROUTING"], rules_in(node)["CNI"]) == (["-j CNI"], ["-j RETURN"])
-    assert list(kernel.sets) == ["cni"]
+async def test_entries_with_excluded_addresses_are_not_made_but_those_of_pods_are(tmp_path: Path) -> None:
+    node = await serving(tmp_path, exclude_cidrs=("10.96.0.1/32", "10.1.0.0/24", "fd00:1::/64"))
+    assert {element for each in node.kernel.sets.values() for element in each.elements} == {
+        ("fd00::1",),
+        ("fd00::1", 6, 80),
+        ("10.1.0.1", 6, 8080, "10.1.0.1"),
+        ("fd00:1::1", 6, 8080, "fd00:1::1"),
+    }
 
 
-async def test_a_family_without_tables_is_told_of_once_and_does_not_block_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = FakeNode(tmp_path)
-    ipv6 = node.masquerade._xtables[IPV6]
-
-    async def no_table(*_: object) -> list[str]:
-        raise KernelError("ip6tables table nat: no such table; load the module ip6table_nat")
-
-    with capture_logs() as logs, monkeypatch.context() as patch:
-        patch.setattr(ipv6, "ensure", no_table)
-        new = plan("web", 1, server("10.96.0.1", 80))
-        await node.start(new)
-        await node.audit()
-        await node.audit()
-    [line] = [line for line in logs if line["event"] == "rules.failed"]
-    assert line["family"] == "IPv6"
-    assert "KROUTE-SERVICES" in rules_in(node)
-    assert node.milestones.has_reached(new, Stage.ENTRIES_PREPARED)
-    await node.audit()
-    assert "KROUTE-SERVICES" in rules_in(node, socket.AF_INET6)
-
-
-async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later_an_audit_delays_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = FakeNode(tmp_path)
-    ipv4 = node.masquerade._xtables[IPV4]
-    prepared: list[bool] = []
-    ensure, newest = ipv4.ensure, plan("web", 1, server("10.96.0.1", 80))
-
-    async def look(rules: object) -> list[str]:
-        prepared.append(node.milestones.has_reached(newest, Stage.ENTRIES_PREPARED))
-        return await ensure(rules)
-
-    monkeypatch.setattr(ipv4, "ensure", look)
-    await node.start(newest)
-    newest = plan("new", 2, server("10.96.0.2", 80))
-    node.broadcaster.publish([newest])
-    await node.audit()
-    assert prepared == [False, True]
+async def test_nothing_is_made_for_a_service_of_excluded_addresses_only(tmp_path: Path) -> None:
+    node = await serving(tmp_path, exclude_cidrs=("10.96.0.1/32", "fd00::/64"))
+    assert not [element for each in node.kernel.sets.values() for element in each.elements]

@@ -1,0 +1,235 @@
+"""The nat and filter rules on a real kernel, with real packets: what gets in, what is refused, and who is seen.
+
+No kroute runs here. The sets are filled, and the virtual servers made, by hand; what is tried is the rules.
+"""
+
+import errno
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from kroute.controllers.address_sets import FAMILIES, IPV4, IPV6, PREFIX, Family, set_definitions
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.xtables import Xtables
+from kroute.planning.plan import AddressSet
+from kroute.settings import Settings
+from tests.kernel.rules_by_hand import (
+    AT_ONCE,
+    HTTP,
+    NODE_PORT,
+    SETTINGS,
+    SSH,
+    TOOLS,
+    VIPS,
+    Kernel,
+    Place,
+    answers,
+    is_refused,
+    of,
+)
+from tests.lab.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    cluster = Cluster(("node1", "node2"))
+    try:
+        node = cluster.node("node1")
+        cluster.traffic.call(node.serve(http=SSH, udp=SSH))
+        pod = cluster.traffic.call(node.pod("visitor"))
+        web = cluster.traffic.call(cluster.node("node2").pod("web", http=8080, udp=8080))
+        node.namespace.ip("link add vips type dummy\nlink set vips up\n")
+        for family, vip in VIPS.items():
+            node.run("ip", "address", "add", vip, "dev", "vips")
+            cluster.client.run("ip", "route", "add", vip, "via", of(node, family))
+        node.sysctl("net.ipv4.vs.conntrack", 1)
+        for limit in ("net.ipv4.icmp_ratelimit", "net.ipv6.icmp.ratelimit"):
+            node.sysctl(limit, 0)  # a client is told of one refused datagram a second, and these tests are faster
+        yield Place(cluster, node, pod, web)
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+async def kernel(place: Place) -> AsyncIterator[Kernel]:
+    ipset, xtables = Ipset(), {family: Xtables(family.number) for family in FAMILIES}
+    async with AsyncExitStack() as stack:
+        with place.node.namespace.inside():  # sockets and threads stay where they were made; nothing else runs now
+            for client in (ipset, *xtables.values()):
+                await stack.enter_async_context(client)
+        for definition in set_definitions():
+            await ipset.create(definition)
+        yield Kernel(place.node, ipset, xtables)
+        for opened in xtables.values():
+            for table in ("filter", "nat"):
+                await opened.remove(table, PREFIX)
+        for definition in set_definitions():
+            await ipset.destroy(definition.name)
+        place.node.run("ipvsadm", "-C")
+
+
+by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+by_mode = pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.detect_local_mode)
+
+
+@by_family
+async def test_a_vip_refuses_ports_of_the_node_and_answers_ping(place: Place, kernel: Kernel, family: Family) -> None:
+    vip = VIPS[family]
+    await kernel.write_rules()
+    await kernel.put(AddressSet.VIP, vip)
+    for host in place.everybody:
+        await is_refused(host, vip, SSH)
+        host.run("busybox", "ping", "-c", "1", "-W", "2", vip)
+
+
+@by_family
+async def test_without_entries_nothing_is_refused(place: Place, kernel: Kernel, family: Family) -> None:
+    await kernel.write_rules()
+    for host in place.everybody:
+        await answers(host, VIPS[family], SSH)
+
+
+@by_family
+async def test_the_nodes_own_addresses_are_as_they_were(place: Place, kernel: Kernel, family: Family) -> None:
+    await kernel.write_rules()
+    await kernel.put(AddressSet.VIP, VIPS[family])
+    for host in place.everybody:
+        await answers(host, of(place.node, family), SSH)
+
+
+@by_family
+async def test_an_open_connection_stays_and_no_new_one_is_made(place: Place, kernel: Kernel, family: Family) -> None:
+    vip = VIPS[family]
+    await kernel.write_rules()
+    connections = [await host.connect(vip, SSH) for host in place.everybody]
+    await kernel.put(AddressSet.VIP, vip)
+    await kernel.put_port(AddressSet.NO_ENDPOINT, vip, SSH)
+    for host, connection in zip(place.everybody, connections, strict=True):
+        await is_refused(host, vip, SSH)
+        await connection.ask()
+        await connection.close()
+
+
+@by_family
+@pytest.mark.parametrize("which", [AddressSet.CLUSTER_IP, AddressSet.EXTERNAL, AddressSet.EXTERNAL_LOCAL])
+async def test_a_vip_answers_on_the_ports_in_the_sets(
+    place: Place, kernel: Kernel, family: Family, which: AddressSet
+) -> None:
+    """The virtual server alone lets nobody in: IPVS takes packets behind INPUT, those of the node itself before it."""
+    vip = VIPS[family]
+    kernel.serve(vip, HTTP, of(place.web, family))
+    await kernel.write_rules()
+    await kernel.put(AddressSet.VIP, vip)
+    for host in (place.pod, place.client):
+        await is_refused(host, vip, HTTP)
+    await place.node.http(vip, HTTP, source=(of(place.node, family), 0))
+    await kernel.put_port(which, vip, HTTP)
+    for host in (place.pod, place.client) if which is not AddressSet.EXTERNAL_LOCAL else (place.pod,):
+        await answers(host, vip, HTTP)
+
+
+@by_family
+async def test_a_port_without_endpoints_is_refused_on_every_address(
+    place: Place, kernel: Kernel, family: Family
+) -> None:
+    """Whoever calls: there is no virtual server, so the node's own packets meet the rules, too."""
+    await kernel.write_rules()
+    for address in (VIPS[family], of(place.node, family)):
+        await kernel.put_port(AddressSet.NO_ENDPOINT, address, SSH)
+        for host in place.everybody:
+            await is_refused(host, address, SSH)
+
+
+async def test_an_sctp_client_is_refused_at_once_too(place: Place, kernel: Kernel) -> None:
+    """Over IPv4. There is no ICMPv6 message that REJECT can send and an SCTP client heeds."""
+    vip = VIPS[IPV4]
+    await kernel.write_rules()
+    await kernel.put(AddressSet.VIP, vip)
+    for host in place.everybody:
+        with pytest.raises(OSError) as refused:
+            await host.sctp(vip, HTTP, timeout=AT_ONCE)
+        assert refused.value.errno == errno.ENOPROTOOPT
+
+
+@by_family
+@by_mode
+async def test_a_port_without_local_endpoints_is_for_local_pods_and_processes_only(
+    place: Place, kernel: Kernel, family: Family, settings: Settings
+) -> None:
+    address = of(place.node, family)
+    kernel.serve(address, NODE_PORT, of(place.web, family))
+    await kernel.put_port(AddressSet.EXTERNAL_LOCAL, address, NODE_PORT)
+    await kernel.put_port(AddressSet.NO_LOCAL, address, NODE_PORT)
+    await kernel.write_rules(settings)
+    await is_refused(place.client, address, NODE_PORT)
+    assert await answers(place.pod, address, NODE_PORT) == {of(place.pod, family)}
+    assert await answers(place.node, address, NODE_PORT) == {address}
+
+
+@by_family
+@by_mode
+async def test_on_a_cluster_ip_all_but_local_pods_are_masqueraded(
+    place: Place, kernel: Kernel, family: Family, settings: Settings
+) -> None:
+    """The node's own packets, too: no interface is where they come from. Without a source route theirs is the VIP."""
+    vip = VIPS[family]
+    kernel.serve(vip, HTTP, of(place.web, family))
+    await kernel.put_port(AddressSet.CLUSTER_IP, vip, HTTP)
+    await kernel.write_rules(settings)
+    assert await answers(place.node, vip, HTTP) == {of(place.node, family)}
+    assert await answers(place.pod, vip, HTTP) == {of(place.pod, family)}
+    assert await answers(place.client, vip, HTTP) == {of(place.node, family)}
+
+
+@by_family
+async def test_with_snat_source_node_ip_pods_see_that_address(place: Place, kernel: Kernel, family: Family) -> None:
+    """The node has two addresses on the wire. Of IPv6 addresses the kernel prefers the one that came last."""
+    address, second = of(place.node, family), {IPV4: "192.168.123.7", IPV6: "fd00:192:168:123::7"}[family]
+    assigned = f"{second}/{24 if family is IPV4 else 64}"
+    kernel.serve(address, NODE_PORT, of(place.web, family))
+    await kernel.put_port(AddressSet.EXTERNAL, address, NODE_PORT)
+    place.node.run("ip", "address", "add", assigned, "dev", "eth0", "noprefixroute")
+    try:
+        await kernel.write_rules(Settings("node1"))
+        chosen = await answers(place.client, address, NODE_PORT)
+        [other] = {address, second} - chosen
+        await kernel.write_rules(Settings("node1", snat_source="node-ip"), **{family.name.lower(): other})
+        assert await answers(place.client, address, NODE_PORT) == {other}
+    finally:
+        place.node.run("ip", "address", "del", assigned, "dev", "eth0")
+
+
+@by_family
+@by_mode
+async def test_the_kernel_holds_the_rules_as_they_are_written(
+    kernel: Kernel, family: Family, settings: Settings
+) -> None:
+    await kernel.write_rules(settings)
+    for rules in kernel.rules(settings, family):
+        assert await kernel.xtables[family].differences(rules) == []
+        printed = kernel.node.run(f"{TOOLS[family]}-save", "-t", rules.table).splitlines()
+        wanted = [f"-A {chain} {rule}" for chain, texts in rules.chains.items() for rule in texts]
+        wanted += [f"-A {chain} {rule}" for chain, rule in rules.jumps]
+        assert sorted(line for line in printed if line.startswith("-A ")) == sorted(wanted)
+
+
+@by_family
+async def test_foreign_filter_rules_keep_their_place_and_counters(kernel: Kernel, family: Family) -> None:
+    foreign = ["[0:0] -A INPUT -i nosuch0 -j FOREIGN", "[3:180] -A FOREIGN -i nosuch0 -j DROP"]
+    restored = "\n".join(["*filter", ":FOREIGN - [0:0]", *foreign, "COMMIT", ""])
+    kernel.node.run(f"{TOOLS[family]}-restore", "-c", "-n", stdin=restored)
+
+    def others() -> list[str]:
+        lines = kernel.node.run(f"{TOOLS[family]}-save", "-c", "-t", "filter").splitlines()
+        return [line for line in lines if line.startswith("[") and "KROUTE" not in line]
+
+    try:
+        await kernel.write_rules()
+        assert others() == foreign
+        assert kernel.node.run(TOOLS[family], "-S", "INPUT").splitlines()[1].endswith("-j KROUTE-INPUT")
+        await kernel.xtables[family].remove("filter", PREFIX)
+        assert others() == foreign
+    finally:
+        for command in ("-D INPUT -i nosuch0 -j FOREIGN", "-F FOREIGN", "-X FOREIGN"):
+            kernel.node.run(TOOLS[family], *command.split())

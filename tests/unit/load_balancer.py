@@ -1,0 +1,66 @@
+"""A load balancer outside the cluster, as far as it asks for a node's health: a client of real sockets, on loopback."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+LOCALHOST = "127.0.0.1"
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def free_ports(count: int = 1) -> list[int]:
+    listeners = [socket.create_server((LOCALHOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in listeners]
+    for each in listeners:
+        each.close()
+    return ports
+
+
+@asynccontextmanager
+async def connected(
+    port: int, host: str = LOCALHOST
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def say(port: int, request: bytes, host: str = LOCALHOST) -> bytes:
+    """All that comes back until the server closes the connection."""
+    async with asyncio.timeout(5), connected(port, host) as (reader, writer):
+        writer.write(request)
+        return await reader.read()
+
+
+async def ask(port: int, path: str = "/", method: str = "GET", host: str = LOCALHOST) -> Answer:
+    said = await say(port, f"{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n".encode(), host)
+    head, body = said.split(b"\r\n\r\n", 1)
+    first, *lines = head.decode().split("\r\n")
+    return Answer(int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body)
+
+
+async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
+    """The answer, once the port is open."""
+    async with asyncio.timeout(1):
+        while True:
+            try:
+                return await ask(port, host=host)
+            except ConnectionError:
+                await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  nobody tells of what the controller remembers
+            await asyncio.sleep(0.01)
