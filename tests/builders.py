@@ -178,6 +178,10 @@ def plan(
         virtual_servers=servers,
         vips=tuple(Vip(address, source) for address in sorted({it.key.address for it in servers})),
         set_entries=tuple(
-            SetEntry(AddressSet.CLUSTER_IP, (it.key.address, int(it.key.protocol), it.key.port)) for it in servers
+            SetEntry(
+                AddressSet.CLUSTER_IP if it.real_servers else AddressSet.NO_ENDPOINT,
+                (it.key.address, int(it.key.protocol), it.key.port),
+            )
+            for it in servers
         ),
     )

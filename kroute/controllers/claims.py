@@ -27,15 +27,21 @@ def _same(applied: V, wanted: V) -> bool:
     return applied == wanted
 
 
+def _never(_wanted: V) -> bool:
+    return False
+
+
 class Claims(Generic[K, V]):
     """The claims on one kind of kernel object. Values are never None.
 
-    `agree` says whether an applied value is as good as the wanted one. Of several claims to one object the newest
-    counts; the catalog sees to it that this matters only for as long as a batch of plans is being taken in.
+    `agree` says whether an applied value is as good as the wanted one, `is_nothing` whether an object that is wanted
+    so is right when it is not there. Of several claims to one object the newest counts; the catalog sees to it that
+    this matters only for as long as a batch of plans is being taken in.
     """
 
-    def __init__(self, agree: Callable[[V, V], bool] = _same) -> None:
+    def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
         self._agree = agree
+        self._is_nothing = is_nothing
         self._claims: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
@@ -84,9 +90,9 @@ class Claims(Generic[K, V]):
     def is_right(self, key: K) -> bool:
         """Whether the kernel has the object as it should be (which may be: not at all)."""
         applied, wanted = self._applied.get(key), self.wanted(key)
-        if applied is None or wanted is None:
-            return applied is wanted
-        return self._agree(applied, wanted)
+        if applied is None:
+            return wanted is None or self._is_nothing(wanted)
+        return wanted is not None and self._agree(applied, wanted)
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether everything that this Service claims is as it should be."""

@@ -2,8 +2,9 @@
 
 A controller says which stage of a plan it has reached; another asks whether a plan's stage has been reached. Nobody
 blocks: a controller goes on with what is ready and is woken when a stage is reached. The stages do not depend on each
-other in a circle: additions of all three (PREPARED) come before any address, removals of addresses (WITHDRAWN) wait for
-nobody.
+other in a circle: additions of all three (PREPARED) come before any address and wait for no removal; removals
+(WITHDRAWN) wait at most for the additions of their own plan, where new real servers replace old ones on an address that
+is live, and for those only so long.
 
 A stage can be lost again: with the address of a VIP goes its route. Who notices takes the stage back (`retract`), which
 wakes the stage's controller to pass it anew, so that a repair keeps the order of a first start.
@@ -33,7 +34,8 @@ class Stage(StrEnum):
     ENTRIES_PREPARED = "entries-prepared"
     """masquerade: the plan's set entries are in place."""
     WITHDRAWN = "withdrawn"
-    """service_proxy: the addresses and virtual servers that the plan no longer names are gone."""
+    """service_proxy: the addresses, virtual servers and real servers that the plan no longer names are gone, or take no
+    new connections."""
 
 
 class Milestones:

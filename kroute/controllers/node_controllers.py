@@ -1,4 +1,4 @@
-"""The three controllers of a node, with the kernel clients and the ledger that they share."""
+"""The controllers of a node, with the kernel clients and the ledger that they share."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -6,17 +6,20 @@ from typing import Self
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.account import ControllerStatistics
+from kroute.controllers.address_sets import FAMILIES
 from kroute.controllers.cleanup import cleanup
 from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.health_checks import HealthChecks
 from kroute.controllers.ledger import Ledger
 from kroute.controllers.masquerade import Masquerade
-from kroute.controllers.masquerade_rules import FAMILIES
 from kroute.controllers.milestones import Milestones
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy import ServiceProxy
 from kroute.controllers.virtual_servers import Report
 from kroute.kernel.addresses import Addresses
+from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.links import Links
@@ -37,7 +40,7 @@ class NodeControllers:
     def __init__(self, settings: Settings, broadcaster: Broadcaster, report: Report) -> None:
         milestones = Milestones()
         self._ledger = Ledger.open(settings.state_dir)
-        links, ipvs, addresses, routes, ipset = Links(), Ipvs(), Addresses(), Routes(), Ipset()
+        links, ipvs, addresses, routes, ipset, conntrack = Links(), Ipvs(), Addresses(), Routes(), Ipset(), Conntrack()
         xtables = {family: Xtables(family.number) for family in FAMILIES}
         monitors = [Monitor(only_interface=settings.dummy_interface, routes=routes) for routes in (False, True)]
         self._clients: tuple[AbstractAsyncContextManager[object], ...] = (
@@ -46,6 +49,7 @@ class NodeControllers:
             addresses,
             routes,
             ipset,
+            conntrack,
             *xtables.values(),
             *monitors,
         )
@@ -58,6 +62,7 @@ class NodeControllers:
             ledger=self._ledger,
             ipvs=ipvs,
             addresses=addresses,
+            conntrack=conntrack,
             sysctls=Sysctls(),
             kernel_version=kernel_version(),
             monitor=monitors[0],
@@ -73,6 +78,12 @@ class NodeControllers:
         )
         self._masquerade = Masquerade(
             settings, broadcaster.subscribe(Masquerade.name), milestones, ipset=ipset, xtables=xtables
+        )
+        self._health_checks = HealthChecks(
+            settings,
+            broadcaster.subscribe(HealthChecks.name),
+            report=report,
+            healthy=self._service_proxy.live.is_set,
         )
         self._stack = AsyncExitStack()
 
@@ -111,5 +122,5 @@ class NodeControllers:
         return await cleanup(self._service_proxy, self._route_fix, self._masquerade, self._interface, self._ledger)
 
     @property
-    def _all(self) -> tuple[ServiceProxy, RouteFix, Masquerade]:
-        return self._service_proxy, self._route_fix, self._masquerade
+    def _all(self) -> tuple[Controller, ...]:
+        return self._service_proxy, self._route_fix, self._masquerade, self._health_checks

@@ -1,4 +1,4 @@
-"""Which Services' addresses may go live, and until when the others are waited for."""
+"""Which Services may go live, and until when the others are waited for."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,11 +12,16 @@ from kroute.planning.plan import ServicePlan
 log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
-"""Seconds after its virtual servers were written that a Service's address waits for routes and set entries."""
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries."""
 
 
 class Readiness:
-    """The Services whose addresses wait. Times are seconds on the caller's clock."""
+    """The Services whose newest plan is not all there yet. Times are seconds on the caller's clock.
+
+    Two things wait: an edit of a virtual server whose address is live already, for set entries; and an address that is
+    to be bound, for its virtual servers, set entries and routes. A plan waits also if there is nothing to do for it
+    now: there may be later, when its last real server has drained.
+    """
 
     def __init__(self, milestones: Milestones) -> None:
         self._milestones = milestones
@@ -24,11 +29,11 @@ class Readiness:
         self._deadlines: dict[ObjectKey, float] = {}
 
     def await_(self, plan: ServicePlan) -> None:
-        """This plan has an address to bind. A newer plan of a Service inherits the deadline of the one it replaces."""
+        """This plan is new, or has lost something. A newer plan inherits the deadline of the one that it replaces."""
         self._waiting[plan.key] = plan
 
     def forget(self, key: ObjectKey) -> None:
-        """The Service has nothing to bind."""
+        """There is nothing to wait for."""
         self._waiting.pop(key, None)
         self._deadlines.pop(key, None)
 
@@ -51,8 +56,17 @@ class Readiness:
         return not self._waiting
 
     def is_ready(self, key: ObjectKey) -> bool:
-        """Whether the Service's addresses may be bound."""
+        """Whether the Service's addresses may be bound: all is there, or was waited for long enough."""
         return key not in self._waiting
+
+    def may_let_in(self, key: ObjectKey, now: float) -> bool:
+        """Whether virtual servers on live addresses may be made and edited for the Service's newest plan."""
+        plan = self._waiting.get(key)
+        return (
+            plan is None
+            or self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+            or (key in self._deadlines and now >= self._deadlines[key])
+        )
 
     def next_due(self) -> float | None:
         """When the next Service has been waited for long enough."""
@@ -62,9 +76,9 @@ class Readiness:
 def _warn(keys: Iterable[ObjectKey]) -> None:
     services = names_of(keys)
     log.warning(
-        "vip.unprepared",
+        "service.unprepared",
         services=services[:NAMED_SERVICES],
         more_services=max(0, len(services) - NAMED_SERVICES),
         waited=PATIENCE,
-        next_step="its addresses go live now; see the errors of route_fix, masquerade and service_proxy",
+        next_step="what was held back for it goes live now; see the errors of route_fix, masquerade and service_proxy",
     )

@@ -1,8 +1,9 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
 What comes first in one pass is what must be true first. Addresses that nobody claims go away, then their virtual
-servers; new virtual servers are made at once with their real servers; and an address is bound only when the plan's
-virtual servers are there and route_fix and masquerade have said that theirs is (or were waited for long enough).
+servers; new virtual servers are made with their real servers, at once where their address is not live yet, else when
+masquerade has said that the plan's set entries are there; and an address is bound only when the plan's virtual servers
+are there and route_fix and masquerade have said that theirs is. All of them are waited for only so long.
 """
 
 import asyncio
@@ -19,15 +20,17 @@ from kroute.controllers.milestones import PREDECESSOR, Milestones, Stage
 from kroute.controllers.readiness import Readiness
 from kroute.controllers.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.timeouts import Timeouts
+from kroute.controllers.udp_flows import UdpFlows
 from kroute.controllers.vip_addresses import VipAddresses, describe
 from kroute.controllers.virtual_server_changes import planned_key
 from kroute.controllers.virtual_servers import Report, Table, VirtualServers
 from kroute.kernel.addresses import Addresses, UnbindAddress
+from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipvs import DeleteVirtualServer, Ipvs
 from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor
 from kroute.kernel.sysctl import Sysctls
 from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import ServicePlan
+from kroute.planning.plan import ServicePlan, VirtualServerKey
 from kroute.settings import Settings
 
 
@@ -49,6 +52,7 @@ class ServiceProxy(Controller):
         ledger: Ledger,
         ipvs: Ipvs,
         addresses: Addresses,
+        conntrack: Conntrack,
         sysctls: Sysctls,
         kernel_version: tuple[int, int],
         monitor: Monitor,
@@ -65,6 +69,7 @@ class ServiceProxy(Controller):
         self._sysctls = NodeSysctls(sysctls, ledger)
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
         self._vips = VipAddresses(self.account, addresses, interface)
+        self._flows = UdpFlows(self.account, conntrack)
         self._servers = VirtualServers(
             self.account,
             ipvs,
@@ -72,10 +77,12 @@ class ServiceProxy(Controller):
             default_scheduler=settings.scheduler,
             drain_timeout=settings.drain_timeout,
             report=report,
+            suspect=self._flows.suspect,
         )
         self._readiness = Readiness(milestones)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._withdrawing: dict[ObjectKey, ServicePlan] = {}
+        self._are_routes_in_doubt = False
         self._first_write = True
         self._serves_ipv6 = False
         self._sysctls_due = False
@@ -92,16 +99,18 @@ class ServiceProxy(Controller):
                 self._servers.departures.over(key)
             self._vips.claim(plan)
             self._withdrawing[plan.key] = plan
-            if not self._serves_ipv6 and any(":" in vip.address for vip in plan.vips):
+            if not self._serves_ipv6 and any(":" in key.address for key in servers):
                 self._serves_ipv6 = self._sysctls_due = True
             if plan.is_empty:
                 self._plans.pop(plan.key, None)
             else:
                 self._plans[plan.key] = plan
-            if self._vips.claims.is_settled(plan.key):
-                self._readiness.forget(plan.key)
-            else:
+            if servers or plan.vips:
                 self._readiness.await_(plan)
+            else:
+                self._readiness.forget(plan.key)
+            if self._are_routes_in_doubt:
+                self._prepare_again(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
 
     def notice(self, events: Sequence[Event]) -> None:
         """A link or an address has gone: put it back at once."""
@@ -140,21 +149,23 @@ class ServiceProxy(Controller):
         if self._first_write:
             self._first_write = False
             self._leave_the_rest()
+            self._flows.suspect(self._servers.ours())
         if self._sysctls_due:
             self._ensure_sysctls()
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
             self._prepare_again([])
-        await self._servers.write(self._vips.is_leaving)
+        await self._servers.write(self._vips.is_leaving, self._is_held)
         self._readiness.settle(self._servers.claims.is_settled, self.clock())
         await self._vips.bind(self._readiness.is_ready, self._has_route)
-        self._say_what_is_withdrawn()
         if self._readiness.is_over:
             self.live.set()
+        self._say_what_is_withdrawn()
+        await self._flows.end_stale(self._servers.serving)
 
     def next_due(self) -> float | None:
-        """When drained real servers are looked for, or an address has waited for long enough."""
-        times = (self._servers.next_due(), self._readiness.next_due())
+        """When drained real servers are looked for, or something has waited for long enough."""
+        times = (self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
         return min((time for time in times if time is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
@@ -171,7 +182,10 @@ class ServiceProxy(Controller):
             unbindings = [UnbindAddress(it) for it in sorted(bound) if not self._exclusion.covers(it)]
             report.batch(unbindings, await self._addresses.write(self._interface.name, unbindings), {EADDRNOTAVAIL})
             deletions = [DeleteVirtualServer(key) for key in servers]
-            report.batch(deletions, await self._ipvs.write(deletions), {ESRCH})
+            failures = await self._ipvs.write(deletions)
+            report.batch(deletions, failures, {ESRCH})
+            left = {failure.change.key for failure in failures}
+            await self._flows.forget_all([planned_key(key) for key in servers if key not in left], report)
         with report.step("IPVS timeouts"):
             await self._timeouts.restore(report)
         self._sysctls.restore(report)
@@ -207,11 +221,13 @@ class ServiceProxy(Controller):
     def _prepare_again(self, lost: Iterable[str]) -> None:
         """Have route_fix see to the routes of these addresses, before they are bound again.
 
-        A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound.
+        A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound,
+        and of those that are wanted again before route_fix has let go of them.
         """
         addresses = set(lost)
         if not any(":" not in address for address in self._vips.claims.applied):
             addresses.update(address for address in self._vips.missing() if ":" not in address)
+            self._are_routes_in_doubt = True
         keys = {owner for address in addresses for owner in self._vips.claims.owners(address)}
         for key in keys:
             self._readiness.await_(self._plans[key])
@@ -226,13 +242,32 @@ class ServiceProxy(Controller):
         self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
         self._withdrawing[PREDECESSOR.key] = PREDECESSOR
 
+    def _is_held(self, key: VirtualServerKey) -> bool:
+        """Whether the rules may not be ready yet for packets that this virtual server would take at once.
+
+        An address that no plan binds is one of the node's own, or another interface's.
+        """
+        address = key.address
+        is_live = address in self._vips.claims.applied or self._vips.claims.wanted(address) is None
+        owners = self._servers.claims.owners(key)
+        return is_live and bool(owners) and not self._readiness.may_let_in(owners[-1], self.clock())
+
     def _say_what_is_withdrawn(self) -> None:
-        withdrawn = [
-            plan
-            for plan in self._withdrawing.values()
-            if self._vips.departures.is_over(plan.key) and self._servers.departures.is_over(plan.key)
-        ]
+        withdrawn = [plan for plan in self._withdrawing.values() if self._is_withdrawn(plan)]
         if withdrawn:
             for plan in withdrawn:
                 del self._withdrawing[plan.key]
             self._milestones.reach(Stage.WITHDRAWN, withdrawn)
+        if not self._withdrawing:
+            self._are_routes_in_doubt = False
+
+    def _is_withdrawn(self, plan: ServicePlan) -> bool:
+        """What leaves a virtual server that stays must have left too, as far as it was waited for.
+
+        The first full list stands for what an earlier run left.
+        """
+        if not (self._vips.departures.is_over(plan.key) and self._servers.departures.is_over(plan.key)):
+            return False
+        if plan is PREDECESSOR:
+            return self.live.is_set()
+        return self._servers.claims.is_settled(plan.key) or self._readiness.is_ready(plan.key)

@@ -1,10 +1,13 @@
 """From what a virtual server is to what it should be: pure functions between plans and the kernel's objects."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from errno import EEXIST, ENOENT, ESRCH
 from typing import NamedTuple
 
 import msgspec
 
+from kroute.controllers.claims import Difference
+from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs import (
     AddRealServer,
     AddVirtualServer,
@@ -29,6 +32,16 @@ class Edit(NamedTuple):
 
     changes: list[IpvsChange]
     draining: list[RealServerKey]
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether the virtual server is gone afterwards."""
+        return any(isinstance(change, DeleteVirtualServer) for change in self.changes)
+
+    @property
+    def takes_away(self) -> bool:
+        """Whether connections lose their virtual server or real server."""
+        return any(isinstance(change, DeleteVirtualServer | DeleteRealServer) for change in self.changes)
 
 
 def planned_key(key: KernelKey) -> VirtualServerKey:
@@ -81,32 +94,79 @@ def serve_alike(one: VirtualServer, other: VirtualServer) -> bool:
     )
 
 
+def is_nothing(wanted: VirtualServer) -> bool:
+    """Whether the virtual server should not be in the kernel, though a plan names it: there is nothing behind it."""
+    return not wanted.real_servers
+
+
+def is_served_out(server: VirtualServer, draining: Collection[RealServerKey]) -> bool:
+    """Whether there is nothing left in a virtual server for which it must stay. Only TCP's real servers drain."""
+    return not server.real_servers and not (draining and server.key.protocol == Protocol.TCP)
+
+
+def only_takes_away(applied: VirtualServer | None, wanted: VirtualServer) -> bool:
+    """Whether no packet can get in by the way from `applied` to `wanted` that could not get in before."""
+    if applied is None or not applied.real_servers:
+        return False
+    if not wanted.real_servers:
+        return True
+    return options_of(applied) == options_of(wanted) and set(wanted.real_servers) <= set(applied.real_servers)
+
+
 def edit(applied: VirtualServer | None, wanted: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
     """Lead from `applied` to `wanted`; `draining` are real servers that are there besides, with weight 0.
 
     TCP connections outlive their real server's departure: it gets weight 0 first, and one that comes back while it
-    drains gets its weight back without being deleted.
+    drains gets its weight back without being deleted. A virtual server that should have no real servers loses what it
+    has; the edit after that deletes it.
     """
+    if applied is not None and not wanted.real_servers and is_served_out(applied, draining):
+        return Edit([DeleteVirtualServer(wanted.key)], [])
+    before = _weights(applied.real_servers if applied else ())
+    changes = _additions(applied, wanted, before, draining) if wanted.real_servers else []
+    after = _weights(wanted.real_servers)
+    leaving = [real_server for real_server in before if real_server not in after]
+    if wanted.key.protocol != Protocol.TCP:
+        return Edit(changes + [DeleteRealServer(wanted.key, real_server) for real_server in leaving], [])
+    return Edit(changes + [SetRealServer(wanted.key, real_server, 0) for real_server in leaving], leaving)
+
+
+def _additions(
+    applied: VirtualServer | None,
+    wanted: VirtualServer,
+    before: Mapping[RealServerKey, int],
+    draining: Collection[RealServerKey],
+) -> list[IpvsChange]:
     key = wanted.key
     changes: list[IpvsChange] = []
     if applied is None:
         changes.append(AddVirtualServer(key, options_of(wanted)))
     elif options_of(applied) != options_of(wanted):
         changes.append(SetVirtualServer(key, options_of(wanted)))
-    before = _weights(applied.real_servers if applied else ())
-    after = _weights(wanted.real_servers)
-    for real_server, weight in after.items():
-        if real_server in before:
-            if before[real_server] != weight:
-                changes.append(SetRealServer(key, real_server, weight))
-        elif real_server in draining:
-            changes.append(SetRealServer(key, real_server, weight))
-        else:
+    for real_server, weight in _weights(wanted.real_servers).items():
+        if real_server not in before and real_server not in draining:
             changes.append(AddRealServer(key, real_server, weight))
-    leaving = [real_server for real_server in before if real_server not in after]
-    if key.protocol != Protocol.TCP:
-        return Edit(changes + [DeleteRealServer(key, real_server) for real_server in leaving], [])
-    return Edit(changes + [SetRealServer(key, real_server, 0) for real_server in leaving], leaving)
+        elif before.get(real_server) != weight:
+            changes.append(SetRealServer(key, real_server, weight))
+    return changes
+
+
+def is_absent(failure: Failure[IpvsChange]) -> bool:
+    """Whether a deletion was refused because there is nothing left to delete."""
+    return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in {ENOENT, ESRCH}
+
+
+def is_taken(failure: Failure[IpvsChange]) -> bool:
+    """Whether a virtual server was refused because there is one."""
+    return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
+
+
+def describe(drift: Difference[VirtualServerKey, VirtualServer]) -> str:
+    """What an audit has found, in words."""
+    if drift.applied is None:
+        return f"virtual server {drift.key} was missing"
+    is_wanted = drift.wanted is not None and not is_nothing(drift.wanted)
+    return f"virtual server {drift.key} was changed" if is_wanted else f"virtual server {drift.key} is not wanted"
 
 
 _EVENTS: dict[type[IpvsChange], str] = {

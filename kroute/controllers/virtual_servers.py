@@ -2,11 +2,14 @@
 
 What is ours stands in the ledger, before it stands in the kernel. A virtual server that is not ours is never touched,
 also if a plan wants it: that plan's key fails, alone, and is tried again.
+
+One that is planned without real servers is not in the kernel: there, it would keep packets from what refuses them. It
+stays only for as long as old real servers of it drain.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from errno import EEXIST, ENOENT, ESRCH
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from errno import ENOENT
 
 import structlog
 
@@ -21,10 +24,16 @@ from kroute.controllers.ledger import Ledger, VirtualServerDeleted, VirtualServe
 from kroute.controllers.schedulers import Schedulers
 from kroute.controllers.virtual_server_changes import (
     Edit,
+    describe,
     edit,
     event_of,
     fields_of,
     from_kernel,
+    is_absent,
+    is_nothing,
+    is_served_out,
+    is_taken,
+    only_takes_away,
     options_of,
     planned_key,
     serve_alike,
@@ -52,10 +61,8 @@ Table = Mapping[KernelKey, VirtualServerState]
 Report = Callable[[ObjectKey, Problem], None]
 """Called with a problem of a Service that only the kernel could show."""
 
-
-def is_absent(failure: Failure[IpvsChange]) -> bool:
-    """Whether a deletion was refused because there is nothing left to delete."""
-    return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in {ENOENT, ESRCH}
+Suspect = Callable[[Iterable[VirtualServerKey]], None]
+"""Called with virtual servers whose clients may hold on to what serves them no longer."""
 
 
 class VirtualServers:
@@ -70,13 +77,15 @@ class VirtualServers:
         default_scheduler: str,
         drain_timeout: float,
         report: Report,
+        suspect: Suspect,
     ) -> None:
-        self.claims: Claims[VirtualServerKey, VirtualServer] = Claims(self._is_as_wanted)
+        self.claims: Claims[VirtualServerKey, VirtualServer] = Claims(self._is_as_wanted, is_nothing)
         self.departures: Departures[VirtualServerKey] = Departures()
         self._account = account
         self._ipvs = ipvs
         self._ledger = ledger
         self._report = report
+        self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
         self._foreign: set[KernelKey] = set()
@@ -98,26 +107,46 @@ class VirtualServers:
             await asyncio.sleep(0)
         self._drains.replace(draining, self._account.clock())
         self._ask_again = True
-        return [_describe(drift) for drift in self.claims.replace_applied(actual)]
+        return [describe(drift) for drift in self.claims.replace_applied(actual)]
 
-    async def write(self, is_leaving: Callable[[str], bool]) -> None:
-        """Write the difference. A virtual server stays for as long as its address is still to be taken away."""
+    async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        """Write the difference.
+
+        A virtual server that nobody wants stays for as long as its address is still to be taken away. While one
+        `is_held`, nothing new is let in by it, and it is not deleted for want of real servers.
+        """
         if self._ask_again:
             self._ask_again = False
             await self._ask_again_for_schedulers()
-        due = [
-            difference
-            for difference in self.claims.differences()
-            if not self._account.is_waiting(difference.key)
-            and (difference.wanted is not None or not is_leaving(difference.key.address))
-        ]
-        for batch in batched(due):
-            await self._write(self._without_foreign(batch))
+        await self._write_due(is_leaving, is_held)
         await self._end_drains()
+        await self._write_due(is_leaving, is_held)  # those that have lost their last real server by now
 
     def next_due(self) -> float | None:
         """When to look after what drains."""
         return self._drains.next_poll()
+
+    def ours(self) -> Set[VirtualServerKey]:
+        """The virtual servers that are there or should be, without those that somebody else has made."""
+        return (self.claims.applied.keys() | self.claims.claimed()) - self._foreign
+
+    def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
+        """The real servers that a virtual server should have."""
+        wanted = self.claims.wanted(key)
+        return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
+
+    async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        due = []
+        for difference in self.claims.differences():
+            key, applied, wanted = difference
+            if wanted is None:
+                must_wait = is_leaving(key.address)
+            else:
+                must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
+            if not must_wait and not self._account.is_waiting(key):
+                due.append(difference)
+        for batch in batched(due):
+            await self._write(self._without_foreign(batch))
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
@@ -125,13 +154,15 @@ class VirtualServers:
         made = [key for key in keys if key not in self.claims.applied and key not in self._ledger.virtual_servers]
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
+        self._suspect(key for key, one in edits.items() if one.takes_away)
         failures = await self._make(changes)
         # The first refusal of a virtual server is the reason of the others.
         refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
-        taken = {failure.change.key for failure in failures if _is_taken(failure)}
+        taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
+        self._suspect(key for key in keys if key not in taken and key not in self.claims.applied)
         refusals |= {key: self._tell_of_foreign(key) for key in not_ours}
-        gone = [key for key in keys if self.claims.wanted(key) is None and key not in refusals]
+        gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
         self._account.wrote(len(done))
@@ -154,23 +185,25 @@ class VirtualServers:
         wanted = self.claims.wanted(key)
         if wanted is None:
             return Edit([DeleteVirtualServer(key)], [])
-        if wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
+        if wanted.real_servers and wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
             self._tell(key, self._schedulers.problem(wanted.scheduler))
         return edit(self.claims.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
         wanted = self.claims.wanted(key)
-        if wanted is None:
+        if wanted is None or one.is_deletion:
+            self._drains.forget(key)
             self.claims.note(key, None)
             self.departures.over(key)
-            self._drains.forget(key)
             return
-        self.claims.note(key, self._schedulers.effective(wanted))
         if self._drains.of(key):
             for address, port, _ in wanted.real_servers:
                 self._drains.stop(key, (address, port))
         for real_server in one.draining:
             self._drains.start(key, real_server, self._account.clock())
+        # What loses its last real server keeps its options for now.
+        served = with_real_servers(self.claims.applied[key], ()) if is_nothing(wanted) else wanted
+        self.claims.note(key, self._schedulers.effective(served))
 
     def _without_foreign(
         self, differences: Sequence[Difference[VirtualServerKey, VirtualServer]]
@@ -185,17 +218,18 @@ class VirtualServers:
         """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
         for key in keys:
             wanted = self.claims.wanted(key)
-            if wanted is not None and not self._schedulers.is_known(wanted.scheduler):
+            if wanted is not None and wanted.real_servers and not self._schedulers.is_known(wanted.scheduler):
                 await self._ask_for_scheduler(wanted)
 
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.missing:
             candidates = (self.claims.wanted(key) for key in self._schedulers.waiting_for(scheduler))
-            wanted = next((one for one in candidates if one is not None and one.scheduler == scheduler), None)
-            if wanted is None:
+            wanted = [one for one in candidates if one is not None and one.scheduler == scheduler]
+            applied = next((one for one in wanted if one.key in self.claims.applied), None)
+            if not wanted:
                 self._schedulers.forget(scheduler)
-            elif wanted.key in self.claims.applied:
-                await self._ask_for_scheduler(wanted)
+            elif applied is not None:
+                await self._ask_for_scheduler(applied)
 
     async def _ask_for_scheduler(self, wanted: VirtualServer) -> None:
         """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
@@ -207,12 +241,14 @@ class VirtualServers:
         failures = await self._ipvs.write([question])
         if not failures:
             self._account.wrote(1)
+            if applied is None:
+                self._suspect([key])
             self.claims.note(key, with_real_servers(wanted, applied.real_servers if applied else ()))
             for waiting in self._schedulers.found(wanted.scheduler):
                 self.claims.recheck(waiting)
         elif failures[0].errno == ENOENT:
             self._schedulers.lacks(wanted.scheduler)
-        elif is_new and _is_taken(failures[0]):
+        elif is_new and is_taken(failures[0]):
             self._ledger.record([VirtualServerDeleted(key)])
 
     async def _end_drains(self) -> None:
@@ -222,11 +258,13 @@ class VirtualServers:
             return
         over = self._drains.over(await self._ipvs.read(), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
+        self._suspect(changes.values())
         failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]
         refusals = {failure.change: str(failure) for failure in failures}
         done = [change for change in changes if change not in refusals]
         for change in done:
             self._drains.stop(changes[change], change.real_server)
+            self.claims.recheck(changes[change])
         self._account.wrote(len(done))
         log_changes(log, done, event_of, self._fields)
         self._account.refused(refusals, {owner for key in changes.values() for owner in self.claims.owners(key)})
@@ -238,6 +276,8 @@ class VirtualServers:
         return idle.difference((address, port) for address, port, _ in wanted.real_servers) if wanted else idle
 
     def _is_as_wanted(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
+        if not wanted.real_servers:
+            return not applied.real_servers and not is_served_out(applied, self._drains.of(applied.key))
         return serve_alike(applied, self._schedulers.effective(wanted))
 
     def _tell_of_foreign(self, key: VirtualServerKey) -> str:
@@ -245,8 +285,8 @@ class VirtualServers:
         self._foreign.add(key)
         subject = f"virtual server {key}"
         message = (
-            f"{subject} exists on this node and was not made by kroute, so it is left alone and the Service is not "
-            "served there. Delete it (ipvsadm -D), or change the Service."
+            f"{subject} exists on this node and is not in the ledger of what kroute has made, so it is left alone and "
+            "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
         )
         if key not in self._account.retries:
             self._tell(key, Problem("ForeignVirtualServer", subject, message))
@@ -260,13 +300,3 @@ class VirtualServers:
         key = planned_key(change.key)
         services = names_of(self.claims.owners(key) or [self.departures.plan_of(key).key])
         return {"service": " ".join(services), **fields_of(change)}
-
-
-def _is_taken(failure: Failure[IpvsChange]) -> bool:
-    return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
-
-
-def _describe(drift: Difference[VirtualServerKey, VirtualServer]) -> str:
-    if drift.applied is None:
-        return f"virtual server {drift.key} was missing"
-    return f"virtual server {drift.key} was changed" if drift.wanted else f"virtual server {drift.key} is not wanted"

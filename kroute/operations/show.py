@@ -66,7 +66,8 @@ def print_table(shown: Snapshot, console: Console) -> None:
             table.add_row(*map(Text, [*first, *cells]))  # as Text: brackets of IPv6 addresses are no markup
     console.print(table)
     for problem in shown.problems:
-        console.print(f"{problem.service}: {problem.reason}: {problem.message}", style="yellow", markup=False)
+        about = problem.service or "this node"
+        console.print(f"{about}: {problem.reason}: {problem.message}", style="yellow", markup=False)
 
 
 def _virtual_server_cells(row: VirtualServerRow) -> list[str]:

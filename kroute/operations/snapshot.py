@@ -6,7 +6,7 @@ import msgspec
 
 from kroute.kernel.ipvs import RealServerState, VirtualServerKey, VirtualServerOptions, VirtualServerState
 from kroute.planning.annotations import flag_words
-from kroute.planning.plan import Protocol, ServicePlan, VirtualServer
+from kroute.planning.plan import NODE_PLAN, Protocol, ServicePlan, VirtualServer
 
 
 class RealServerRow(msgspec.Struct):
@@ -21,7 +21,11 @@ class RealServerRow(msgspec.Struct):
 
 
 class VirtualServerRow(msgspec.Struct):
-    """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds."""
+    """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds.
+
+    `state` is serving, refusing (nothing serves it, by plan: clients are refused), or missing (planned with real
+    servers, and not in the kernel).
+    """
 
     service: str
     protocol: str
@@ -36,7 +40,7 @@ class VirtualServerRow(msgspec.Struct):
 
 
 class ProblemRow(msgspec.Struct):
-    """One thing about a Service that is not as its owner asked."""
+    """One thing about a Service that is not as its owner asked; `service` is empty for one about the node itself."""
 
     service: str
     reason: str
@@ -58,7 +62,7 @@ def of_agent(plans: Iterable[ServicePlan], table: KernelTable) -> Snapshot:
     """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
     snapshot = Snapshot("agent", [], [])
     for plan in sorted(plans, key=lambda plan: plan.key):
-        service = str(plan.key)
+        service = "" if plan.key == NODE_PLAN else str(plan.key)
         for planned in plan.virtual_servers:
             snapshot.virtual_servers.append(_planned_row(service, planned, table.get(planned.key)))
         snapshot.problems.extend(ProblemRow(service, problem.reason, problem.message) for problem in plan.problems)
@@ -72,7 +76,9 @@ def of_kernel(table: KernelTable) -> Snapshot:
 
 def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState | None) -> VirtualServerRow:
     row = _row(service, planned.key, state or VirtualServerState(_options(planned), {}))
-    if state is None:
+    if not planned.real_servers:
+        row.state = "refusing"
+    elif state is None:
         row.state = "missing"
     known = {(each.address, each.port) for each in row.real_servers}
     row.real_servers += [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kroute.kernel.addresses import InterfaceAddress
+from kroute.kernel.conntrack import Flow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs import VirtualServerKey, VirtualServerState
@@ -74,6 +75,7 @@ class FakeKernel:
         self.links: dict[str, FakeLink] = {}
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
         self.timeouts = (900, 120, 300)
+        self.flows: list[tuple[int, Flow]] = []  # each with its protocol
         self.sets: dict[str, FakeSet] = {}
         self.tables: dict[tuple[int, str], FakeTable] = {}
         self.sysctls: dict[str, str] = {}

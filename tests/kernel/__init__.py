@@ -2,4 +2,9 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.kernel.contracts_network", "tests.kernel.contracts_tables", "tests.kernel.nodes")
+pytest.register_assert_rewrite(
+    "tests.kernel.contracts_conntrack",
+    "tests.kernel.contracts_network",
+    "tests.kernel.contracts_tables",
+    "tests.kernel.nodes",
+)

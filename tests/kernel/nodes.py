@@ -2,17 +2,23 @@
 
 import shlex
 import socket
+import struct
 import subprocess
 from contextlib import AsyncExitStack
 
 from kroute.kernel.addresses import Addresses
+from kroute.kernel.conntrack import Conntrack, Flow
+from kroute.kernel.conntrack_messages import CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, UDP, conntrack_message, encode_tuple
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.links import Links
 from kroute.kernel.monitor import Monitor
+from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkSocket
+from kroute.kernel.netlink_message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
 from kroute.kernel.routes import Routes
 from kroute.kernel.xtables import Xtables
 from tests.fakes.addresses import FakeAddresses
+from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.ipset import FakeIpset
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
@@ -23,6 +29,11 @@ from tests.fakes.xtables import FakeXtables
 
 NODE_IP, OTHER_NODE_IP = "192.168.9.1", "192.168.9.2"
 NODE_IP6, OTHER_NODE_IP6 = "fd99::1", "fd99::2"
+
+MSG_CT_NEW = 0
+CTA_TIMEOUT = 7
+FLOW_TIMEOUT = 300
+"""Seconds."""
 
 
 def run(command: str) -> str:
@@ -37,12 +48,12 @@ class RealNode:
 
     def __init__(self, family: int) -> None:
         self.links, self.addresses, self.routes = Links(), Addresses(), Routes()
-        self.ipvs, self.ipset = Ipvs(), Ipset()
+        self.ipvs, self.ipset, self.conntrack = Ipvs(), Ipset(), Conntrack()
         self.xtables: Xtables | FakeXtables = Xtables(family)
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset):
+        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.conntrack):
             await self._stack.enter_async_context(client)
         run("ip link add e0 type dummy")
         run("ip link set e0 addrgenmode none up")
@@ -62,12 +73,31 @@ class RealNode:
     def delete_address(self, interface: str, address: str) -> None:
         run(f"ip addr del {address} dev {interface}")
 
+    async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
+        """Entries in conntrack, as if packets had made them; the kernel gives them their ids."""
+        netlink = NetlinkSocket(NETLINK_NETFILTER)
+        await netlink.open()
+        refused = await netlink.transact([_new_entry(flow, protocol) for flow in flows])
+        await netlink.close()
+        assert not refused, f"there already: {refused}"
+
     def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
         run(f"iptables-legacy -t {table} -A {chain} {rule}")
 
     def rules(self, table: str, chain: str) -> list[str]:
         lines = run(f"iptables-legacy -t {table} -S {chain}").splitlines()
         return [line.removeprefix(f"-A {chain} ") for line in lines if line.startswith("-A ")]
+
+
+def _new_entry(flow: Flow, protocol: int) -> bytes:
+    return conntrack_message(
+        MSG_CT_NEW,
+        NLM_F_CREATE | NLM_F_EXCL,
+        address_family(flow.source),
+        encode_tuple(CTA_TUPLE_ORIG, flow[0:2], flow[2:4], protocol),
+        encode_tuple(CTA_TUPLE_REPLY, flow[4:6], flow[6:8], protocol),
+        attribute(CTA_TIMEOUT, struct.pack("!I", FLOW_TIMEOUT)),
+    )
 
 
 class FakeNode:
@@ -78,10 +108,12 @@ class FakeNode:
         self.links, self.addresses = FakeLinks(self.kernel), FakeAddresses(self.kernel)
         self.routes, self.ipvs = FakeRoutes(self.kernel), FakeIpvs(self.kernel)
         self.ipset, self.xtables = FakeIpset(self.kernel), FakeXtables(self.kernel)
+        self.conntrack = FakeConntrack(self.kernel)
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables):
+        clients = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables, self.conntrack)
+        for client in clients:
             await self._stack.enter_async_context(client)
         self.kernel.add_link("e0")
         for address in (f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64", f"{OTHER_NODE_IP6}/64"):
@@ -100,6 +132,9 @@ class FakeNode:
 
     def delete_address(self, interface: str, address: str) -> None:
         self.kernel.delete_address(interface, address.partition("/")[0])
+
+    async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
+        self.conntrack.add_flows(*flows, protocol=protocol)
 
     def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
         self.kernel.table(socket.AF_INET, table).chains[chain].append(rule)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts_network, contracts_tables
+from tests.kernel import contracts_conntrack, contracts_network, contracts_tables
 from tests.kernel.nodes import RealNode
 
 
@@ -26,6 +26,10 @@ class TestIpvs(contracts_tables.IpvsContract):
 
 
 class TestIpset(contracts_tables.IpsetContract):
+    pass
+
+
+class TestConntrack(contracts_conntrack.ConntrackContract):
     pass
 
 

@@ -1,23 +1,24 @@
 """A node in memory: a fake kernel, and the three controllers on it, driven pass by pass on a clock that tests move."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
+from kroute.controllers.address_sets import FAMILIES
 from kroute.controllers.cleanup import cleanup
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ledger import Ledger
 from kroute.controllers.masquerade import Masquerade
-from kroute.controllers.masquerade_rules import IPV4, IPV6
 from kroute.controllers.milestones import Milestones
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy import ServiceProxy
+from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import (
+    NODE_PLAN,
     AddressSet,
     Persistence,
     Problem,
@@ -31,6 +32,7 @@ from kroute.planning.plan import (
 )
 from kroute.settings import Settings
 from tests.fakes.addresses import FakeAddresses
+from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.ipset import FakeIpset
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
@@ -42,6 +44,7 @@ from tests.fakes.xtables import FakeXtables
 
 DUMMY = "kube-dummy-if"
 NODE_IPV4, NODE_IPV6 = "192.168.123.249", "fd00:123::249"
+OWN_ADDRESSES = frozenset({NODE_IPV4, NODE_IPV6})
 
 SYSCTLS = {
     "net.ipv4.vs.conntrack": "0",
@@ -87,6 +90,7 @@ class FakeNode:
         self.ledger = Ledger.open(state_dir)
         self.ipvs = FakeIpvs(self.kernel)
         self.ipset = FakeIpset(self.kernel)
+        self.conntrack = FakeConntrack(self.kernel)
         self.interface = DummyInterface(DUMMY, FakeLinks(self.kernel), self.ledger)
         self._monitors = {
             "service_proxy": FakeMonitor(self.kernel, only_interface=DUMMY, routes=False),
@@ -100,6 +104,7 @@ class FakeNode:
             ledger=self.ledger,
             ipvs=self.ipvs,
             addresses=FakeAddresses(self.kernel),
+            conntrack=self.conntrack,
             sysctls=FakeSysctls(self.kernel),
             kernel_version=self.kernel.version,
             monitor=self._monitors["service_proxy"],
@@ -115,15 +120,13 @@ class FakeNode:
             monitor=self._monitors["route_fix"],
             clock=self.clock,
         )
+        self.xtables = {family: FakeXtables(self.kernel, family.number) for family in FAMILIES}
         self.masquerade = Masquerade(
             self.settings,
             self.broadcaster.subscribe("masquerade"),
             self.milestones,
             ipset=self.ipset,
-            xtables={
-                IPV4: FakeXtables(self.kernel, socket.AF_INET),
-                IPV6: FakeXtables(self.kernel, socket.AF_INET6),
-            },
+            xtables=self.xtables,
             clock=self.clock,
         )
         self.controllers: list[Controller] = [self.service_proxy, self.route_fix, self.masquerade]
@@ -136,15 +139,26 @@ class FakeNode:
 
     async def open(self) -> None:
         """Open everything that speaks to the kernel."""
-        clients = [self.ipvs, self.ipset, self.interface._links, self.service_proxy._addresses, self.route_fix._routes]
-        for client in [*clients, *self.masquerade._xtables.values(), *self._monitors.values()]:
+        clients = [
+            self.ipvs,
+            self.ipset,
+            self.conntrack,
+            self.interface._links,
+            self.service_proxy._addresses,
+            self.route_fix._routes,
+        ]
+        for client in [*clients, *self.xtables.values(), *self._monitors.values()]:
             await client.open()
 
     async def start(self, *plans: ServicePlan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
-        """Adopt, take these plans as the first full list, and write until nothing is left to do."""
+        """Adopt, take these plans as the first full list, and write until nothing is left to do.
+
+        The node's own plan is the first, as always, unless the test brings one.
+        """
         order = list(order)
         await self.open()
-        self.broadcaster.publish(plans)
+        own = [] if any(each.key == NODE_PLAN for each in plans) else [node_plan()]
+        self.broadcaster.publish([*own, *plans])
         for index in order:
             await self.controllers[index].start()
         await self.settle(order)
@@ -216,22 +230,44 @@ def server(
 
 
 def plan(
-    name: str, generation: int, *servers: VirtualServer, source: str | None = NODE_IPV4, source6: str | None = NODE_IPV6
+    name: str,
+    generation: int,
+    *servers: VirtualServer,
+    source: str | None = NODE_IPV4,
+    source6: str | None = NODE_IPV6,
+    external: Iterable[AddressSet] = (AddressSet.EXTERNAL,),
 ) -> ServicePlan:
-    """The plan of Service default/NAME with these virtual servers, and what belongs to them."""
-    addresses = sorted({one.key.address for one in servers})
-    entries = [
-        SetEntry(AddressSet.CLUSTER_IP, (one.key.address, int(one.key.protocol), one.key.port)) for one in servers
-    ]
-    entries += [
-        SetEntry(AddressSet.HAIRPIN, (real.address, int(one.key.protocol), real.port, real.address))
-        for one in servers
-        for real in one.real_servers
-    ]
+    """The plan of Service default/NAME with these virtual servers, and what belongs to them.
+
+    A virtual server on an address of the node's own is a node port, which `external` names the sets of.
+    """
+    addresses = sorted({one.key.address for one in servers} - OWN_ADDRESSES)
+    entries = [SetEntry(AddressSet.VIP, (address,)) for address in addresses]
+    for one in servers:
+        protocol, address, port = one.key
+        served = tuple(external) if address in OWN_ADDRESSES else (AddressSet.CLUSTER_IP,)
+        sets = served if one.real_servers else (AddressSet.NO_ENDPOINT,)
+        entries += [SetEntry(each, (address, int(protocol), port)) for each in sets]
+        entries += [
+            SetEntry(AddressSet.HAIRPIN, (real.address, int(protocol), real.port, real.address))
+            for real in one.real_servers
+        ]
     return ServicePlan(
         ObjectKey("default", name),
         generation,
         virtual_servers=servers,
         vips=tuple(Vip(address, source6 if ":" in address else source) for address in addresses),
         set_entries=tuple(sorted(set(entries))),
+    )
+
+
+def node_plan(
+    generation: int = 0, *pod_networks: str, ipv4: str | None = NODE_IPV4, ipv6: str | None = NODE_IPV6
+) -> ServicePlan:
+    """The node's own plan: its addresses, and the networks of its pods."""
+    return ServicePlan(
+        NODE_PLAN,
+        generation,
+        set_entries=tuple(SetEntry(AddressSet.POD_NETWORK, (network,)) for network in sorted(pod_networks)),
+        node=NodeFacts("node3", ipv4, ipv6, pod_cidrs=pod_networks),
     )

@@ -27,6 +27,7 @@ async def used(tmp_path: Path) -> FakeNode:
     kernel = new_kernel()
     for family in (2, 10):
         kernel.table(family, "nat")
+        kernel.table(family, "filter")
     node = FakeNode(tmp_path, kernel, ipvs_timeouts=TIMEOUTS)
     node.found = picture(kernel)
     await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1")))

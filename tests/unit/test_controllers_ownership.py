@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from kroute.controllers.ledger import Ledger, LinkMade
 from kroute.kernel.addresses import UnbindAddress
 from kroute.kernel.ipvs import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
-from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
+from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)
 STALE = (6, "10.96.0.8", 80)
@@ -50,10 +50,10 @@ async def test_a_restart_writes_nothing_when_nothing_changed(tmp_path: Path, ord
 
 async def test_a_restart_writes_the_difference_and_no_more(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(
-        plan("web", 1, server("10.96.0.1", 80)), plan("old", 1, server("10.96.0.8", 80))
+        plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")), plan("old", 1, server("10.96.0.8", 80, "10.1.0.1"))
     )
     node = await node.restarted().start(
-        plan("web", 1, server("10.96.0.1", 80)), plan("new", 1, server("10.96.0.9", 80))
+        plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")), plan("new", 1, server("10.96.0.9", 80, "10.1.0.1"))
     )
     assert [
         str(write) for write in node.kernel.writes if "10.96.0.1:" in str(write) or "10.96.0.1 " in str(write)
@@ -63,7 +63,7 @@ async def test_a_restart_writes_the_difference_and_no_more(tmp_path: Path) -> No
 
 
 async def test_what_an_earlier_run_left_goes_in_the_order_of_a_withdrawal(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path).start(plan("old", 1, server("fd00::8", 80)))
+    node = await FakeNode(tmp_path).start(plan("old", 1, server("fd00::8", 80, "fd00:1::1")))
     node = node.restarted()
     node.kernel.refuse(lambda change: change == UnbindAddress("fd00::8"), errno.EBUSY)
     await node.start()
@@ -78,7 +78,7 @@ async def test_what_an_earlier_run_left_goes_in_the_order_of_a_withdrawal(tmp_pa
 
 
 async def test_before_the_first_full_list_nothing_is_taken_away(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80)))
+    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     node = node.restarted()
     await node.open()
     for controller in node.controllers:
@@ -87,7 +87,7 @@ async def test_before_the_first_full_list_nothing_is_taken_away(tmp_path: Path) 
 
 
 async def test_with_a_ledger_exactly_what_it_names_is_ours(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80)))
+    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     node.kernel.virtual_servers[6, "10.96.0.1", 443] = FOREIGN
     node = await node.restarted().start()
     assert node.kernel.virtual_servers == {(6, "10.96.0.1", 443): FOREIGN}
@@ -102,10 +102,25 @@ async def test_without_a_ledger_what_is_on_the_dummy_interface_is_ours(tmp_path:
     assert (again.virtual_servers, again.links) == ({WEB}, {DUMMY})
 
 
+async def test_without_a_ledger_a_node_port_is_nobody_knows_whose_and_is_left_alone_and_told_of(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.1")))
+    node.ledger.path.unlink()
+    node = await node.restarted().start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.2")))
+    await node.audit()
+    key = (6, NODE_IPV4, 30080)
+    assert set(node.kernel.virtual_servers[key].real_servers) == {("10.1.0.1", 8080)}
+    assert [(problem.reason, str(owner)) for owner, problem in node.problems] == [
+        ("ForeignVirtualServer", "default/web")
+    ]
+    del node.kernel.virtual_servers[key]
+    await node.wait(31)
+    assert set(node.kernel.virtual_servers[key].real_servers) == {("10.1.0.2", 8080)}
+
+
 async def test_with_a_ledger_that_does_not_name_the_link_its_addresses_are_not_ours(tmp_path: Path) -> None:
     Ledger(tmp_path).record([LinkMade("another")])
     node = FakeNode(tmp_path, left_by_another_run())
-    await node.start(plan("new", 1, server("10.96.0.9", 80)))
+    await node.start(plan("new", 1, server("10.96.0.9", 80, "10.1.0.1")))
     await node.apply(plan("new", 2))
     await node.audit()
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.8"}
@@ -117,7 +132,7 @@ async def test_a_link_of_our_name_that_is_no_dummy_is_left_alone_and_told_of(tmp
     kernel = new_kernel()
     kernel.add_link(DUMMY, kind="bridge")
     with capture_logs() as logs:
-        await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80)))
+        await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     assert any("--dummy-interface" in line["error"] for line in logs if line["event"] == "controller.failed")
     assert kernel.links[DUMMY].addresses == {}
 
@@ -161,12 +176,15 @@ async def test_a_virtual_server_stands_in_the_ledger_before_it_stands_in_the_ker
         return False
 
     node.kernel.refuse(look, 0)
-    await node.apply(plan("web", 1, server("10.96.0.1", 80)), plan("mh", 1, server("10.96.0.2", 80, scheduler="mh")))
+    await node.apply(
+        plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")),
+        plan("mh", 1, server("10.96.0.2", 80, "10.1.0.1", scheduler="mh")),
+    )
     assert seen == [True, True]
 
 
 async def test_a_deleted_virtual_server_leaves_the_ledger(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80)))
+    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     await node.apply(plan("web", 2))
     assert Ledger.open(tmp_path).virtual_servers == set()
 
@@ -179,7 +197,7 @@ class TestExcluded:
                 "web",
                 1,
                 server("10.96.0.1", 80, "10.1.0.1"),
-                server("fd00::1", 80),
+                server("fd00::1", 80, "fd00:1::1"),
                 server("10.96.0.99", 80, "10.1.0.1"),
             )
         )
@@ -191,7 +209,9 @@ class TestExcluded:
     async def test_what_an_earlier_run_made_there_stays_and_cleanup_leaves_it_too(self, tmp_path: Path) -> None:
         node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
         before = dict(node.kernel.virtual_servers)
-        node = await node.restarted(exclude_cidrs=("10.96.0.0/28",)).start(plan("web", 1, server("10.96.0.1", 80)))
+        node = await node.restarted(exclude_cidrs=("10.96.0.0/28",)).start(
+            plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+        )
         await node.audit()
         assert node.kernel.virtual_servers == before
         assert "10.96.0.1" in node.kernel.links[DUMMY].addresses

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.kernel.addresses import BindAddress
-from kroute.kernel.ipvs import RealServerState
+from kroute.kernel.ipvs import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.monitor import LinkEvent
 from kroute.kernel.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
@@ -96,11 +96,23 @@ async def test_after_an_overrun_everything_is_read_anew(tmp_path: Path) -> None:
 async def test_replacing_the_only_service_loses_no_route_of_its_successor(tmp_path: Path) -> None:
     """Deleting the last IPv4 address of a link deletes every IPv4 route on it, without an event."""
     node = FakeNode(tmp_path)
-    await node.start(plan("old", 1, server("10.96.0.1", 80)))
-    node.broadcaster.publish([plan("old", 2), plan("new", 2, server("10.96.0.2", 80))])
+    await node.start(plan("old", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    node.broadcaster.publish([plan("old", 2), plan("new", 2, server("10.96.0.2", 80, "10.1.0.1"))])
     await node.settle([1, 2, 0])
     routes = node.kernel.links[DUMMY].routes
     assert [route.source for route in routes["10.96.0.2"]] == [NODE_IPV4, "10.96.0.2"]
+
+
+async def test_a_vip_that_comes_back_before_its_withdrawal_is_over_gets_its_route_anew(tmp_path: Path) -> None:
+    """route_fix still counts on a route that went with the link's last IPv4 address."""
+    node = FakeNode(tmp_path)
+    node.kernel.virtual_servers[6, NODE_IPV4, 30080] = VirtualServerState(VirtualServerOptions("wlc"), {})
+    await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    await node.apply(plan("web", 2, server(NODE_IPV4, 30080, "10.1.0.1")))
+    assert node.kernel.links[DUMMY].routes.get("10.96.0.1", []) == []
+    await node.apply(plan("heir", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    assert "10.96.0.1" in node.kernel.links[DUMMY].addresses
+    assert node.kernel.links[DUMMY].routes["10.96.0.1"][0].source == NODE_IPV4
 
 
 async def test_a_deleted_virtual_server_is_back_after_the_audit(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.monitor import AddressEvent
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor import FakeMonitor
-from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
+from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, node_plan, plan, server
+
+FIRST_LIST = [node_plan(), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))]
 
 
 async def until(condition) -> None:
@@ -49,8 +51,8 @@ def counting(controller: Controller, steps: list[str]):
 
 async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.broadcaster.publish([])
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))])
+        node.broadcaster.publish([node_plan()])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
         node.broadcaster.publish([plan("web", 2)])
         await until(lambda: not node.kernel.links[DUMMY].addresses and not node.kernel.virtual_servers)
@@ -59,7 +61,7 @@ async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:
 
 async def test_what_somebody_deletes_is_back_within_a_second(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
         for delete in (lambda: node.kernel.delete_address(DUMMY, "10.96.0.1"), lambda: node.kernel.delete_link(DUMMY)):
             delete()
@@ -73,7 +75,7 @@ async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypa
         noticed: list[object] = []
         notice = node.service_proxy.notice
         monkeypatch.setattr(node.service_proxy, "notice", lambda events: (noticed.extend(events), notice(events)))
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        node.broadcaster.publish(FIRST_LIST)
         for repairs in range(1, 4):
             await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
             node.kernel.delete_address(DUMMY, "10.96.0.1")
@@ -95,7 +97,7 @@ async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
 
     monkeypatch.setattr(FakeMonitor, "next", fail_once)
     async with running(tmp_path, resync_period=0.1) as node:
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
         await until(lambda: node.service_proxy.statistics().failures == 1)
         node.service_proxy._settings = node.route_fix._settings = msgspec.structs.replace(
@@ -108,7 +110,7 @@ async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
 
 async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path, resync_period=0.1) as node:
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: node.kernel.virtual_servers)
         node.kernel.virtual_servers.clear()
         await until(lambda: node.kernel.virtual_servers)
@@ -117,7 +119,7 @@ async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:
 async def test_a_retry_comes_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.kernel.refuse(lambda change: getattr(change, "key", None) == (6, "10.96.0.1", 80), errno.ENOMEM)
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80))])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: node.service_proxy.statistics().waiting)
         node.kernel.accept_all()
         await until(lambda: node.kernel.virtual_servers)
@@ -136,9 +138,7 @@ async def test_nothing_is_taken_away_before_the_first_full_list(tmp_path: Path) 
         await until(lambda: "10.96.0.8" not in kernel.links[DUMMY].addresses)
 
 
-@pytest.mark.parametrize(
-    "plans", [[], [plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))]], ids=["waiting", "serving"]
-)
+@pytest.mark.parametrize("plans", [[], FIRST_LIST], ids=["waiting", "serving"])
 async def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plans: list) -> None:
     async with running(tmp_path) as node:
         await until(lambda: all(controller.statistics().last_audit for controller in node.controllers))
@@ -149,12 +149,12 @@ async def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plan
         before = time.monotonic()
     assert time.monotonic() - before < 1
     assert node.kernel.writes == []
-    assert len(node.kernel.virtual_servers) == len(plans)
+    assert bool(node.kernel.virtual_servers) == bool(plans)
 
 
 async def test_when_idle_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as node:
-        node.broadcaster.publish([plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))])
+        node.broadcaster.publish(FIRST_LIST)
         await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
         await asyncio.sleep(0.05)
         steps: list[str] = []

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts_network, contracts_tables
+from tests.kernel import contracts_conntrack, contracts_network, contracts_tables
 from tests.kernel.nodes import FakeNode
 
 
@@ -31,6 +31,10 @@ class TestFakeRoutes(contracts_network.RoutesContract):
 
 
 class TestFakeIpvs(contracts_tables.IpvsContract):
+    pass
+
+
+class TestFakeConntrack(contracts_conntrack.ConntrackContract):
     pass
 
 

@@ -18,7 +18,7 @@ from kroute.kernel.ipvs import (
     SetVirtualServer,
     VirtualServerOptions,
 )
-from kroute.planning.plan import Persistence, Protocol
+from kroute.planning.plan import NODE_PLAN, Persistence, Protocol
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)
@@ -32,7 +32,7 @@ def weights(node: FakeNode, key: tuple[int, str, int] = WEB) -> dict[tuple[str, 
 async def serving(tmp_path: Path, *real_servers: str, **options: object) -> FakeNode:
     """A node that serves default/web, and whose writes from now on are counted."""
     node = FakeNode(tmp_path, **options)
-    await node.start(plan("web", 1, server("10.96.0.1", 80, *real_servers)))
+    await node.start(plan("web", 1, server("10.96.0.1", 80, *(real_servers or ("10.1.0.1",)))))
     node.kernel.writes.clear()
     return node
 
@@ -70,7 +70,9 @@ async def test_a_plan_that_says_the_same_writes_nothing(tmp_path: Path) -> None:
 async def test_one_bad_object_does_not_block_another(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     node.kernel.refuse(lambda change: getattr(change, "key", None) == (6, "10.96.0.7", 80), errno.EINVAL)
-    await node.apply(plan("bad", 2, server("10.96.0.7", 80, "10.1.0.7")), plan("good", 2, server("10.96.0.2", 80)))
+    await node.apply(
+        plan("bad", 2, server("10.96.0.7", 80, "10.1.0.7")), plan("good", 2, server("10.96.0.2", 80, "10.1.0.1"))
+    )
     assert (6, "10.96.0.2", 80) in node.kernel.virtual_servers
     assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
 
@@ -87,7 +89,7 @@ async def test_what_was_refused_is_tried_again_later_and_later_and_told_of_once(
 
     node.kernel.refuse(refuse, errno.EINVAL)
     with capture_logs() as logs:
-        await node.apply(plan("bad", 2, server("10.96.0.7", 80)))
+        await node.apply(plan("bad", 2, server("10.96.0.7", 80, "10.1.0.1")))
         for _ in range(60):
             await node.wait(0.1)
     waits = [round(later - earlier, 1) for earlier, later in pairwise(attempts)]
@@ -124,7 +126,7 @@ async def test_a_kernel_that_does_not_answer_is_asked_again_and_stops_nobody(
 
     with monkeypatch.context() as patch, capture_logs() as logs:
         patch.setattr(node.ipvs, "write", broken)
-        await node.apply(plan("late", 2, server("10.96.0.2", 80)))
+        await node.apply(plan("late", 2, server("10.96.0.2", 80, "10.1.0.1")))
     assert [line["controller"] for line in logs if line["event"] == "controller.failed"] == ["service_proxy"]
     assert "10.96.0.2" in node.kernel.links[DUMMY].routes  # route_fix went on
     await node.wait(1)
@@ -151,32 +153,32 @@ class TestDraining:
         assert weights(node) == {POD1: 0}
 
     async def test_one_without_connections_is_deleted_at_the_next_look(self, tmp_path: Path) -> None:
-        node = await serving(tmp_path, "10.1.0.1")
-        await node.apply(plan("web", 2, server("10.96.0.1", 80)))
+        node = await serving(tmp_path, "10.1.0.1", "10.1.0.2")
+        await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
         due = node.service_proxy.next_due()
         assert due is not None
         assert 0 < due - node.clock.now <= 5
         await node.wait(due - node.clock.now)
-        assert weights(node) == {}
+        assert weights(node) == {POD2: 1}
         assert node.service_proxy.next_due() is None
 
     async def test_after_the_drain_timeout_it_is_deleted_with_its_connections(self, tmp_path: Path) -> None:
-        node = await serving(tmp_path, "10.1.0.1", drain_timeout=10.0)
+        node = await serving(tmp_path, "10.1.0.1", "10.1.0.2", drain_timeout=10.0)
         node.ipvs.set_connections(WEB, POD1, 5, 5)
-        await node.apply(plan("web", 2, server("10.96.0.1", 80)))
+        await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
         await node.wait(9)
-        assert weights(node) == {POD1: 0}
+        assert weights(node) == {POD1: 0, POD2: 1}
         await node.wait(2)
-        assert weights(node) == {}
+        assert weights(node) == {POD2: 1}
 
     @pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.SCTP])
     async def test_udp_and_sctp_do_not_drain(self, tmp_path: Path, protocol: Protocol) -> None:
         node = FakeNode(tmp_path)
-        await node.start(plan("dns", 1, server("10.96.0.1", 53, "10.1.0.1", protocol=protocol)))
+        await node.start(plan("dns", 1, server("10.96.0.1", 53, "10.1.0.1", "10.1.0.2", protocol=protocol)))
         key = (int(protocol), "10.96.0.1", 53)
         node.ipvs.set_connections(key, POD1, 5, 5)
-        await node.apply(plan("dns", 2, server("10.96.0.1", 53, protocol=protocol)))
-        assert weights(node, key) == {}
+        await node.apply(plan("dns", 2, server("10.96.0.1", 53, "10.1.0.2", protocol=protocol)))
+        assert weights(node, key) == {POD2: 1}
 
     async def test_one_that_comes_back_gets_its_weight_back_without_being_deleted(self, tmp_path: Path) -> None:
         node = await serving(tmp_path, "10.1.0.1")
@@ -278,14 +280,16 @@ class TestMissingScheduler:
             return False
 
         node.kernel.refuse(count, 0)
-        await node.start(plan("web", 1, *(server("10.96.0.1", port, scheduler="mh") for port in range(80, 90))))
+        await node.start(
+            plan("web", 1, *(server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in range(80, 90)))
+        )
         assert len(asked) == 1
         await node.audit()
         assert len(asked) == 2
 
     async def test_a_scheduler_that_arrives_later_serves_from_the_next_audit_on(self, tmp_path: Path) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
-        await node.start(plan("web", 1, *(server("10.96.0.1", port, scheduler="mh") for port in (80, 81))))
+        await node.start(plan("web", 1, *(server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in (80, 81))))
         node.kernel.schedulers.add("mh")
         await node.audit()
         assert {state.options.scheduler for state in node.kernel.virtual_servers.values()} == {"mh"}
@@ -294,9 +298,9 @@ class TestMissingScheduler:
         self, tmp_path: Path
     ) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
-        await node.start(plan("old", 1, server("10.96.0.9", 80, scheduler="mh")))
-        await node.apply(plan("web", 2, server("10.96.0.1", 80)))
-        await node.apply(plan("web", 3, server("10.96.0.1", 80, scheduler="mh")))
+        await node.start(plan("old", 1, server("10.96.0.9", 80, "10.1.0.1", scheduler="mh")))
+        await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1")))
+        await node.apply(plan("web", 3, server("10.96.0.1", 80, "10.1.0.1", scheduler="mh")))
         assert ("default", "web") in [key for key, _ in node.problems]
         assert node.kernel.virtual_servers[WEB].options.scheduler == "rr"
 
@@ -329,7 +333,7 @@ class TestGoingLive:
             await node.service_proxy.step()
             await node.service_proxy.step()
         assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
-        [line] = [line for line in logs if line["event"] == "vip.unprepared"]
+        [line] = [line for line in logs if line["event"] == "service.unprepared"]
         assert line["services"] == ["default/new"]
 
     async def test_a_service_that_changes_all_the_time_goes_live_in_time(self, tmp_path: Path) -> None:
@@ -358,7 +362,16 @@ class TestGoingLive:
 
     async def test_a_vip_without_source_keeps_the_kernels_route(self, tmp_path: Path) -> None:
         node = await serving(tmp_path)
-        await node.apply(plan("new", 2, server("fd00::2", 80), server("10.96.0.2", 80), source=None, source6=None))
+        await node.apply(
+            plan(
+                "new",
+                2,
+                server("fd00::2", 80, "fd00:1::1"),
+                server("10.96.0.2", 80, "10.1.0.1"),
+                source=None,
+                source6=None,
+            )
+        )
         assert BindAddress("fd00::2", keep_kernel_route=True) in node.kernel.writes
         assert [route.metric for route in node.kernel.links[DUMMY].routes["fd00::2"]] == [0]
         await node.audit()
@@ -402,7 +415,7 @@ class TestGoingLive:
     async def test_the_source_of_a_vip_is_no_reason_to_bind_it_again(self, tmp_path: Path) -> None:
         node = await serving(tmp_path)
         node.kernel.add_address("eth0", "192.168.123.239", 24)
-        await node.apply(plan("web", 2, server("10.96.0.1", 80), source="192.168.123.239"))
+        await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1"), source="192.168.123.239"))
         assert not [change for change in node.kernel.writes if isinstance(change, BindAddress)]
 
     async def test_a_gone_service_leaves_nothing_in_memory(self, tmp_path: Path) -> None:
@@ -410,5 +423,6 @@ class TestGoingLive:
         await node.apply(plan("web", 2))
         assert not node.milestones.has_reached(plan("web", 2), Stage.WITHDRAWN)
         for controller in (node.route_fix, node.masquerade):
-            assert (controller._plans, controller._unprepared, controller._departures._plans) == ({}, {}, {})
-        assert (node.service_proxy._plans, node.service_proxy._withdrawing) == ({}, {})
+            assert (set(controller._plans), controller._unprepared) == ({NODE_PLAN}, {})
+            assert controller._departures._plans == {}
+        assert (set(node.service_proxy._plans), node.service_proxy._withdrawing) == ({NODE_PLAN}, {})

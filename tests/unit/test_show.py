@@ -9,8 +9,10 @@ from rich.console import Console
 
 from kroute.kernel.ipvs import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.operations import agent_socket, show, snapshot
+from kroute.operations.snapshot import ProblemRow
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import (
+    NODE_PLAN,
     Persistence,
     Problem,
     Protocol,
@@ -19,6 +21,7 @@ from kroute.planning.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from tests.builders import facts
 
 KEY = VirtualServerKey(Protocol.TCP, "fd00::10", 80)
 PLAN = ServicePlan(
@@ -59,6 +62,23 @@ def test_a_virtual_server_that_the_kernel_lacks_is_shown_as_missing() -> None:
     [row] = snapshot.of_agent([PLAN], {}).virtual_servers
     assert row.state == "missing"
     assert {each.state for each in row.real_servers} == {"missing"}
+
+
+def test_a_virtual_server_that_nothing_serves_is_shown_as_refusing_also_while_the_last_real_server_drains() -> None:
+    nothing = ServicePlan(ObjectKey("default", "idle"), virtual_servers=(VirtualServer(KEY, "rr", 0, None, ()),))
+    [row] = snapshot.of_agent([nothing], {}).virtual_servers
+    assert (row.state, row.real_servers) == ("refusing", [])
+    assert "refusing" in printed(snapshot.of_agent([nothing], {}))
+    drained = {KEY: VirtualServerState(VirtualServerOptions("rr"), {("fd00::1", 8080): RealServerState(0, active=1)})}
+    [row] = snapshot.of_agent([nothing], drained).virtual_servers
+    assert (row.state, [each.state for each in row.real_servers]) == ("refusing", ["draining"])
+
+
+def test_the_nodes_own_plan_is_no_service() -> None:
+    own = ServicePlan(NODE_PLAN, node=facts(), problems=(Problem("NoZone", "node", "the zone is not known"),))
+    shown = snapshot.of_agent([own], {})
+    assert (shown.virtual_servers, shown.problems) == ([], [ProblemRow("", "NoZone", "the zone is not known")])
+    assert "this node: NoZone: the zone is not known" in printed(shown)
 
 
 def test_the_table_shows_addresses_of_both_families_and_the_problems() -> None:

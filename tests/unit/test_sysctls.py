@@ -56,7 +56,7 @@ async def test_what_is_right_already_is_neither_written_nor_remembered(tmp_path:
 
 
 async def test_ipv6_forwards_when_an_ipv6_service_is_served(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80)))
+    node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     assert node.kernel.sysctls[IPV6] == "0"
     await node.apply(plan("six", 2, server("fd00::1", 80)))
     assert node.kernel.sysctls[IPV6] == "1"
@@ -66,7 +66,7 @@ async def test_a_failure_names_the_sysctl_once_and_the_others_go_on(tmp_path: Pa
     kernel = new_kernel()
     del kernel.sysctls["net.ipv4.vs.conntrack"]
     with capture_logs() as logs:
-        node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80)))
+        node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
         await node.audit()
     [line] = [line for line in logs if line["event"] == "sysctl.failed"]
     assert line["sysctl"] == "net.ipv4.vs.conntrack"

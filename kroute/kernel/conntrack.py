@@ -1,0 +1,63 @@
+"""The connection tracker's UDP flows: read them, delete some."""
+
+import errno
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kroute.kernel.conntrack_messages import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkClient
+
+__all__ = ["Conntrack", "DeleteFlow", "Endpoint", "Flow"]
+
+MODULE = "nf_conntrack_netlink"
+WRITE_SLICE = 256
+"""How many deletions are encoded before other tasks get a turn."""
+
+
+class DeleteFlow(NamedTuple):
+    """Delete just this entry."""
+
+    flow: Flow
+
+    def __str__(self) -> str:
+        return f"delete {self.flow}"
+
+
+class Conntrack(NetlinkClient):
+    """The connection tracker of the calling process's network namespace.
+
+    Its module is loaded by the kernel itself when it is first spoken to; opening this tells nothing about it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_NETFILTER)
+
+    async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:
+        """The UDP flows of a family that clients have opened to these addresses and ports.
+
+        The whole table is asked for, in pieces between which other tasks run: what comes or goes meanwhile may be in
+        the answer or not. KernelError when the kernel cannot tell, EINVAL when it lacks ctnetlink.
+        """
+        wanted = frozenset(map(pack_endpoint, destinations))
+        try:
+            return await self._netlink.request(encode_dump(family), lambda _, payload: parse_flow(payload, wanted))
+        except KernelError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            sentence = f"cannot list UDP flows: this kernel does not tell of its connections; load the module {MODULE}"
+            raise KernelError(sentence, errno=error.errno) from error
+
+    async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:
+        """Delete exactly these entries, not others that have taken their place; one that is gone is no failure.
+
+        Those that the kernel refuses do not stop the others. Refused: EBUSY while a flow is offloaded to a flow table.
+        """
+        failures: list[Failure[DeleteFlow]] = []
+        for start in range(0, len(flows), WRITE_SLICE):
+            part = flows[start : start + WRITE_SLICE]
+            refused = await self._netlink.transact([encode_delete(flow) for flow in part])
+            failures += [
+                Failure(DeleteFlow(part[index]), number) for index, number in refused.items() if number != errno.ENOENT
+            ]
+        return failures

@@ -1,0 +1,64 @@
+"""The connection tracker of a fake kernel."""
+
+import errno
+import zlib
+from collections.abc import Iterable, Sequence
+
+from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.netlink_message import address_family
+from tests.fakes.client import FakeClient
+from tests.fakes.kernel import Operation
+
+UDP = 17
+
+
+class FakeConntrack(FakeClient):
+    """Same shape as kroute.kernel.conntrack.Conntrack."""
+
+    async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:
+        self.check_open()
+        if "nf_conntrack_netlink" in self.kernel.missing_modules:
+            raise KernelError("cannot list UDP flows; load the module nf_conntrack_netlink", errno=errno.EINVAL)
+        if number := self.kernel.refusal(Operation("list UDP flows", str(family))):
+            raise KernelError("cannot list UDP flows", errno=number)
+        wanted = set(destinations)
+        return [
+            flow
+            for protocol, flow in self.kernel.flows
+            if protocol == UDP
+            and address_family(flow.source) == family
+            and (flow.destination, flow.destination_port) in wanted
+        ]
+
+    async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:
+        self.check_open()
+        failures = []
+        for flow in flows:
+            change = DeleteFlow(flow)
+            number = self.kernel.refusal(change) or self._delete(flow)
+            if not number:
+                self.kernel.writes.append(change)
+            elif number != errno.ENOENT:
+                failures.append(Failure(change, number))
+        return failures
+
+    def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
+        """Clients open flows. An id comes of the original tuple alone, as if it lay where the last one like it lay."""
+        for flow in flows:
+            clashes = [
+                present
+                for other, present in self.kernel.flows
+                if other == protocol and (present[:4] == flow[:4] or present[4:8] == flow[4:8])
+            ]
+            assert not clashes, f"there already: {clashes}"
+            self.kernel.flows.append((protocol, flow._replace(id=zlib.crc32(repr(flow[:4]).encode()))))
+
+    def _delete(self, flow: Flow) -> int:
+        """The kernel looks an entry up by its reply tuple and zone, then compares the id."""
+        for entry in self.kernel.flows:
+            protocol, present = entry
+            if protocol == UDP and present[4:10] == flow[4:10]:
+                self.kernel.flows.remove(entry)
+                return 0
+        return errno.ENOENT
