@@ -179,4 +179,4 @@ async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later
     newest = plan("new", 2, server("10.96.0.2", 80))
     node.broadcaster.publish([newest])
     await node.audit()
-    assert prepared == [False, False, True, True]
+    assert prepared == [False] * 3 + [True] * 3
