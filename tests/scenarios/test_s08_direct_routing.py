@@ -84,10 +84,12 @@ def overheard(host: Host) -> Iterator[list[bytes]]:
 
 
 def sources(frames: list[bytes], family: Family) -> list[str]:
-    """The source addresses of the packets of this family."""
+    """The source addresses of the TCP packets of this family: neighbour discovery speaks for the VIP, too."""
     if family.name == "IPv4":
-        return [socket.inet_ntop(socket.AF_INET, it[12:16]) for it in frames if it[:1] == b"\x45"]
-    return [socket.inet_ntop(socket.AF_INET6, it[8:24]) for it in frames if it and it[0] >> 4 == 6]
+        tcp = [it for it in frames if it[:1] == b"\x45" and it[9] == socket.IPPROTO_TCP]
+        return [socket.inet_ntop(socket.AF_INET, it[12:16]) for it in tcp]
+    tcp = [it for it in frames if len(it) >= 40 and it[0] >> 4 == 6 and it[6] == socket.IPPROTO_TCP]
+    return [socket.inet_ntop(socket.AF_INET6, it[8:24]) for it in tcp]
 
 
 @pytest.mark.usefixtures("rp_filter")

@@ -1,7 +1,7 @@
 """S10: a VM that is bridged behind a node, and whose answers take another way back, is exempt from masquerading.
 
-The bridge hands the VM's frames to the node's rules (br_netfilter). Masqueraded there, they leave with the node's address
-and the VM's MAC address, and the answer goes to the node, where no connection waits for it.
+The bridge hands the VM's frames to the node's rules (br_netfilter). Masqueraded there, they leave with the node's IP
+address and the VM's MAC address, and the answer goes to the node, where no connection waits for it.
 """
 
 from collections.abc import Iterator
