@@ -23,6 +23,9 @@ _REFUSALS = {
 (RFC 4960, appendix C), which ICMPv6 spells in a way that REJECT cannot send: there it tries until its time is out.
 """
 
+_NOT_A_FIRST_PACKET = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
+"""To conntrack that is as new as the rules, or has been flushed, a connection is NEW in its middle as well
+(`nf_conntrack_tcp_loose`)."""
 _ECHO_REQUEST = {IPV4: "-p icmp -m icmp --icmp-type 8", IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
 
 
@@ -36,6 +39,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         "filter",
         chains={
             "KROUTE-INPUT": [
+                f"{_NOT_A_FIRST_PACKET} {comment('of a connection that conntrack did not see begin')} -j RETURN",
                 _source_ranges(family),
                 f"{comment('nothing serves this port')} {no_endpoint} -j KROUTE-REJECT",
                 f"{others} {comment('policy Local, and nothing on this node serves it')} {no_local} -j KROUTE-REJECT",

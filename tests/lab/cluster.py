@@ -211,8 +211,9 @@ def _pod_network(here: Place, others: list[Place]) -> str:
         for other in others
         for network, gateway in zip(other.pod_networks, (other.ip, other.ip6), strict=True)
     ]
+    # A bridge without an address of its own takes that of a port, and its pods lose their way when that port goes.
     return (
-        "link add cbr0 type bridge mcast_snooping 0\n"
+        f"link add cbr0 address 02:00:00:00:00:{here.pods:02x} type bridge mcast_snooping 0\n"
         f"address add {here.pod_ip(1)}/24 broadcast + dev cbr0\n"
         f"address add {here.pod_ip6(1)}/64 dev cbr0 nodad\n"
         "link set cbr0 up\n" + "".join(routes)

@@ -113,7 +113,12 @@ def test_a_family_without_pod_networks_is_not_masqueraded_on_a_cluster_ip(settin
     ids=["networks unknown", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"],
 )
 def test_without_local_endpoints_all_but_local_pods_are_refused(settings: dict[str, object], others: str) -> None:
-    assert inputs(**settings)[2] == f"{others} -m set --match-set KROUTE-NO-LOCAL dst,dst -j KROUTE-REJECT"
+    [rule] = [it for it in inputs(**settings) if "KROUTE-NO-LOCAL" in it]
+    assert rule == f"{others} -m set --match-set KROUTE-NO-LOCAL dst,dst -j KROUTE-REJECT"
+
+
+def test_no_rule_sees_a_tcp_packet_that_begins_no_connection() -> None:
+    assert inputs()[0] == "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"
 
 
 def test_exemptions_come_first_each_in_its_family() -> None:
