@@ -40,6 +40,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         chains={
             "KROUTE-INPUT": [
                 f"{_NOT_A_FIRST_PACKET} {comment('of a connection that conntrack did not see begin')} -j RETURN",
+                _source_ranges(family),
                 f"{comment('nothing serves this port')} {no_endpoint} -j KROUTE-REJECT",
                 f"{others} {comment('policy Local, and nothing on this node serves it')} {no_local} -j KROUTE-REJECT",
                 f"{comment('an address of Services')} {vip} -j KROUTE-VIPS",
@@ -61,6 +62,30 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
             ),
         ],
     )
+
+
+def output_rules(family: Family) -> TableRules:
+    """The mangle rules of one family: what this node's own processes may not send.
+
+    The table's OUTPUT chain is the last that they pass before IPVS takes them, and it cannot refuse, only drop.
+    """
+    return TableRules(
+        "mangle",
+        chains={"KROUTE-OUTPUT": [_source_ranges(family)]},
+        jumps=[
+            (
+                "OUTPUT",
+                f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-OUTPUT",
+            ),
+        ],
+    )
+
+
+def _source_ranges(family: Family) -> str:
+    """`loadBalancerSourceRanges`: dropped, as a firewall does, and as the API's users know it from kube-proxy."""
+    restricted = f"-m set --match-set {family.set_name(AddressSet.RESTRICTED)} dst,dst"
+    others = f"-m set ! --match-set {family.set_name(AddressSet.SOURCE_RANGE)} dst,dst,src"
+    return f"{restricted} {others} {comment('a load balancer that is not for this client')} -j DROP"
 
 
 def _served_ports(family: Family) -> list[str]:

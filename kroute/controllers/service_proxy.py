@@ -215,7 +215,7 @@ class ServiceProxy(Controller):
 
     def _ensure_sysctls(self) -> list[str]:
         self._sysctls_due = False
-        circumstances = Circumstances(self._kernel_version, self._serves_ipv6)
+        circumstances = Circumstances(self._kernel_version, self._serves_ipv6, self._settings.strict_arp)
         return self._sysctls.ensure(circumstances)
 
     def _prepare_again(self, lost: Iterable[str]) -> None:

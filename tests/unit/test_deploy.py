@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from kroute.watchers.resources import watched_resources
+from kroute.watchers.resources import WATCHED
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -20,7 +20,7 @@ def test_the_role_allows_what_kroute_does_and_nothing_else() -> None:
         for verb in rule["verbs"]
     }
     needed = {("events.k8s.io", "events", "create")}
-    for watched in watched_resources("node1"):
+    for watched in WATCHED:
         prefix, resource = watched.path.rsplit("/", 1)
         group = prefix.split("/")[2] if prefix.startswith("/apis/") else ""
         needed |= {(group, resource, verb) for verb in ("list", "watch")}

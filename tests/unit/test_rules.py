@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kroute.controllers.address_sets import FAMILIES, IPV4, IPV6, Family, set_definitions
-from kroute.controllers.filter_rules import filter_rules
+from kroute.controllers.filter_rules import filter_rules, output_rules
 from kroute.controllers.masquerade_rules import masquerade_rules
 from kroute.kernel.xtables import TableRules
 from kroute.kernel.xtables_rule import parse_rule
@@ -67,7 +67,11 @@ def render(tables: Sequence[TableRules]) -> str:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_all_rules_of_a_family(family: Family) -> None:
     settings = Settings("node3", cluster_cidrs=("172.20.0.0/16", "fd00:172:20::/48"))
-    rules = [masquerade_rules(settings, family, NODE, random_fully=True), filter_rules(settings, family)]
+    rules = [
+        masquerade_rules(settings, family, NODE, random_fully=True),
+        output_rules(family),
+        filter_rules(settings, family),
+    ]
     golden = GOLDEN / f"{family.name.lower()}.rules"
     if "KROUTE_WRITE_GOLDEN" in os.environ:
         golden.write_text(render(rules))
