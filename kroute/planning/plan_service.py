@@ -72,14 +72,8 @@ def plan_service(
     entries = {SetEntry(AddressSet.VIP, (address,)) for address in vips}
     virtual_servers: list[VirtualServer] = []
     for frontend, reach in zip(mine, reaches, strict=True):
-        key = frontend.key
-        persistence = options.persistence_for(key.address)
-        virtual_servers.append(VirtualServer(key, options.scheduler, options.flags, persistence, reach.real_servers))
-        entries.update(SetEntry(one, (key.address, int(key.protocol), key.port)) for one in reach.sets)
-        if frontend.kind is Kind.LOAD_BALANCER_IP:
-            entries.update(_restrictions(key, ranges))
-        if options.hairpin:
-            entries.update(_hairpin(key, real_server) for real_server in reach.on_this_node)
+        virtual_servers.append(_virtual_server(frontend.key, options, reach))
+        entries.update(_entries(frontend, options, reach, ranges))
 
     virtual_servers.sort(key=lambda server: server.key)
     return ServicePlan(
@@ -136,14 +130,23 @@ def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
     return _Reach(tuple(server for server, _ in chosen), near, sets)
 
 
-def _restrictions(key: VirtualServerKey, ranges: Ranges) -> Iterator[SetEntry]:
-    networks = ranges.get(family_of(key.address))
-    if networks is None:
-        return
+def _virtual_server(key: VirtualServerKey, options: Options, reach: _Reach) -> VirtualServer:
+    return VirtualServer(
+        key, options.scheduler, options.flags, options.persistence_for(key.address), reach.real_servers
+    )
+
+
+def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
+    """What the rules have to know of an address and port."""
+    key = frontend.key
     port = (key.address, int(key.protocol), key.port)
-    yield SetEntry(AddressSet.RESTRICTED, port)
-    for network in networks:
-        yield SetEntry(AddressSet.SOURCE_RANGE, (*port, network))
+    yield from (SetEntry(one, port) for one in reach.sets)
+    networks = ranges.get(family_of(key.address)) if frontend.kind is Kind.LOAD_BALANCER_IP else None
+    if networks is not None:
+        yield SetEntry(AddressSet.RESTRICTED, port)
+        yield from (SetEntry(AddressSet.SOURCE_RANGE, (*port, network)) for network in networks)
+    if options.hairpin:
+        yield from (_hairpin(key, real_server) for real_server in reach.on_this_node)
 
 
 def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
