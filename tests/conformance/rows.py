@@ -35,7 +35,6 @@ _API = "not a proxy's matter: the API server and its controllers alone"
 _DNS = "not a proxy's matter: DNS"
 _CLOUD = "not a proxy's matter: the cloud's load balancer and its controller"
 _KUBE_PROXY = "not a matter of kroute: it looks into kube-proxy itself"
-_SOURCE_RANGES = "not supported: the LoadBalancer addresses of a Service that has them are not served at all"
 
 _CONFORMANCE = (
     ("C1", "Services: serve a basic endpoint from pods"),
@@ -139,7 +138,7 @@ _CONNTRACK = (
 _LOAD_BALANCER = (
     ("loadbalancer 132", "change the type and ports of a TCP service"),
     ("loadbalancer 270", "change the type and ports of a UDP service"),
-    ("loadbalancer 422", "only allow access from service loadbalancer source ranges", _SOURCE_RANGES),
+    ("loadbalancer 422", "only allow access from service loadbalancer source ranges"),
     ("loadbalancer 565", "session affinity with externalTrafficPolicy Local and Cluster, and switch it"),
     ("loadbalancer 610", "handle load balancer cleanup finalizer for service", _CLOUD),
     ("loadbalancer 642", "create a LoadBalancer Service without NodePort and change it"),

@@ -8,6 +8,7 @@ from tests.conformance.conftest import AddPod
 from tests.conformance.expect import refused, served_by, unreachable
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
+from tests.lab.cluster import Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.udp_client import UdpClient
@@ -63,6 +64,35 @@ async def test_loadbalancer_270_change_the_type_and_ports_of_a_udp_service(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
     await changes_type_and_ports(world, kroute, family, free, "UDP", "udp")
+
+
+@row("loadbalancer 422")
+async def test_loadbalancer_422_only_allow_access_from_service_loadbalancer_source_ranges(
+    world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
+) -> None:
+    """One pod, then another, then everybody by two halves, then everybody by no ranges."""
+    ips, ingress = free.cluster_ips(), free.external_ips()
+    vip, one, other = family.of(ingress), world.visitor, await add_pod("node2", "other")
+    halves = ["::/1", "8000::/1"] if family.name == "IPv6" else ["0.0.0.0/1", "128.0.0.0/1"]
+
+    def ranged(*ranges: str) -> Object:
+        return service("ranged", *ips, ingress=ingress, loadBalancerSourceRanges=list(ranges))
+
+    def only(pod: Pod) -> str:
+        return f"{family.of(pod)}/{128 if family.name == 'IPv6' else 32}"
+
+    kroute.apply(ranged(only(one)), *endpoint_slices("ranged", world.web))
+    await served_by(one, vip, 8080, WEB)
+    await unreachable(other, vip, 8080)
+    kroute.apply(ranged(only(other)))
+    await served_by(other, vip, 8080, WEB)
+    await unreachable(one, vip, 8080)
+    for ranges in (halves, []):
+        kroute.apply(ranged(*ranges))
+        for pod in (one, other):
+            await served_by(pod, vip, 8080, WEB)
+        kroute.apply(ranged("192.0.2.0/24", "2001:db8:1::/48"))
+        await unreachable(one, vip, 8080)
 
 
 @row("loadbalancer 642")
