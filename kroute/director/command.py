@@ -48,7 +48,7 @@ from kroute.settings import IpvsTimeouts, Settings
 @option(
     "--selector",
     type=Parsed("SELECTOR", parse_selector),
-    default="",
+    default=None,
     help="Direct only Services with these labels.  [default: every Service with external IPs]",
 )
 @option(
@@ -139,7 +139,7 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     return DirectorSettings(
         common,
         values["vip_interface"],
-        values["selector"],
+        values["selector"] or "",
         values["sync_interface"] or "",
         values["sync_id"],
         lease,

@@ -1,6 +1,7 @@
 """Check the nodes: each probe for itself, as long as some plan depends on it."""
 
 import asyncio
+import os
 from collections.abc import Callable, Collection
 
 import structlog
@@ -122,4 +123,4 @@ async def _check(probe: Probe) -> str | None:
 
 
 def _words(error: OSError) -> str:
-    return error.strerror or type(error).__name__
+    return os.strerror(error.errno) if error.errno else type(error).__name__
