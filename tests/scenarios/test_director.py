@@ -46,12 +46,12 @@ class Stage:
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.cluster.nodes.values())
 
-    async def started(self) -> tuple[DirectorMachine, DirectorMachine]:
+    async def started(self, *flags: str) -> tuple[DirectorMachine, DirectorMachine]:
         """Both directors run; the first is the active one."""
         first, second = self.machines
-        await first.start(*QUICK)
+        await first.start(*QUICK, *flags)
         await eventually(lambda: has_vips(first))
-        await second.start(*QUICK)
+        await second.start(*QUICK, *flags)
         return first, second
 
 
@@ -281,11 +281,12 @@ async def test_without_the_api_server_the_active_director_serves_and_the_standby
 
 
 async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: Stage) -> None:
-    first, second = await stage.started()
+    patient = ("--lease-duration", "60s")
+    first, second = await stage.started(*patient)
     stream = await stage.client.open_stream(IPV4, 8080)
     assert first.process is not None
     await first.process.kill()
-    await first.start(*QUICK)
+    await first.start(*QUICK, *patient)
     has_vips(first)
     not_on(second)
     assert "vip.bound" not in first.process.log.read_text()
