@@ -60,8 +60,9 @@ class DirectorAddresses:
 
     async def learn(self) -> list[str]:
         """Read the machine's addresses; says which of ours somebody has taken away."""
+        await self._leave_other_interfaces()
         present = await self._addresses.of_node()
-        ours = {it.address for it in present if (it.interface, it.address) in self._ledger.addresses}
+        ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
         self._foreign = {it.address for it in present} - ours
         actual = {address: self.claims.wanted(address) or Vip(address, None) for address in ours}
         return [
@@ -154,6 +155,17 @@ class DirectorAddresses:
             renewals = [RenewAddress(address, self._lifetime) for address in self.claims.applied]
             for failure in await self._addresses.write(self.interface, renewals):
                 log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")
+
+    async def _leave_other_interfaces(self) -> None:
+        """Take away what a run with another `--vip-interface` has left."""
+        for interface, address in sorted(it for it in self._ledger.addresses if it[0] != self.interface):
+            failures = await self._addresses.write(interface, [UnbindAddress(address)])
+            if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):
+                self._ledger.record([AddressDeleted(interface, address)])
+                log.info("vip.unbound", vip=address, interface=interface, reason="not the VIPs' interface any more")
+
+    def _recorded(self) -> set[str]:
+        return {address for interface, address in self._ledger.addresses if interface == self.interface}
 
     def _fields(self, address: str) -> dict[str, object]:
         owners: Iterable[ObjectKey] = self.claims.owners(address)

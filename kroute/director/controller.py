@@ -127,7 +127,8 @@ class DirectRouting(Controller):
         await self._guarded(self.audit)
         while not (self._stopping or self._subscription.has_arrived):
             self.wake.clear()
-            await self._guarded(self._give_up)
+            if self._leading is False:
+                await self._guarded(self._give_up)
             await self.wake.wait()
 
     async def read(self) -> Iterable[str]:

@@ -45,7 +45,7 @@ class LeaseRequests(Protocol):
 
 
 class _Document(msgspec.Struct):
-    spec: LeaseSpec = LeaseSpec()
+    spec: LeaseSpec | None = None
 
 
 class LeaseLock:
@@ -72,7 +72,7 @@ class LeaseLock:
 
     async def update(self, lease: Lease, spec: LeaseSpec) -> Lease:
         """Write the spec over the Lease as it was read; ApiError 409 when it has changed since."""
-        body = {**lease.document, "spec": {**lease.document.get("spec", {}), **msgspec.to_builtins(spec)}}
+        body = {**lease.document, "spec": {**(lease.document.get("spec") or {}), **msgspec.to_builtins(spec)}}
         return _decode(await self._requests.replace(f"{self._collection}/{self._name}", body))
 
     @property
@@ -86,4 +86,5 @@ def timestamp(now: datetime) -> str:
 
 
 def _decode(body: bytes) -> Lease:
-    return Lease(msgspec.json.decode(body, type=_Document).spec, msgspec.json.decode(body))
+    spec = msgspec.json.decode(body, type=_Document).spec
+    return Lease(spec or LeaseSpec(), msgspec.json.decode(body))

@@ -71,6 +71,9 @@ class BindAddress(NamedTuple):
     An IPv6 address comes with a route of metric 0 in table local, which wins over every other. `keep_kernel_route`
     False deletes it as soon as it appears. An IPv4 address needs nothing of the kind: its own route comes second to the
     one that was there before it.
+
+    After `lifetime` seconds the kernel takes the address away by itself, unless it is renewed before; 0: never. An
+    IPv6 address with a lifetime is deprecated from the start: it serves, and is no source of the machine's own calls.
     """
 
     address: str
@@ -196,7 +199,8 @@ def encode_bind(index: int, address: str, lifetime: int = 0, flags: int = NLM_F_
         body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_LINK, index)
         body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
     if lifetime:
-        body += attribute(IFA_CACHEINFO, _CACHE_INFO.pack(lifetime, lifetime, 0, 0))
+        preferred = 0 if ":" in address else lifetime  # for IPv4 the scope does that
+        body += attribute(IFA_CACHEINFO, _CACHE_INFO.pack(preferred, lifetime, 0, 0))
     return message(RTM_NEWADDR, flags, body)
 
 

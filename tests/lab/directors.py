@@ -103,11 +103,16 @@ class Capture:
                     self.frames.append(frame)
         return self.frames
 
-    def from_address(self, address: str) -> list[bytes]:
-        """The IP packets that have come in from this address."""
-        packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-        kind, offset = (b"\x86\xdd", 22) if ":" in address else (b"\x08\x00", 26)
-        return [it for it in self.received() if it[12:14] == kind and it[offset : offset + len(packed)] == packed]
+    def packets(self, *, source: str = "", destination: str = "") -> list[bytes]:
+        """The IP packets that have come in from, or to, an address, or both."""
+        found = self.received()
+        for address, at in ((source, 0), (destination, 1)):
+            if address:
+                packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+                kind, first = (b"\x86\xdd", 22) if ":" in address else (b"\x08\x00", 26)
+                start = first + at * len(packed)
+                found = [it for it in found if it[12:14] == kind and it[start : start + len(packed)] == packed]
+        return found
 
 
 async def who_has(host: Host, address: str, within: float = 1.0) -> set[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,14 +154,25 @@ async def test_s8_only_the_director_answers_for_the_vip_and_all_nodes_reply_dire
     served_before = [connections_of(node, vip) for node in stage.nodes]
     with Capture(director.host) as capture:
         answered = await stage.client.spread(vip, 8080, 9)
-        replies = capture.from_address(vip)
+        requests, replies = capture.packets(destination=vip), capture.packets(source=vip)
     assert sum(answered.values()) == 9
     served = [connections_of(node, vip) for node in stage.nodes]
     assert all(now > before for now, before in zip(served, served_before, strict=True)), "a node has not served"
+    assert requests
     assert not replies, "replies of the nodes came by the director"
     assert director.mac() in stage.client.run("ip", "neigh", "show", vip)
     if vip == IPV4:
         assert await who_has(stage.client, vip) == {director.mac()}
+
+
+async def test_s9_a_node_that_calls_the_vip_is_answered_on_the_node(stage: Stage, vip: str) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK)
+    await eventually(lambda: has_vips(director))
+    with Capture(director.host) as capture:
+        for node in stage.nodes:
+            assert sum((await node.spread(vip, 8080, 3)).values()) == 3
+        assert not capture.packets(destination=vip)
 
 
 async def test_policy_local_directs_to_nodes_with_endpoints_weighed_by_their_number(stage: Stage, vip: str) -> None:
@@ -264,17 +275,41 @@ def not_on(machine: DirectorMachine) -> None:
     assert not any(map(machine.has, VIPS))
 
 
-async def test_without_the_api_server_the_active_director_serves_and_the_standby_stays_one(stage: Stage) -> None:
-    first, second = await stage.started()
+@contextmanager
+def api_server_out_of_reach(stage: Stage) -> Iterator[None]:
+    """Nothing gets through to the API server, as when its network is down."""
     rule = ("INPUT", "-p", "tcp", "--dport", "6443", "-j", "DROP")
     stage.nodes[0].run("iptables-legacy", "-I", *rule)
     try:
+        yield
+    finally:
+        stage.nodes[0].run("iptables-legacy", "-D", *rule)
+
+
+async def test_a_restart_without_the_api_server_leaves_the_vips_where_they_are(stage: Stage) -> None:
+    director = stage.machines[0]
+    patient = ("--lease-duration", "30s")
+    await director.start(*QUICK, *patient)
+    await eventually(lambda: has_vips(director))
+    assert director.process is not None
+    with api_server_out_of_reach(stage):
+        await director.process.kill()
+        again = await director.start(*QUICK, *patient, wait=False)
+        await asyncio.sleep(35)
+        has_vips(director)
+        assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+        assert "vip." not in again.log.read_text()
+    await again.ready()
+    has_vips(director)
+
+
+async def test_without_the_api_server_the_active_director_serves_and_the_standby_stays_one(stage: Stage) -> None:
+    first, second = await stage.started()
+    with api_server_out_of_reach(stage):
         await asyncio.sleep(8)
         has_vips(first)
         not_on(second)
         assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
-    finally:
-        stage.nodes[0].run("iptables-legacy", "-D", *rule)
     await asyncio.sleep(4)
     has_vips(first)
     not_on(second)
@@ -289,7 +324,8 @@ async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: St
     await first.start(*QUICK, *patient)
     has_vips(first)
     not_on(second)
-    assert "vip.bound" not in first.process.log.read_text()
+    log = first.process.log.read_text()
+    assert "vip.bound" not in log, log
     await stream.close()
 
 

@@ -1,5 +1,6 @@
 """A director's controller on a fake kernel: what it binds and when, what it leaves alone, and what it undoes."""
 
+import asyncio
 from errno import EIO
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.ledger import Ledger
+from kroute.controllers.ledger import AddressMade, Ledger
 from kroute.director.controller import DirectRouting
 from kroute.director.direct_ipvs import directly_routed
 from kroute.director.settings import DirectorSettings, LeaseSettings
@@ -193,14 +194,30 @@ async def test_a_restart_changes_nothing_until_the_role_is_known_to_be_another(s
     assert again.bound == set()
 
 
-async def test_a_lost_role_is_given_up_before_there_are_plans(state_dir: Path) -> None:
+@pytest.mark.parametrize(("leading", "bound"), [(True, {VIP}), (False, set()), (None, {VIP})])
+async def test_before_there_are_plans_only_another_leader_takes_addresses_away(
+    state_dir: Path, leading: bool | None, bound: set[str]
+) -> None:
     first = await FakeDirector(state_dir).start(plan())
     again = await FakeDirector(state_dir, first.kernel).open()
-    again.routing.lead(False)
-    again.routing._stopping = True  # so that it does not wait for plans
-    await again.routing.audit()
-    await again.routing._give_up()
-    assert again.bound == set()
+    if leading is not None:
+        again.routing.lead(leading)
+    waiting = asyncio.create_task(again.routing.start())
+    await asyncio.sleep(0.01)
+    assert again.bound == bound
+    again.routing.stop()
+    await waiting
+
+
+async def test_another_vip_interface_is_changed_to(state_dir: Path) -> None:
+    kernel = new_kernel()
+    kernel.add_link("eth1")
+    setup = await FakeDirector(state_dir, kernel).open()
+    setup.ledger.record([AddressMade("eth1", VIP), AddressMade("eth1", VIP6)])
+    kernel.add_address("eth1", VIP, 32)
+    director = await FakeDirector(state_dir, kernel).start(plan())
+    assert (set(kernel.links["eth1"].addresses), director.bound) == (set(), {VIP})
+    assert director.ledger.addresses == {("eth0", VIP)}
 
 
 async def test_addresses_and_virtual_servers_that_no_plan_names_go_in_this_order(state_dir: Path) -> None:

@@ -237,6 +237,20 @@ async def test_what_others_put_into_the_lease_stays(candidates: Candidates) -> N
     assert item["spec"]["holderIdentity"] == "one"
 
 
+async def test_a_lease_without_anything_in_it_is_free(candidates: Candidates) -> None:
+    candidates.server.apply(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": "kube-system", "name": "kroute-director"},
+            "spec": None,
+        }
+    )
+    one = candidates.candidate("one")
+    await one.attempt()
+    assert (one.role, candidates.lease["holderIdentity"]) == (Role.ACTIVE, "one")
+
+
 async def test_a_server_that_does_not_answer_is_given_up_within_half_the_deadline(candidates: Candidates) -> None:
     one = candidates.candidate("one", LeaseSettings(duration=3, renew_deadline=0.4, retry_period=0.1))
     await one.attempt()
