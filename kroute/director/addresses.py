@@ -109,11 +109,15 @@ class DirectorAddresses:
         if not due:
             return
         async with self._writing:
+            recorded = self._recorded()
             self._ledger.record(AddressMade(self.interface, address) for address in due)
             bindings = [BindAddress(it, keep_kernel_route=True, lifetime=self._lifetime) for it in due]
             failures = await self._addresses.write(self.interface, bindings)
-            refusals = {it.change.address: str(it) for it in failures}
-            self._foreign |= {it.change.address for it in failures if it.errno == EEXIST}
+            # One of ours may be back before it is known that it was gone: a renewal binds it as well.
+            refusals = {
+                it.change.address: str(it) for it in failures if it.errno != EEXIST or it.change.address not in recorded
+            }
+            self._foreign |= {it.change.address for it in failures if it.errno == EEXIST} - recorded
             done = [address for address in due if address not in refusals]
             for address in done:
                 self.claims.note(address, self.claims.wanted(address))

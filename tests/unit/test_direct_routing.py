@@ -239,6 +239,17 @@ async def test_a_taken_away_address_is_back_and_announced(state_dir: Path) -> No
     assert director.routing.statistics().repairs == 1
 
 
+async def test_an_address_that_a_renewal_has_brought_back_stays_ours(state_dir: Path) -> None:
+    director = await FakeDirector(state_dir).start(plan())
+    director.kernel.delete_address("eth0", VIP)
+    await director.routing.vips.renew()
+    director.routing.notice(await director.monitor.next())
+    await director.routing.step()
+    assert director.ledger.addresses == {("eth0", VIP)}
+    await director.lead(False)
+    assert director.bound == set()
+
+
 async def test_lifetimes_are_renewed(state_dir: Path) -> None:
     director = await FakeDirector(state_dir).start(plan())
     director.kernel.writes.clear()
