@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint lab clean
+.PHONY: help demo test unit conformance lint lab clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -18,6 +18,10 @@ test: ## run every test, those that send packets too
 unit: ## run the tests that need no kernel
 	@scripts/setup unit
 	@$(PYTEST) -m 'not lab' $(ARGS)
+
+conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
+	@scripts/setup lab
+	@.venv/bin/python -m tests.conformance $(ARGS)
 
 lint: ## check style, types and the direction of imports
 	@scripts/setup unit

@@ -187,10 +187,10 @@ async def _agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     interfaces = await read_node_interfaces(settings.dummy_interface)
     directory = settings.manifests
     if directory is not None:
-        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, settings.node_name, sink).run())
+        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, sink).run())
     from kroute.watchers.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
     from kroute.watchers.kubernetes import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
     log.info("api.configured", server=api.server)
-    return Agent(settings, interfaces, lambda sink: KubernetesWatcher(api, settings.node_name, sink).run(), api.create)
+    return Agent(settings, interfaces, lambda sink: KubernetesWatcher(api, sink).run(), api.create)

@@ -70,6 +70,36 @@ def cli() -> None:
     default=(),
     help="Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
 )
+@option("--service-cidr", "service_cidrs", type=NETWORKS, default=(), help="The Service range: no external address.")
+@option(
+    "--external-ip-range",
+    "external_ip_ranges",
+    type=NETWORKS,
+    default=(),
+    help="The only networks that external IPs may be in.",
+)
+@option(
+    "--loadbalancer-ip-range",
+    "load_balancer_ip_ranges",
+    type=NETWORKS,
+    default=(),
+    help="The only networks that LoadBalancer addresses may be in.",
+)
+@option("--strict-external-ips", is_flag=True, help="Where no such range is given, allow no such address at all.")
+@option(
+    "--protected-ports",
+    type=Parsed("PORT[-PORT][,...]", settings.parse_ports),
+    default="22,2379-2380,6443,10250,10256",
+    show_default=True,
+    help="Never taken by a Service on an address that is a node's own.",
+)
+@option(
+    "--strict-arp",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Answer ARP only for the addresses of the interface that is asked: a VIP is its owner's to answer for.",
+)
 @option("--masquerade-all", is_flag=True, help="Masquerade every connection to a ClusterIP.")
 @option(
     "--detect-local-mode",
@@ -152,7 +182,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     fields: dict[str, Any] = {
         name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
     }
-    fields["hairpin"] = values["hairpin"] == "on"
+    fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
     timeouts = IpvsTimeouts(*(fields.pop(f"ipvs_{name}_timeout") for name in IpvsTimeouts.__struct_fields__))
     exemptions = tuple(fields.pop("masquerade_exemptions"))
     fields["log_format"] = fields["log_format"] or ("console" if sys.stderr.isatty() else "json")

@@ -7,6 +7,7 @@ configuration file. They raise ValueError with a sentence that says what is allo
 import re
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +30,23 @@ INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
+
+
+class PortRange(NamedTuple):
+    """Ports from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+DEFAULT_PROTECTED_PORTS = (
+    PortRange(22, 22),
+    PortRange(2379, 2380),
+    PortRange(6443, 6443),
+    PortRange(10250, 10250),
+    PortRange(10256, 10256),
+)
+"""SSH, etcd, the API server, the kubelet, and the health checks of service proxies."""
 
 
 class Exemption(msgspec.Struct, frozen=True):
@@ -62,6 +80,12 @@ class Settings(msgspec.Struct, frozen=True):
     scheduler: str = "rr"
     service_proxy_name: str = OUR_PROXY_NAME
     nodeport_addresses: tuple[str, ...] = ()
+    service_cidrs: tuple[str, ...] = ()
+    external_ip_ranges: tuple[str, ...] = ()
+    load_balancer_ip_ranges: tuple[str, ...] = ()
+    strict_external_ips: bool = False
+    protected_ports: tuple[PortRange, ...] = DEFAULT_PROTECTED_PORTS
+    strict_arp: bool = True
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()
@@ -78,6 +102,10 @@ class Settings(msgspec.Struct, frozen=True):
     state_dir: Path = DEFAULT_STATE_DIR
     log_format: str = "console"
     log_level: str = "info"
+
+    def protects(self, port: int) -> bool:
+        """Whether no Service may have this port on a node's own address."""
+        return any(first <= port <= last for first, last in self.protected_ports)
 
 
 def parse_duration(text: str) -> float:
@@ -137,6 +165,11 @@ def parse_node_ips(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def parse_ports(text: str) -> tuple[PortRange, ...]:
+    """Read ports and ranges of ports, separated by commas: `22,2379-2380`."""
+    return tuple(_parse_port_range(part.strip()) for part in text.split(",") if part.strip())
+
+
 def parse_exemption(text: str) -> Exemption:
     """Read `SOURCE:DESTINATION`, two networks of one family. IPv6 networks need their prefix length."""
     match = _PAIR.fullmatch(text)
@@ -164,6 +197,14 @@ def parse_interface(text: str) -> str:
     if not text or len(text) > INTERFACE_NAME_LIMIT or re.search(r"[\s/:]", text) or text in {".", ".."}:
         raise ValueError(f"{text!r} is not an interface name: 1 to {INTERFACE_NAME_LIMIT} characters, no space, / or :")
     return text
+
+
+def _parse_port_range(text: str) -> PortRange:
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
+    ports = PortRange(int(match[1]), int(match[2] or match[1])) if match else PortRange(0, 0)
+    if not 1 <= ports.first <= ports.last <= 65535:
+        raise ValueError(f"{text!r} is no port and no range of ports: write 22 or 2379-2380, from 1 to 65535")
+    return ports
 
 
 def _parse_address(text: str) -> str:

@@ -38,6 +38,8 @@ SET_TYPES = {
     AddressSet.EXTERNAL_LOCAL: "hash:ip,port",
     AddressSet.NO_LOCAL: "hash:ip,port",
     AddressSet.NO_ENDPOINT: "hash:ip,port",
+    AddressSet.RESTRICTED: "hash:ip,port",
+    AddressSet.SOURCE_RANGE: "hash:ip,port,net",
     AddressSet.HAIRPIN: "hash:ip,port,ip",
     AddressSet.VIP: "hash:ip",
     AddressSet.POD_NETWORK: "hash:net",

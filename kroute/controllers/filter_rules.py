@@ -23,6 +23,9 @@ _REFUSALS = {
 (RFC 4960, appendix C), which ICMPv6 spells in a way that REJECT cannot send: there it tries until its time is out.
 """
 
+_NOT_A_FIRST_PACKET = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
+"""To conntrack that is as new as the rules, or has been flushed, a connection is NEW in its middle as well
+(`nf_conntrack_tcp_loose`)."""
 _ECHO_REQUEST = {IPV4: "-p icmp -m icmp --icmp-type 8", IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
 
 
@@ -36,6 +39,8 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         "filter",
         chains={
             "KROUTE-INPUT": [
+                f"{_NOT_A_FIRST_PACKET} {comment('of a connection that conntrack did not see begin')} -j RETURN",
+                _source_ranges(family),
                 f"{comment('nothing serves this port')} {no_endpoint} -j KROUTE-REJECT",
                 f"{others} {comment('policy Local, and nothing on this node serves it')} {no_local} -j KROUTE-REJECT",
                 f"{comment('an address of Services')} {vip} -j KROUTE-VIPS",
@@ -57,6 +62,30 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
             ),
         ],
     )
+
+
+def output_rules(family: Family) -> TableRules:
+    """The mangle rules of one family: what this node's own processes may not send.
+
+    The table's OUTPUT chain is the last that they pass before IPVS takes them, and it cannot refuse, only drop.
+    """
+    return TableRules(
+        "mangle",
+        chains={"KROUTE-OUTPUT": [_source_ranges(family)]},
+        jumps=[
+            (
+                "OUTPUT",
+                f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-OUTPUT",
+            ),
+        ],
+    )
+
+
+def _source_ranges(family: Family) -> str:
+    """`loadBalancerSourceRanges`: dropped, as a firewall does, and as the API's users know it from kube-proxy."""
+    restricted = f"-m set --match-set {family.set_name(AddressSet.RESTRICTED)} dst,dst"
+    others = f"-m set ! --match-set {family.set_name(AddressSet.SOURCE_RANGE)} dst,dst,src"
+    return f"{restricted} {others} {comment('a load balancer that is not for this client')} -j DROP"
 
 
 def _served_ports(family: Family) -> list[str]:

@@ -11,7 +11,7 @@ import structlog
 from kroute.controllers.account import Account
 from kroute.controllers.address_sets import PREFIX, Family
 from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.filter_rules import filter_rules
+from kroute.controllers.filter_rules import filter_rules, output_rules
 from kroute.controllers.masquerade_rules import masquerade_rules
 from kroute.kernel.errors import KernelError
 from kroute.kernel.xtables import TableRules, Xtables
@@ -20,10 +20,11 @@ from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-NAT, FILTER = "nat", "filter"
+NAT, MANGLE, FILTER = "nat", "mangle", "filter"
 
 WITHOUT = {
     NAT: "nothing is masqueraded in this family until its table is there; trying again",
+    MANGLE: "loadBalancerSourceRanges do not bind this node's own processes until its table is there; trying again",
     FILTER: "ports of the node itself answer on VIPs in this family until its table is there; trying again",
 }
 """The tables in the order in which they are written, and what their absence means. They are removed in reverse."""
@@ -82,6 +83,8 @@ class NodeRules:
     async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
         if table == FILTER:
             return filter_rules(self._settings, family)
+        if table == MANGLE:
+            return output_rules(family)
         if family not in self._random_fully:
             self._random_fully[family] = await self._xtables[family].supports_random_fully()
         return masquerade_rules(self._settings, family, node, random_fully=self._random_fully[family])

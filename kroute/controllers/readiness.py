@@ -18,8 +18,8 @@ PATIENCE = 5.0
 class Readiness:
     """The Services whose newest plan is not all there yet. Times are seconds on the caller's clock.
 
-    Two things wait: an edit of a virtual server whose address is live already, for set entries; and an address that is
-    to be bound, for its virtual servers, set entries and routes. A plan waits also if there is nothing to do for it
+    Two things wait: what lets clients in at a virtual server, for set entries; and an address that is to be bound, for
+    its virtual servers, set entries and routes. A plan waits also if there is nothing to do for it
     now: there may be later, when its last real server has drained.
     """
 
@@ -60,7 +60,7 @@ class Readiness:
         return key not in self._waiting
 
     def may_let_in(self, key: ObjectKey, now: float) -> bool:
-        """Whether virtual servers on live addresses may be made and edited for the Service's newest plan."""
+        """Whether virtual servers may be made and edited for the Service's newest plan."""
         plan = self._waiting.get(key)
         return (
             plan is None

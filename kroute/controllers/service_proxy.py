@@ -1,9 +1,9 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
 What comes first in one pass is what must be true first. Addresses that nobody claims go away, then their virtual
-servers; new virtual servers are made with their real servers, at once where their address is not live yet, else when
-masquerade has said that the plan's set entries are there; and an address is bound only when the plan's virtual servers
-are there and route_fix and masquerade have said that theirs is. All of them are waited for only so long.
+servers; new virtual servers are made with their real servers when masquerade has said that the plan's set entries are
+there; and an address is bound only when the plan's virtual servers are there and route_fix has said that its routes
+are. All of them are waited for only so long.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ class ServiceProxy(Controller):
 
     def _ensure_sysctls(self) -> list[str]:
         self._sysctls_due = False
-        circumstances = Circumstances(self._kernel_version, self._serves_ipv6)
+        circumstances = Circumstances(self._kernel_version, self._serves_ipv6, self._settings.strict_arp)
         return self._sysctls.ensure(circumstances)
 
     def _prepare_again(self, lost: Iterable[str]) -> None:
@@ -245,12 +245,10 @@ class ServiceProxy(Controller):
     def _is_held(self, key: VirtualServerKey) -> bool:
         """Whether the rules may not be ready yet for packets that this virtual server would take at once.
 
-        An address that no plan binds is one of the node's own, or another interface's.
+        It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
         """
-        address = key.address
-        is_live = address in self._vips.claims.applied or self._vips.claims.wanted(address) is None
         owners = self._servers.claims.owners(key)
-        return is_live and bool(owners) and not self._readiness.may_let_in(owners[-1], self.clock())
+        return bool(owners) and not self._readiness.may_let_in(owners[-1], self.clock())
 
     def _say_what_is_withdrawn(self) -> None:
         withdrawn = [plan for plan in self._withdrawing.values() if self._is_withdrawn(plan)]

@@ -18,6 +18,7 @@ class Circumstances(NamedTuple):
 
     kernel_version: tuple[int, int]
     ipv6: bool
+    strict_arp: bool = True
 
 
 def _always(_: Circumstances) -> bool:
@@ -30,6 +31,10 @@ def _has_slow_port_reuse(circumstances: Circumstances) -> bool:
 
 def _serves_ipv6(circumstances: Circumstances) -> bool:
     return circumstances.ipv6
+
+
+def _has_strict_arp(circumstances: Circumstances) -> bool:
+    return circumstances.strict_arp
 
 
 class Row(NamedTuple):
@@ -64,6 +69,13 @@ SYSCTLS = (
         "packets pass between clients and pods",
         disturbs=("net.ipv4.conf.all.accept_redirects",),
     ),
+    Row(
+        "net.ipv4.conf.all.arp_ignore",
+        "1",
+        _has_strict_arp,
+        "ARP is answered for addresses of the asked interface only: a VIP on every node is its owner's to answer for",
+    ),
+    Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
     Row("net.ipv6.conf.all.forwarding", "1", _serves_ipv6, "the same for IPv6"),
 )
 

@@ -3,18 +3,10 @@
 import asyncio
 from dataclasses import replace
 
-from kroute.planning.objects import KubernetesObject, Node
 from kroute.watchers.reflector import Reflector
 from kroute.watchers.requests import Requests
-from kroute.watchers.resources import ENDPOINT_SLICES, SERVICES, Resource
+from kroute.watchers.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
 from kroute.watchers.sink import Sink
-
-
-def _is_node(item: KubernetesObject) -> bool:
-    return isinstance(item, Node)
-
-
-NODES = Resource(kind=Node, path="/api/v1/nodes", selects=_is_node)
 
 
 def watched(selector: str) -> tuple[Resource, ...]:

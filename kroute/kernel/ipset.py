@@ -65,7 +65,7 @@ class AddEntry(NamedTuple):
     """Put an element into a set; one that is there already is no failure. Refused: ENOENT when there is no such set.
 
     By type: hash:ip (address,); hash:net (cidr,); hash:ip,port (address, protocol number, port); hash:ip,port,ip
-    (address, protocol number, port, address).
+    (address, protocol number, port, address); hash:ip,port,net (address, protocol number, port, cidr).
     """
 
     set: str

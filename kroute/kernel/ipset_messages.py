@@ -29,7 +29,9 @@ ATTR_PROTOCOL, ATTR_SETNAME, ATTR_TYPENAME, ATTR_REVISION, ATTR_FAMILY, ATTR_FLA
 FLAG_LIST_SETNAME = 1 << 1
 FLAG_LIST_HEADER = 1 << 2
 
-ENTRY_IP, ENTRY_CIDR, ENTRY_PORT, ENTRY_PROTO, ENTRY_IP2 = 1, 3, 4, 7, 20
+ENTRY_IP, ENTRY_CIDR, ENTRY_PORT, ENTRY_PROTO, ENTRY_IP2, ENTRY_CIDR2 = 1, 3, 4, 7, 20, 21
+ADDRESS_KINDS = ((ENTRY_IP, ENTRY_CIDR), (ENTRY_IP2, ENTRY_CIDR2))
+"""The attributes of an element's first and second address."""
 CREATE_HASHSIZE, CREATE_MAXELEM = 18, 19
 IPADDR_IPV4, IPADDR_IPV6 = 1, 2
 
@@ -80,16 +82,17 @@ def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
     """
     fields = iter(element)
     parts: list[bytes] = []
-    address_kinds = iter((ENTRY_IP, ENTRY_IP2))
+    address_kinds = iter(ADDRESS_KINDS)
     try:
         for word in words:
             if word == "port":
                 parts += [u8(ENTRY_PROTO, int(next(fields))), be16(ENTRY_PORT | NLA_F_NET_BYTEORDER, int(next(fields)))]
             else:
                 address, _, prefix = str(next(fields)).partition("/")
-                parts.append(_encode_address(next(address_kinds), address))
+                kind, prefix_kind = next(address_kinds)
+                parts.append(_encode_address(kind, address))
                 if prefix:
-                    parts.append(u8(ENTRY_CIDR, int(prefix)))
+                    parts.append(u8(prefix_kind, int(prefix)))
     except (StopIteration, OSError, OverflowError, struct.error) as error:
         raise ValueError(f"element {element} does not fit a set of {','.join(words)}") from error
     if next(fields, None) is not None:
@@ -125,15 +128,16 @@ def parse_elements(words: tuple[str, ...], payload: bytes) -> list[Element]:
 
 
 def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | int]:
-    address_kinds = iter((ENTRY_IP, ENTRY_IP2))
+    address_kinds = iter(ADDRESS_KINDS)
     for word in words:
         if word == "port":
             yield entry[ENTRY_PROTO][0]
             yield to_be16(entry[ENTRY_PORT])
             continue
-        address = _decode_address(entry[next(address_kinds)])
+        kind, prefix_kind = next(address_kinds)
+        address = _decode_address(entry[kind])
         if word == "net":
-            prefix = entry[ENTRY_CIDR][0] if ENTRY_CIDR in entry else (128 if ":" in address else 32)
+            prefix = entry[prefix_kind][0] if prefix_kind in entry else (128 if ":" in address else 32)
             address = f"{address}/{prefix}"
         yield address
 

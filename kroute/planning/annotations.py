@@ -48,15 +48,17 @@ def flag_words(scheduler: str, flags: int) -> tuple[str, ...]:
 class Options(msgspec.Struct, frozen=True):
     """How one Service is served. `persistence_timeout`: seconds, 0 for none.
 
-    `hairpin`: whether its pods may reach themselves through it.
+    `hairpin`: whether its pods may reach themselves through it. `skip_load_balancer_ips`: whether the addresses of its
+    load balancer are somebody else's to serve.
     """
 
-    scheduler: str
+    scheduler: str = SCHEDULERS[0]
     flags: int = 0
     persistence_timeout: int = 0
     ipv4_prefix: int = 32
     ipv6_prefix: int = 128
     hairpin: bool = True
+    skip_load_balancer_ips: bool = False
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address."""
@@ -130,6 +132,13 @@ def _apply_hairpin(options: Options, value: str) -> Reading:
     return msgspec.structs.replace(options, hairpin=switch), None
 
 
+def _apply_skip(options: Options, value: str) -> Reading:
+    switch = _SWITCH.get(value.lower())
+    if switch is None:
+        return options, "is neither on nor off; the addresses are served"
+    return msgspec.structs.replace(options, skip_load_balancer_ips=switch), None
+
+
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
@@ -172,6 +181,12 @@ ANNOTATIONS = (
         meaning="whether a pod that reaches itself through the Service gets an answer, which then comes from the node",
         allowed="on, off",
         apply=_apply_hairpin,
+    ),
+    Annotation(
+        name="service.skiplbips",
+        meaning="the addresses of the Service's load balancer are not served by nodes",
+        allowed="on, off",
+        apply=_apply_skip,
     ),
 )
 """Every annotation, in the order in which they apply: the flags are read once the scheduler is known."""

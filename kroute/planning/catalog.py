@@ -10,10 +10,11 @@ from typing import assert_never
 
 import msgspec
 
+from kroute.planning.address_owners import AddressOwners
 from kroute.planning.addresses import canonical, family_of
 from kroute.planning.claims import Claimant, Claims
 from kroute.planning.endpoints import has_hints
-from kroute.planning.frontends import Frontends, cluster_ips, external_ips, frontends_of, has_node_ports
+from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import (
     HEADLESS_LABEL,
@@ -30,6 +31,7 @@ from kroute.planning.objects import (
 from kroute.planning.plan import ServicePlan
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
+from kroute.planning.service_addresses import cluster_ips, external_ips, has_node_ports
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
@@ -52,6 +54,7 @@ class Catalog:
         self._slices: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._claims = Claims()
+        self._owners = AddressOwners()
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
         self._dirty: dict[ObjectKey, None] = {}
@@ -113,6 +116,7 @@ class Catalog:
                 any(family_of(address) in families for address in cluster_ips(service))
                 or (node_ports_moved and has_node_ports(service))
                 or not moved.isdisjoint(map(canonical, external_ips(service)))
+                or (before.pod_cidrs != node.pod_cidrs and external_ips(service))
             ):
                 self._mark(key)
         if before.zone != node.zone:
@@ -147,19 +151,21 @@ class Catalog:
             self._plans[plan.key] = plan
         return plan
 
-    def _mark(self, key: ObjectKey) -> None:
-        """Plan this Service again; what it claims may have changed, too."""
-        self._dirty[key] = None
-        self._claims_dirty[key] = None
+    def _mark(self, *keys: ObjectKey) -> None:
+        """Plan these Services again; what they claim may have changed, too."""
+        for key in keys:
+            self._dirty[key] = None
+            self._claims_dirty[key] = None
 
     def _apply(self, item: KubernetesObject) -> None:
         match item:
             case Service():
                 self._services[item.key] = item
-                self._mark(item.key)
+                self._mark(item.key, *self._owners.place_service(item))
             case EndpointSlice():
                 self._place_slice(item.key, item)
             case Node():
+                self._mark(*self._owners.place_node(item))
                 if item.key.name == self._settings.node_name:
                     self._node_object = item
                     self.set_node(node_facts(self._settings, item, self._interfaces))
@@ -169,9 +175,11 @@ class Catalog:
     def _delete(self, kind: type[KubernetesObject], key: ObjectKey) -> None:
         """Forget an object. A Node object that goes leaves the node's addresses what they were, so they are kept."""
         if kind is Service and self._services.pop(key, None) is not None:
-            self._mark(key)
+            self._mark(key, *self._owners.forget_service(key))
         elif kind is EndpointSlice:
             self._place_slice(key, None)
+        elif kind is Node:
+            self._mark(*self._owners.forget_node(key.name))
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and take it from the one that it named before."""
@@ -197,7 +205,7 @@ class Catalog:
             if service is None:
                 affected = self._claims.withdraw(key)
             else:
-                frontends = renewed[key] = frontends_of(service, self._node, self._settings)
+                frontends = renewed[key] = frontends_of(service, self._node, self._settings, self._owners)
                 affected = self._claims.claim(Claimant.of(service), [frontend.key for frontend in frontends.served])
             self._dirty.update(dict.fromkeys(affected))
         self._claims_dirty.clear()
@@ -209,6 +217,8 @@ class Catalog:
             return ServicePlan(key)
         slices = self._slices.get(key, {}).values()
         held = self._claims.held_by_others(key)
+        if frontends is None:
+            frontends = frontends_of(service, self._node, self._settings, self._owners)
         return plan_service(service, slices, self._node, self._settings, held, frontends)
 
 

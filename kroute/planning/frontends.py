@@ -4,29 +4,36 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from kroute.planning.address_owners import AddressOwners
 from kroute.planning.addresses import unicast
+from kroute.planning.admission import Allowed, Place, admit
 from kroute.planning.endpoints import PortKey
 from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
 from kroute.planning.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
+from kroute.planning.service_addresses import cluster_ips, has_node_ports, load_balancer_ips
 from kroute.settings import Settings
 
 
 class Kind(Enum):
-    """Where an address comes from, which says who may bind it and which traffic policy holds."""
+    """Where an address comes from, which says who may bind it and which traffic policy holds; the value names it."""
 
-    CLUSTER_IP = "ClusterIP"
+    CLUSTER_IP = "clusterIP"
     EXTERNAL_IP = "externalIP"
-    LOAD_BALANCER_IP = "load balancer address"
-    NODE_PORT = "node port"
+    LOAD_BALANCER_IP = "loadBalancerIP"
+    NODE_PORT = "nodePort"
 
 
 class Frontend(NamedTuple):
-    """An address and port that clients of a Service use, and the Service port behind it."""
+    """An address and port that clients of a Service use, and the Service port behind it.
+
+    `is_bound`: whether the address belongs on the dummy interface, and not on another one of the node's.
+    """
 
     key: VirtualServerKey
     port: PortKey
     kind: Kind = Kind.CLUSTER_IP
+    is_bound: bool = True
 
     @property
     def is_external(self) -> bool:
@@ -52,42 +59,27 @@ def is_ours(service: Service, settings: Settings) -> bool:
     )
 
 
-def cluster_ips(service: Service) -> tuple[str, ...]:
-    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` beats `clusterIP`."""
-    return tuple(ip for ip in service.spec.cluster_ips or (service.spec.cluster_ip,) if ip not in {"", "None"})
+def frontends_of(
+    service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners | None = None
+) -> Frontends:
+    """What clients of the Service may address on this node, as far as no other Service has it.
 
-
-def external_ips(service: Service) -> tuple[str, ...]:
-    """The Service's external IPs and LoadBalancer addresses as written."""
-    return (*(service.spec.external_ips or ()), *load_balancer_ips(service))
-
-
-def load_balancer_ips(service: Service) -> tuple[str, ...]:
-    """The addresses of the Service's load balancer that nodes serve: not those with `ipMode: Proxy`, nor host names."""
-    ingress = service.status.load_balancer.ingress if service.spec.type == "LoadBalancer" else None
-    return tuple(it.ip for it in ingress or () if it.ip and it.ip_mode in {None, "", "VIP"})
-
-
-def has_node_ports(service: Service) -> bool:
-    """Whether the Service has ports on the nodes' own addresses."""
-    return service.spec.type in {"NodePort", "LoadBalancer"} and any(it.node_port for it in service.spec.ports or ())
-
-
-def frontends_of(service: Service, node: NodeFacts, settings: Settings) -> Frontends:
-    """What clients of the Service may address on this node, as far as no other Service has it."""
+    `owners` says whose an address is already; without it that is not known of any.
+    """
     if not is_ours(service, settings) or not cluster_ips(service):
         return Frontends((), ())
     problems: list[Problem] = []
     ports = _by_number(service, problems)
-    served = {
-        key: Frontend(key, PortKey(port.name, port.protocol), kind)
-        for kind, address in _addresses(service, problems)
-        if node.serves(address)
-        for (protocol, number), port in ports.items()
-        if (key := VirtualServerKey(protocol, address, number))
-    }
+    served: dict[VirtualServerKey, Frontend] = {}
+    for kind, address, place in _addresses(service, node, settings, owners or AddressOwners(), problems):
+        for (protocol, number), port in ports.items():
+            if place is Place.OWN and settings.protects(number):
+                problems.append(_protected(kind, address, number))
+                continue
+            key = VirtualServerKey(protocol, address, number)
+            served[key] = Frontend(key, PortKey(port.name, port.protocol), kind, place is Place.VIP)
     for key, port in _node_ports(service, node, ports.values(), problems):
-        served.setdefault(key, Frontend(key, PortKey(port.name, port.protocol), Kind.NODE_PORT))
+        served.setdefault(key, Frontend(key, PortKey(port.name, port.protocol), Kind.NODE_PORT, is_bound=False))
     return Frontends(tuple(served.values()), tuple(dict.fromkeys(problems)))
 
 
@@ -110,43 +102,54 @@ def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol
     return ports
 
 
-def _addresses(service: Service, problems: list[Problem]) -> Iterator[tuple[Kind, str]]:
-    """The addresses that can be served; one that occurs twice is what it is first."""
+def _addresses(
+    service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: list[Problem]
+) -> Iterator[tuple[Kind, str, Place]]:
+    """The addresses to serve here and where they live; one that occurs twice is what it is first."""
     seen: set[str] = set()
-    for kind, field, reason, written in _written_addresses(service, problems):
+    for kind, written in _written_addresses(service):
         address = unicast(written)
         if address is None:
-            subject = f"{field} {quoted(written)}"
-            message = f"{subject} is not served: it is no unicast IPv4 or IPv6 address that may leave a machine."
-            problems.append(Problem(reason, subject, message))
-        elif address not in seen:
+            reason = "is no unicast IPv4 or IPv6 address that may leave a machine"
+            problems.append(_refused(kind, written, reason))
+        elif address in seen or not node.serves(address):
+            continue
+        elif kind is Kind.CLUSTER_IP:
             seen.add(address)
-            yield kind, address
+            yield kind, address, Place.VIP
+        else:
+            seen.add(address)
+            place, reason = admit(address, _allowed(kind, settings), node, settings, owners)
+            if place is Place.NOWHERE:
+                problems.append(_refused(kind, written, reason))
+            elif place is not Place.ELSEWHERE:
+                yield kind, address, place
 
 
-def _written_addresses(service: Service, problems: list[Problem]) -> Iterator[tuple[Kind, str, str, str]]:
-    """Every address of the Service with its kind, the field it is in, and the reason of a Problem with it."""
-    for ip in cluster_ips(service):
-        yield Kind.CLUSTER_IP, "clusterIP", "InvalidClusterIP", ip
-    for ip in service.spec.external_ips or ():
-        yield Kind.EXTERNAL_IP, "externalIP", "InvalidExternalIP", ip
-    balanced = load_balancer_ips(service)
-    if balanced and _has_source_ranges(service):
-        subject = "loadBalancerSourceRanges"
-        message = (
-            f"the load balancer's addresses are not served, since {subject} is not enforced by kroute. "
-            "Remove it, or have the load balancer enforce it and set ipMode: Proxy."
-        )
-        problems.append(Problem("SourceRangesUnsupported", subject, message))
-        return
-    for ip in balanced:
-        yield Kind.LOAD_BALANCER_IP, "loadBalancer.ingress.ip", "InvalidLoadBalancerIP", ip
+def _written_addresses(service: Service) -> Iterator[tuple[Kind, str]]:
+    yield from ((Kind.CLUSTER_IP, ip) for ip in cluster_ips(service))
+    yield from ((Kind.EXTERNAL_IP, ip) for ip in service.spec.external_ips or ())
+    yield from ((Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service))
 
 
-def _has_source_ranges(service: Service) -> bool:
-    """Whether only some clients may use the load balancer's addresses; a /0 among the ranges lets everybody in."""
-    ranges = [text.strip() for text in service.spec.load_balancer_source_ranges or ()]
-    return bool(ranges) and not any(text.endswith("/0") for text in ranges)
+def _allowed(kind: Kind, settings: Settings) -> Allowed:
+    if kind is Kind.EXTERNAL_IP:
+        return Allowed(settings.external_ip_ranges, "--external-ip-range")
+    return Allowed(settings.load_balancer_ip_ranges, "--loadbalancer-ip-range")
+
+
+def _refused(kind: Kind, written: str, reason: str) -> Problem:
+    subject = f"{kind.value} {quoted(written)}"
+    message = f"{subject} is not served: it {reason}. Take it out of the Service, or give another one."
+    return Problem(f"Invalid{kind.value[0].upper()}{kind.value[1:]}", subject, message)
+
+
+def _protected(kind: Kind, address: str, port: int) -> Problem:
+    subject = f"{kind.value} {address} port {port}"
+    message = (
+        f"{subject} is not served: the address is this node's own, and --protected-ports keeps that port for the node."
+    )
+    return Problem("ProtectedPort", subject, message)
 
 
 def _node_ports(

@@ -1,6 +1,6 @@
 """The plan of one Service on one node: a pure function of the Service, its slices, the node and the settings."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from kroute.planning.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.settings import Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
@@ -65,17 +66,14 @@ def plan_service(
     problems += [_conflict(it.key, held[it.key]) for it in served if it.key in held]
     mine = [it for it in served if it.key not in held]
     reaches = _reaches(service, mine, merged, node)
+    ranges = source_ranges(service, problems)
 
-    vips = {it.key.address for it in mine if _is_bound(it, node)}
+    vips = {it.key.address for it in mine if it.is_bound}
     entries = {SetEntry(AddressSet.VIP, (address,)) for address in vips}
     virtual_servers: list[VirtualServer] = []
     for frontend, reach in zip(mine, reaches, strict=True):
-        key = frontend.key
-        persistence = options.persistence_for(key.address)
-        virtual_servers.append(VirtualServer(key, options.scheduler, options.flags, persistence, reach.real_servers))
-        entries.update(SetEntry(one, (key.address, int(key.protocol), key.port)) for one in reach.sets)
-        if options.hairpin:
-            entries.update(_hairpin(key, real_server) for real_server in reach.on_this_node)
+        virtual_servers.append(_virtual_server(frontend.key, options, reach))
+        entries.update(_entries(frontend, options, reach, ranges))
 
     virtual_servers.sort(key=lambda server: server.key)
     return ServicePlan(
@@ -86,13 +84,6 @@ def plan_service(
         health_check=_health_check(service, merged, node),
         problems=tuple(dict.fromkeys(problems)),
     )
-
-
-def _is_bound(frontend: Frontend, node: NodeFacts) -> bool:
-    """Whether the address belongs on the dummy interface: one from outside that the node has already does not."""
-    if frontend.kind is Kind.CLUSTER_IP:
-        return True
-    return frontend.kind is not Kind.NODE_PORT and frontend.key.address not in node.own
 
 
 def _reaches(
@@ -137,6 +128,25 @@ def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
     near = tuple(server for server, endpoint in chosen if endpoint.node_name is None or endpoint.node_name == node.name)
     return _Reach(tuple(server for server, _ in chosen), near, sets)
+
+
+def _virtual_server(key: VirtualServerKey, options: Options, reach: _Reach) -> VirtualServer:
+    return VirtualServer(
+        key, options.scheduler, options.flags, options.persistence_for(key.address), reach.real_servers
+    )
+
+
+def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
+    """What the rules have to know of an address and port."""
+    key = frontend.key
+    port = (key.address, int(key.protocol), key.port)
+    yield from (SetEntry(one, port) for one in reach.sets)
+    networks = ranges.get(family_of(key.address)) if frontend.kind is Kind.LOAD_BALANCER_IP else None
+    if networks is not None:
+        yield SetEntry(AddressSet.RESTRICTED, port)
+        yield from (SetEntry(AddressSet.SOURCE_RANGE, (*port, network)) for network in networks)
+    if options.hairpin:
+        yield from (_hairpin(key, real_server) for real_server in reach.on_this_node)
 
 
 def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:

@@ -1,11 +1,11 @@
-"""Follow a cluster by its API: Services, EndpointSlices and the own Node."""
+"""Follow a cluster by its API: Services, EndpointSlices and Nodes."""
 
 import asyncio
 from collections.abc import Mapping
 
 from kroute.watchers.reflector import Reflector
 from kroute.watchers.requests import Requests
-from kroute.watchers.resources import watched_resources
+from kroute.watchers.resources import WATCHED
 from kroute.watchers.sink import Sink
 from kroute.watchers.timing import Timing
 
@@ -13,11 +13,8 @@ from kroute.watchers.timing import Timing
 class KubernetesWatcher:
     """One reflector for each resource; all pass on to the same sink."""
 
-    def __init__(self, requests: Requests, node_name: str, sink: Sink, timing: Timing | None = None) -> None:
-        self._reflectors = {
-            resource.kind.__name__: Reflector(requests, resource, sink, timing)
-            for resource in watched_resources(node_name)
-        }
+    def __init__(self, requests: Requests, sink: Sink, timing: Timing | None = None) -> None:
+        self._reflectors = {resource.kind.__name__: Reflector(requests, resource, sink, timing) for resource in WATCHED}
 
     @property
     def reflectors(self) -> Mapping[str, Reflector]:

@@ -23,7 +23,7 @@ from kroute.watchers.manifest_file import (
     is_manifest,
     read_manifest,
 )
-from kroute.watchers.resources import watched_resources
+from kroute.watchers.resources import WATCHED
 from kroute.watchers.sink import BATCH, Sink
 
 log = structlog.get_logger(__name__)
@@ -38,10 +38,10 @@ VANISHED_FOR = 0.5
 class ManifestWatcher:
     """Passes on the objects of a directory's files, and every change of them."""
 
-    def __init__(self, directory: Path, node_name: str, sink: Sink) -> None:
+    def __init__(self, directory: Path, sink: Sink) -> None:
         self._directory = directory
         self._sink = sink
-        self._selects = {resource.kind: resource.selects for resource in watched_resources(node_name)}
+        self._selects = {resource.kind: resource.selects for resource in WATCHED}
         self._files: dict[str, Objects] = {}
         self._vanished: set[str] = set()
         self._complaints: dict[str, list[str]] = {}

@@ -57,7 +57,9 @@ class NodeWatcher:
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
         self._source: AddressSource = addresses or Addresses()
         self._source_towards = source_towards or default_source
-        self._addresses: dict[tuple[str, str], InterfaceAddress] = {}
+        # By interface, in the kernel's order. An interface keeps its place while it has no address, so that with a new
+        # DHCP lease its address is preferred to those of other interfaces as the one before was.
+        self._addresses: dict[str, dict[str, InterfaceAddress]] = {}
         self._told: NodeInterfaces | None = None
 
     async def run(self) -> None:
@@ -76,20 +78,24 @@ class NodeWatcher:
 
     async def _read(self) -> None:
         found = await self._source.of_node()
-        self._addresses = {(it.interface, it.address): it for it in found if it.interface != self._except}
+        self._addresses = {}
+        for it in found:
+            if it.interface != self._except:
+                self._addresses.setdefault(it.interface, {})[it.address] = it
         self._tell()
 
     def _take(self, event: Event | Overrun) -> None:
         match event:
             case LinkEvent(gone=True, interface=interface):
-                self._addresses = {key: it for key, it in self._addresses.items() if it.interface != interface}
+                self._addresses.pop(interface, None)
             case AddressEvent(gone=True):
-                self._addresses.pop((event.interface, event.address), None)
+                self._addresses.get(event.interface, {}).pop(event.address, None)
             case AddressEvent():
-                self._addresses[event.interface, event.address] = InterfaceAddress(*event[1:])
+                self._addresses.setdefault(event.interface, {})[event.address] = InterfaceAddress(*event[1:])
 
     def _tell(self) -> None:
-        interfaces = node_interfaces(self._addresses.values(), self._source_towards)
+        addresses = [it for of_interface in self._addresses.values() for it in of_interface.values()]
+        interfaces = node_interfaces(addresses, self._source_towards)
         if interfaces != self._told:
             self._told = interfaces
             self._notify(interfaces)

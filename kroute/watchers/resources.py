@@ -60,18 +60,11 @@ ENDPOINT_SLICES = Resource(
     selects=_is_served_slice,
     label_selector=f"!{HEADLESS_LABEL}",
 )
+NODES = Resource(
+    kind=Node,
+    path="/api/v1/nodes",
+    selects=lambda item: isinstance(item, Node),
+)
 
-
-def own_node(name: str) -> Resource:
-    """The one Node of this name."""
-    return Resource(
-        kind=Node,
-        path="/api/v1/nodes",
-        selects=lambda item: isinstance(item, Node) and item.metadata.name == name,
-        field_selector=f"metadata.name={name}",
-    )
-
-
-def watched_resources(node_name: str) -> tuple[Resource, ...]:
-    """Everything that the agent of this node watches."""
-    return SERVICES, ENDPOINT_SLICES, own_node(node_name)
+WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
+"""Everything that an agent watches. The other Nodes' addresses are those that no Service may have."""

@@ -156,6 +156,8 @@ class IpsetContract:
             ("hash:ip,port", socket.AF_INET6, (VIP6, 132, 65535)),
             ("hash:ip,port,ip", socket.AF_INET, ("10.1.0.1", 17, 53, "10.1.0.1")),
             ("hash:ip,port,ip", socket.AF_INET6, ("fd01::1", 17, 53, "fd01::1")),
+            ("hash:ip,port,net", socket.AF_INET, ("10.1.0.1", 6, 80, "192.0.2.0/24")),
+            ("hash:ip,port,net", socket.AF_INET6, ("fd01::1", 6, 80, "2001:db8::/32")),
         ],
     )
     async def test_elements_of_each_type(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.cluster import Node
+from tests.lab.hosts import Host
 from tests.lab.objects import Object, identity
 
 PORT = 6443
@@ -61,6 +62,10 @@ class ApiServer:
             self._process.kill()
             self._process.wait()
 
+    def create(self, item: Object) -> None:
+        """Create an object."""
+        self._request("POST", _COLLECTIONS[item["kind"]], item)
+
     def apply(self, item: Object) -> float:
         """Replace an object; returns the time (time.monotonic) at which the server had taken it."""
         kind, _, name = identity(item)
@@ -74,6 +79,15 @@ class ApiServer:
     def fault(self, **fault: Any) -> None:
         """Have the server misbehave, as tests/apiserver/faults.py describes."""
         self._request("POST", "/faults", fault)
+
+    def answers(self, host: Host) -> bool:
+        """Whether another host reaches it by the node's address."""
+        with host.namespace.inside():
+            connection = http.client.HTTPConnection(self._node.ip, PORT, timeout=30)
+            connection.request("GET", "/readyz")
+            status = connection.getresponse().status
+        connection.close()
+        return status == 200
 
     def _request(self, method: str, path: str, body: Object | None = None) -> str:
         with self._node.namespace.inside():

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from tests.lab.servers import Answer, SocketFactory
+from tests.lab.servers import Answer, SocketFactory, reset_on_close
 
 PATIENCE = 5.0
 """Seconds after which a call without an answer is given up. Two lost SYNs take 3 s."""
@@ -65,6 +65,11 @@ class Connection:
         """Close the connection."""
         self._writer.close()
 
+    def reset(self) -> None:
+        """End the connection with a TCP reset."""
+        reset_on_close(self._writer)
+        self._writer.close()
+
 
 async def ask_http(
     namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None, timeout: float
@@ -74,6 +79,15 @@ async def ask_http(
         connection = await Connection.open(namespace, address, port, protocol, source)
         with contextlib.closing(connection):
             return await connection.ask()
+
+
+async def ask_status(namespace: SocketFactory, address: str, port: int, path: str, timeout: float) -> int:
+    """Return the status of the answer to a GET over TCP."""
+    async with asyncio.timeout(timeout):
+        connection = await Connection.open(namespace, address, port, socket.IPPROTO_TCP)
+        with contextlib.closing(connection):
+            head = await connection.request(path)
+    return int(head.split()[1])
 
 
 async def ask_udp(

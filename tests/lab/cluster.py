@@ -31,8 +31,11 @@ _FROM_THE_START = {
     "net.ipv6.conf.all.accept_dad": 0,
     "net.ipv6.conf.default.accept_dad": 0,
     "net.ipv6.conf.default.accept_ra": 0,
+    "net.ipv4.icmp_ratelimit": 0,
+    "net.ipv6.icmp.ratelimit": 0,
 }
-"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian."""
+"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian, and
+no refusal held back, since tests ask more often than the kernel would refuse (once a second)."""
 
 _ROUTER = {"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1}
 """What a CNI plugin sets on a node, so that pods reach each other."""
@@ -211,8 +214,9 @@ def _pod_network(here: Place, others: list[Place]) -> str:
         for other in others
         for network, gateway in zip(other.pod_networks, (other.ip, other.ip6), strict=True)
     ]
+    # A bridge without an address of its own takes that of a port, and its pods lose their way when that port goes.
     return (
-        "link add cbr0 type bridge mcast_snooping 0\n"
+        f"link add cbr0 address 02:00:00:00:00:{here.pods:02x} type bridge mcast_snooping 0\n"
         f"address add {here.pod_ip(1)}/24 broadcast + dev cbr0\n"
         f"address add {here.pod_ip6(1)}/64 dev cbr0 nodad\n"
         "link set cbr0 up\n" + "".join(routes)

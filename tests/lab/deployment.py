@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tests.lab import objects
-from tests.lab.cluster import Cluster
+from tests.lab.cluster import Cluster, Node
 from tests.lab.kroute_process import KrouteProcess
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Deployment:
         self.manifests = manifests
         self.agents: dict[str, KrouteProcess] = {}
         self._touched: set[str] = set()
+        self._applied: dict[Path, objects.Object] = {}
         self.node_objects = [objects.node(node) for node in cluster.nodes.values()]
         self.apply(*self.node_objects)
 
@@ -45,6 +47,7 @@ class Deployment:
         """Create or replace objects, each in a file of its own, each file in one step."""
         for item in items:
             path = self._path(item)
+            self._applied[path] = item
             unfinished = path.with_suffix(".unfinished")
             unfinished.write_text(json.dumps(item))
             unfinished.replace(path)
@@ -52,7 +55,20 @@ class Deployment:
     def delete(self, *items: objects.Object) -> None:
         """Delete objects."""
         for item in items:
-            self._path(item).unlink()
+            path = self._path(item)
+            path.unlink()
+            del self._applied[path]
+
+    async def clear(self) -> None:
+        """Delete every object but the nodes' own, as they were at first, and wait until no node serves any.
+
+        What drains may go on draining.
+        """
+        nodes = {self._path(item): item for item in self.node_objects}
+        self.delete(*(item for path, item in self._applied.items() if path not in nodes))
+        self.apply(*(item for path, item in nodes.items() if self._applied[path] != item))
+        for name in self.agents:
+            await eventually(partial(_serves_nothing, self.cluster.node(name)), within=30)
 
     async def start(self, *flags: str, nodes: tuple[str, ...] = (), wait: bool = True) -> None:
         """Start kroute on the nodes (all by default), and `wait` until each has applied what there is."""
@@ -79,3 +95,11 @@ class Deployment:
 
     def _path(self, item: objects.Object) -> Path:
         return self.manifests / ("_".join(objects.identity(item)).lower() + ".json")
+
+
+def _serves_nothing(node: Node) -> None:
+    """A virtual server is the last that goes of what clients see; with weights of 0 it only drains."""
+    takes_new = {
+        key for key, it in node.ipvs().items() if not it.real_servers or any(s.weight for s in it.real_servers.values())
+    }
+    assert not takes_new

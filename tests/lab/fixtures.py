@@ -1,10 +1,14 @@
 """Fixtures for tests in the lab, and what their reports say when they fail."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.lab.allocation import Allocator
 from tests.lab.cluster import Cluster
+from tests.lab.deployment import Deployment
+from tests.lab.world import FAMILIES, Family, World
 
 
 @pytest.fixture
@@ -15,6 +19,38 @@ def cluster() -> Iterator[Cluster]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    """IPv4, then IPv6."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    """The cluster that the tests share; what a test adds to it, it removes."""
+    made = World.build()
+    try:
+        yield made
+    finally:
+        made.cluster.close()
+
+
+@pytest.fixture(scope="session")
+def free() -> Allocator:
+    """Addresses and ports that no other test has."""
+    return Allocator()
+
+
+@pytest.fixture
+async def deployment(world: World, tmp_path: Path) -> AsyncIterator[Deployment]:
+    """kroute, to be started by the test; afterwards every node is cleaned."""
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    deployed = Deployment(world.cluster, manifests)
+    yield deployed
+    await deployed.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)

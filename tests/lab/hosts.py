@@ -6,7 +6,7 @@ import socket
 from collections import Counter
 from typing import Self
 
-from tests.lab.calls import PATIENCE, Connection, Stream, ask_http, ask_udp
+from tests.lab.calls import PATIENCE, Connection, Stream, ask_http, ask_status, ask_udp
 from tests.lab.kernel_state import Snapshot, VirtualServer, addresses, local_routes, virtual_servers
 from tests.lab.namespaces import Namespace
 from tests.lab.servers import Answer, Server
@@ -75,6 +75,10 @@ class Host:
         ask = {"http": self.http, "udp": self.udp, "sctp": self.sctp}[protocol]
         return Counter([(await ask(address, port)).host for _ in range(calls)])
 
+    async def http_status(self, address: str, port: int, path: str = "/", timeout: float = PATIENCE) -> int:
+        """Return the status of the answer to a GET, of whatever server."""
+        return await self._traffic.run(ask_status(self.namespace, address, port, path, timeout))
+
     async def connect(self, address: str, port: int, protocol: int = socket.IPPROTO_TCP) -> "OpenConnection":
         """Open an HTTP connection for several requests."""
         opening = Connection.open(self.namespace, address, port, protocol)
@@ -141,6 +145,10 @@ class OpenConnection:
     async def close(self) -> None:
         """Close the connection."""
         self._traffic.loop.call_soon_threadsafe(self._connection.close)
+
+    async def reset(self) -> None:
+        """End the connection with a TCP reset, which kernels on its way forget sooner than an orderly end."""
+        self._traffic.loop.call_soon_threadsafe(self._connection.reset)
 
 
 class OpenStream:

@@ -1,6 +1,6 @@
 """What a pod serves: over HTTP (on TCP or SCTP) and UDP it says who answered and whom it saw.
 
-GET /        -> {"host": ..., "address": ..., "peer": ..., "peer_port": ...}; the connection is kept alive
+GET /        -> {"host": ..., "address": ..., "port": ..., "peer": ..., "peer_port": ...}; the connection is kept alive
 GET /stream  -> after the head of the answer every byte is echoed, for as long as the connection lasts
 UDP          -> any datagram is answered with the same JSON, from the address it was sent to
 """
@@ -22,12 +22,13 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 class Answer(msgspec.Struct, frozen=True):
     """What a server of the lab says about a call.
 
-    `host` and `address` are the server's name and the address at which the packet reached it; `peer` and `peer_port`
-    are the source as the server saw it, which is what network address translation shows itself by.
+    `host` is the server's name, `address` and `port` are where the packet reached it; `peer` and `peer_port` are the
+    source as the server saw it, which is what network address translation shows itself by.
     """
 
     host: str
     address: str
+    port: int
     peer: str
     peer_port: int
 
@@ -44,6 +45,11 @@ def plain(address: str) -> str:
     """Return an address as people write it: `::ffff:10.0.0.1` is 10.0.0.1, and a zone is left out."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+
+
+def reset_on_close(writer: asyncio.StreamWriter) -> None:
+    """Have a TCP connection end with a reset."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 class Server:
@@ -77,7 +83,7 @@ class Server:
             bound.close()
         for writer in list(self._connections):
             if reset:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                reset_on_close(writer)
             writer.transport.abort()
         self._listeners.clear()
         self._datagrams.clear()
@@ -90,8 +96,8 @@ class Server:
         made.bind((address if ":" in address else f"::ffff:{address}", port))
         return made
 
-    def _answer(self, local: str, peer: tuple[str, int]) -> bytes:
-        return msgspec.json.encode(Answer(self.host, plain(local), plain(peer[0]), peer[1]))
+    def _answer(self, address: str, port: int, peer: tuple[str, int]) -> bytes:
+        return msgspec.json.encode(Answer(self.host, plain(address), port, plain(peer[0]), peer[1]))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
@@ -109,7 +115,7 @@ class Server:
             while received := await reader.read(4096):
                 writer.write(received)
             return False
-        body = self._answer(writer.get_extra_info("sockname")[0], writer.get_extra_info("peername"))
+        body = self._answer(*writer.get_extra_info("sockname")[:2], writer.get_extra_info("peername"))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
         return b"\r\nconnection: close\r\n" not in head
@@ -121,4 +127,5 @@ class Server:
             local = socket.inet_ntop(socket.AF_INET6, packet_info[:16])
             # Only the address goes back, not the interface: the kernel routes the answer.
             source = packet_info[:16] + struct.pack("I", 0)
-            bound.sendmsg([self._answer(local, peer)], [(socket.IPPROTO_IPV6, _IN6_PKTINFO, source)], 0, peer)
+            answer = self._answer(local, bound.getsockname()[1], peer)
+            bound.sendmsg([answer], [(socket.IPPROTO_IPV6, _IN6_PKTINFO, source)], 0, peer)

@@ -53,6 +53,8 @@ SYSCTLS = {
     "net.ipv4.vs.conn_reuse_mode": "1",
     "net.ipv4.ip_forward": "0",
     "net.ipv4.conf.all.accept_redirects": "1",
+    "net.ipv4.conf.all.arp_ignore": "0",
+    "net.ipv4.conf.all.arp_announce": "0",
     "net.ipv6.conf.all.forwarding": "0",
 }
 

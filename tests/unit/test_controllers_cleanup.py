@@ -27,6 +27,7 @@ async def used(tmp_path: Path) -> FakeNode:
     kernel = new_kernel()
     for family in (2, 10):
         kernel.table(family, "nat")
+        kernel.table(family, "mangle")
         kernel.table(family, "filter")
     node = FakeNode(tmp_path, kernel, ipvs_timeouts=TIMEOUTS)
     node.found = picture(kernel)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kroute.director import watch
-from kroute.watchers.resources import Resource, watched_resources
+from kroute.watchers.resources import WATCHED, Resource
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -26,7 +26,7 @@ def granted(file: str, kind: str) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("file", "resources"), [("rbac.yaml", watched_resources("node1")), ("director-rbac.yaml", watch.watched("app=web"))]
+    ("file", "resources"), [("rbac.yaml", WATCHED), ("director-rbac.yaml", watch.watched("app=web"))]
 )
 def test_the_role_allows_what_kroute_does_and_nothing_else(file: str, resources: Iterable[Resource]) -> None:
     needed = {("events.k8s.io", "events", "create")}

@@ -90,22 +90,46 @@ class TestAddresses:
     def test_addresses_of_a_load_balancer_that_is_none_any_more_are_not_served(self) -> None:
         assert set(served(make(service(balanced=["203.0.113.9"]), THERE))) == {"TCP 10.96.0.10:80"}
 
-    def test_load_balancer_addresses_for_some_clients_only_are_not_served_to_all(self) -> None:
-        of = service(kind="LoadBalancer", balanced=["203.0.113.9"], load_balancer_source_ranges=("10.0.0.0/8",))
-        plan = make(of, THERE)
-        assert set(served(plan)) == {"TCP 10.96.0.10:80"}
-        assert [it.reason for it in plan.problems] == ["SourceRangesUnsupported"]
-
-    def test_source_ranges_that_let_everybody_in_are_none(self) -> None:
-        ranges = ("10.0.0.0/8", " 0.0.0.0/0 ")
-        plan = make(service(kind="LoadBalancer", balanced=["203.0.113.9"], load_balancer_source_ranges=ranges), THERE)
-        assert "TCP 203.0.113.9:80" in served(plan)
-
     @pytest.mark.parametrize("bad", ["198.51.100", "127.0.0.1", "fe80::1", "0.0.0.0", "224.0.0.1"])
     def test_a_bad_external_ip_is_a_problem_and_the_rest_is_served(self, bad: str) -> None:
         plan = make(service(external_ips=(bad, EXTERNAL)), THERE)
         assert set(served(plan)) == {"TCP 10.96.0.10:80", f"TCP {EXTERNAL}:80"}
         assert [it.reason for it in plan.problems] == ["InvalidExternalIP"]
+
+
+RANGES: dict[str, tuple[tuple[str, ...], list[str] | None, list[str] | None]] = {
+    "none": ((), None, None),
+    "of one family: the other is closed": (("10.0.0.0/8", "192.0.2.0/24"), ["10.0.0.0/8", "192.0.2.0/24"], []),
+    "of both": (("10.0.0.0/8", "fd00::/8"), ["10.0.0.0/8"], ["fd00::/8"]),
+    "with white space": ((" 10.0.0.0/8 ",), ["10.0.0.0/8"], []),
+    "with bits right of the prefix": (("10.1.2.3/8",), ["10.0.0.0/8"], []),
+    "twice": (("10.0.0.0/8", "10.0.0.0/8"), ["10.0.0.0/8"], []),
+    "everybody": (("10.0.0.0/8", " 0.0.0.0/0 "), None, None),
+    "everybody of one family": (("0.0.0.0/0", "fd00::/8"), None, ["fd00::/8"]),
+    "everybody by two halves": (("0.0.0.0/1", "128.0.0.0/1"), ["0.0.0.0/1", "128.0.0.0/1"], []),
+    "nobody, by a slip": (("10.0.0.0/33",), [], []),
+}
+
+
+@pytest.mark.parametrize(("written", "ipv4", "ipv6"), RANGES.values(), ids=list(RANGES))
+def test_source_ranges_restrict_the_load_balancers_addresses(
+    written: tuple[str, ...], ipv4: list[str] | None, ipv6: list[str] | None
+) -> None:
+    of = service(
+        *("web", "10.96.0.10", "fd00:96::a"),
+        kind="LoadBalancer",
+        ports=NODE_PORT,
+        external_ips=(EXTERNAL,),
+        balanced=["203.0.113.9", "2001:db8::9"],
+        load_balancer_source_ranges=written,
+    )
+    plan = make(of, THERE)
+    restricted = {entry.element[0] for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED}
+    allowed = [entry.element for entry in plan.set_entries if entry.set is AddressSet.SOURCE_RANGE]
+    expected = {"203.0.113.9": ipv4, "2001:db8::9": ipv6}
+    assert restricted == {address for address, networks in expected.items() if networks is not None}
+    assert sorted(allowed) == sorted((at, 6, 80, it) for at, networks in expected.items() for it in networks or ())
+    assert [it.reason for it in plan.problems] == ["InvalidSourceRange"] * ("10.0.0.0/33" in written)
 
 
 POLICIES: dict[str, tuple[dict[str, Any], list[Endpoint], list[str], list[str], set[AddressSet]]] = {

@@ -14,6 +14,8 @@ CASES: list[tuple[str, Element]] = [
     ("hash:net", ("10.0.0.0/8",)),
     ("hash:ip,port", ("10.0.0.1", 6, 80)),
     ("hash:ip,port,ip", ("fd00::1", 132, 65535, "fd00::2")),
+    ("hash:ip,port,net", ("10.1.0.1", 6, 80, "192.0.2.0/24")),
+    ("hash:ip,port,net", ("fd00::1", 6, 80, "fd00::/8")),
 ]
 
 

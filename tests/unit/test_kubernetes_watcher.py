@@ -30,7 +30,7 @@ def follower() -> Follower:
     return Follower()
 
 
-async def test_services_slices_and_the_own_node_are_followed(tmp_path: Path, follower: Follower) -> None:
+async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: Follower) -> None:
     async with ApiServer(token="secret") as server:
         for item in (service("web"), endpoint_slice("web-1"), node("node1"), node("node2")):
             server.apply(item)
@@ -39,22 +39,22 @@ async def test_services_slices_and_the_own_node_are_followed(tmp_path: Path, fol
         server.apply(service("none", clusterIP="None"))
         settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "config"))
         async with await Api.open(settings) as api:
-            watcher = KubernetesWatcher(api, "node1", follower, quick(Pauses()))
+            watcher = KubernetesWatcher(api, follower, quick(Pauses()))
             async with running(watcher.run()):
                 await follower.until(lambda: len(follower.listed) == 3)
                 assert follower.items.keys() == {
                     (Service, key("web")),
                     (EndpointSlice, key("web-1")),
                     (Node, key("node1", "")),
+                    (Node, key("node2", "")),
                 }
-                server.apply(node("node2", zone="z9"))
                 server.apply(node("node1", zone="z2"))
                 server.delete("EndpointSlice", "web-1", "default")
-                await follower.until(lambda: len(follower.items) == 2 and "z2" in str(follower.items))
+                await follower.until(lambda: len(follower.items) == 3 and "z2" in str(follower.items))
                 assert {kind: it.known for kind, it in watcher.reflectors.items()} == {
                     "Service": 1,
                     "EndpointSlice": 0,
-                    "Node": 1,
+                    "Node": 2,
                 }
 
 
@@ -63,7 +63,7 @@ async def test_trouble_with_one_resource_does_not_stop_the_others(tmp_path: Path
         server.faults.add("answer", status=403, resource="nodes", times=1000)
         settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "config"))
         async with await Api.open(settings) as api:
-            watcher = KubernetesWatcher(api, "node1", follower, quick(Pauses()))
+            watcher = KubernetesWatcher(api, follower, quick(Pauses()))
             async with running(watcher.run()):
                 await follower.until(lambda: set(follower.listed) == {Service, EndpointSlice})
                 server.apply(service("web"))

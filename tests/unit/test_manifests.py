@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def following(directory: Path) -> AsyncIterator[Follower]:
     follower = Follower()
-    async with running(ManifestWatcher(directory, "node1", follower).run()):
+    async with running(ManifestWatcher(directory, follower).run()):
         await follower.until_listed()
         yield follower
 
@@ -214,7 +214,6 @@ async def test_what_does_not_concern_this_proxy_is_left_out(tmp_path: Path) -> N
         service("headless", clusterIP="None"),
         labelled(service("other"), **{"service.kubernetes.io/headless": ""}),
         labelled(slice_, **{"service.kubernetes.io/headless": ""}),
-        {"kind": "Node", "metadata": {"name": "node2"}},
         {"kind": "Deployment", "metadata": {"name": "web"}},
         service("web"),
     )
@@ -279,7 +278,7 @@ async def test_a_directory_that_cannot_be_followed_is_named(tmp_path: Path, what
     elif what == "removed later":
         directory.mkdir()
         asyncio.get_running_loop().call_later(0.05, directory.rmdir)
-    watcher = ManifestWatcher(directory, "node1", Follower())
+    watcher = ManifestWatcher(directory, Follower())
     with pytest.raises(ConfigurationError, match=f"--manifests {directory} cannot be followed: "):
         await asyncio.wait_for(watcher.run(), PATIENCE)
 
@@ -293,7 +292,7 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
         "async def main():\n"
         "    listed = asyncio.Event()\n"
         "    task = asyncio.ensure_future(\n"
-        f"        ManifestWatcher(Path({str(tmp_path)!r}), 'node1', lambda _: listed.set()).run())\n"
+        f"        ManifestWatcher(Path({str(tmp_path)!r}), lambda _: listed.set()).run())\n"
         "    await listed.wait()\n"
         "asyncio.run(main())\n"
         "print([name for name in ('yaml', 'aiohttp', 'kubernetes_asyncio') if name in sys.modules])\n"

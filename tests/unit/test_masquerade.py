@@ -43,6 +43,8 @@ async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
         "KROUTE-EXTERNAL-LOCAL": set(),
         "KROUTE-NO-LOCAL": set(),
         "KROUTE-NO-ENDPOINT": {("10.96.0.2", 6, 53)},
+        "KROUTE-RESTRICTED": set(),
+        "KROUTE-SOURCE-RANGE": set(),
         "KROUTE-HAIRPIN": {("10.1.0.1", 6, 8080, "10.1.0.1")},
         "KROUTE-VIP": {("10.96.0.1",), ("10.96.0.2",)},
         "KROUTE-POD-NETWORK": {("172.20.135.0/24",)},
@@ -51,6 +53,8 @@ async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
         "KROUTE-6-EXTERNAL-LOCAL": set(),
         "KROUTE-6-NO-LOCAL": set(),
         "KROUTE-6-NO-ENDPOINT": set(),
+        "KROUTE-6-RESTRICTED": set(),
+        "KROUTE-6-SOURCE-RANGE": set(),
         "KROUTE-6-HAIRPIN": {("fd00:1::1", 6, 8080, "fd00:1::1")},
         "KROUTE-6-VIP": {("fd00::1",)},
         "KROUTE-6-POD-NETWORK": {("fd00:172:20:135::/64",)},
@@ -200,11 +204,13 @@ async def test_a_set_that_is_too_small_is_made_anew_while_no_rule_looks_into_it(
     assert elements(node, small.name) == {PORT.element}
     assert [str(write) for write in node.kernel.writes] == [
         "commit table filter",
+        "commit table mangle",
         "commit table nat",
         "destroy set KROUTE-CLUSTER-IP",
         "create set KROUTE-CLUSTER-IP",
         str(PORT),
         "commit table nat",
+        "commit table mangle",
         "commit table filter",
     ]
 
@@ -221,7 +227,7 @@ async def test_one_that_an_earlier_version_left_serves_until_there_are_plans(tmp
     assert node.kernel.sets[small.name].definition.maxelem > 100
     assert elements(node, small.name) == {PORT.element}
     assert all(
-        table.chains["KROUTE-VIPS" if name == "filter" else "KROUTE-SERVICES"]
+        table.chains[{"filter": "KROUTE-VIPS", "mangle": "KROUTE-OUTPUT", "nat": "KROUTE-SERVICES"}[name]]
         for (_, name), table in node.kernel.tables.items()
     )
 

@@ -99,7 +99,7 @@ async def test_changed_settings_change_the_rules_at_the_next_start(tmp_path: Pat
     assert len(rules_in(node)["KROUTE-SERVICES"]) == before - 1
 
 
-@pytest.mark.parametrize("table", ["nat", "filter"])
+@pytest.mark.parametrize("table", ["nat", "mangle", "filter"])
 async def test_flushed_rules_are_back_after_the_audit(tmp_path: Path, table: str) -> None:
     node = await serving(tmp_path)
     before = {name: list(rules) for name, rules in rules_in(node, table=table).items()}
@@ -107,18 +107,18 @@ async def test_flushed_rules_are_back_after_the_audit(tmp_path: Path, table: str
         rules.clear()
     await node.audit()
     assert rules_in(node, table=table) == before
-    assert node.masquerade.statistics().repairs == {"nat": 6, "filter": 4}[table]
+    assert node.masquerade.statistics().repairs == {"nat": 6, "mangle": 2, "filter": 4}[table]
 
 
 async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_path: Path) -> None:
     kernel = new_kernel()
-    for table, builtin in (("nat", "POSTROUTING"), ("filter", "INPUT")):
+    for table, builtin in (("nat", "POSTROUTING"), ("mangle", "OUTPUT"), ("filter", "INPUT")):
         kernel.table(socket.AF_INET, table).chains["CNI"] = ["-j RETURN"]
         kernel.table(socket.AF_INET, table).chains[builtin].append("-j CNI")
     kernel.sets["cni"] = FakeSet(SetDefinition("cni", "hash:ip"), {("192.0.2.1",)})
     before = {
         table: {name: list(rules) for name, rules in kernel.table(2, table).chains.items()}
-        for table in ("nat", "filter")
+        for table in ("nat", "mangle", "filter")
     }
     node = await FakeNode(tmp_path, kernel).start(WEB)
     await node.audit()
@@ -126,13 +126,13 @@ async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_p
     kernel.writes.clear()
     report = await node.cleanup()
     assert report.failed == []
-    assert {table: rules_in(node, table=table) for table in ("nat", "filter")} == before
+    assert {table: rules_in(node, table=table) for table in ("nat", "mangle", "filter")} == before
     assert list(kernel.sets) == ["cni"]
     commits = [write for write in map(str, kernel.writes) if "commit" in write]
-    assert commits == ["commit table filter", "commit table nat"] * 2
+    assert commits == ["commit table filter", "commit table mangle", "commit table nat"] * 2
 
 
-@pytest.mark.parametrize(("family", "table"), [(IPV6, "nat"), (IPV6, "filter"), (IPV4, "filter")])
+@pytest.mark.parametrize(("family", "table"), [(IPV6, "nat"), (IPV6, "filter"), (IPV4, "mangle"), (IPV4, "filter")])
 async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, table: str
 ) -> None:
@@ -144,7 +144,7 @@ async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
         await node.audit()
     [line] = [line for line in logs if line["event"] == "rules.failed"]
     assert (line["family"], line["table"]) == (family.name, table)
-    chains = {"nat": "KROUTE-SERVICES", "filter": "KROUTE-INPUT"}
+    chains = {"nat": "KROUTE-SERVICES", "mangle": "KROUTE-OUTPUT", "filter": "KROUTE-INPUT"}
     present = {
         (each, name): chain in rules_in(node, each, name)
         for each in (socket.AF_INET, socket.AF_INET6)
@@ -179,4 +179,4 @@ async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later
     newest = plan("new", 2, server("10.96.0.2", 80))
     node.broadcaster.publish([newest])
     await node.audit()
-    assert prepared == [False, False, True, True]
+    assert prepared == [False] * 3 + [True] * 3

@@ -60,6 +60,20 @@ async def test_addresses_that_come_and_go_are_told_at_once(kernel: FakeKernel) -
     assert [it.default for it in told] == [("192.168.123.249",), ("192.168.123.249",), ("192.168.123.7",)]
 
 
+async def test_an_interface_keeps_its_place_while_it_has_no_address(kernel: FakeKernel) -> None:
+    """With a new DHCP lease and no default route yet, the pods' bridge would else become the node's first interface."""
+    kernel.add_link("cbr0")
+    kernel.add_address("cbr0", "172.20.0.1", 24)
+    told: list[NodeInterfaces] = []
+    async with running(watcher(kernel, told).run()):
+        await eventually(lambda: len(told) == 1)
+        kernel.delete_address("eth0", "192.168.123.249")
+        await eventually(lambda: len(told) == 2)
+        kernel.add_address("eth0", "192.168.123.239", 24)
+        await eventually(lambda: len(told) == 3)
+    assert [it.default for it in told] == [("192.168.123.249",), ("172.20.0.1",), ("192.168.123.239",)]
+
+
 async def test_vips_and_links_that_change_nothing_are_no_news(kernel: FakeKernel) -> None:
     told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):

@@ -7,7 +7,7 @@ import pytest
 from kroute.planning.objects import EndpointSlice, Node, Service
 from kroute.watchers.errors import ApiError
 from kroute.watchers.reflector import Reflector
-from kroute.watchers.resources import ENDPOINT_SLICES, SERVICES, Resource, own_node
+from kroute.watchers.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
 from tests.apiserver.recording import NAMES, Recording
 from tests.unit.test_reflector_failures import END, Scripted
 from tests.unit.watching import Follower, Pauses, quick, running
@@ -23,7 +23,7 @@ REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 def resource_of(recording: Recording) -> Resource:
     if "endpointslices" in recording.path:
         return ENDPOINT_SLICES
-    return own_node("lab-node") if "nodes" in recording.path else SERVICES
+    return NODES if "nodes" in recording.path else SERVICES
 
 
 def answer(name: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kroute.controllers.address_sets import FAMILIES, IPV4, IPV6, Family, set_definitions
-from kroute.controllers.filter_rules import filter_rules
+from kroute.controllers.filter_rules import filter_rules, output_rules
 from kroute.controllers.masquerade_rules import masquerade_rules
 from kroute.kernel.xtables import TableRules
 from kroute.kernel.xtables_rule import parse_rule
@@ -67,7 +67,11 @@ def render(tables: Sequence[TableRules]) -> str:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_all_rules_of_a_family(family: Family) -> None:
     settings = Settings("node3", cluster_cidrs=("172.20.0.0/16", "fd00:172:20::/48"))
-    rules = [masquerade_rules(settings, family, NODE, random_fully=True), filter_rules(settings, family)]
+    rules = [
+        masquerade_rules(settings, family, NODE, random_fully=True),
+        output_rules(family),
+        filter_rules(settings, family),
+    ]
     golden = GOLDEN / f"{family.name.lower()}.rules"
     if "KROUTE_WRITE_GOLDEN" in os.environ:
         golden.write_text(render(rules))
@@ -109,7 +113,12 @@ def test_a_family_without_pod_networks_is_not_masqueraded_on_a_cluster_ip(settin
     ids=["networks unknown", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"],
 )
 def test_without_local_endpoints_all_but_local_pods_are_refused(settings: dict[str, object], others: str) -> None:
-    assert inputs(**settings)[1] == f"{others} -m set --match-set KROUTE-NO-LOCAL dst,dst -j KROUTE-REJECT"
+    [rule] = [it for it in inputs(**settings) if "KROUTE-NO-LOCAL" in it]
+    assert rule == f"{others} -m set --match-set KROUTE-NO-LOCAL dst,dst -j KROUTE-REJECT"
+
+
+def test_no_rule_sees_a_tcp_packet_that_begins_no_connection() -> None:
+    assert inputs()[0] == "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"
 
 
 def test_exemptions_come_first_each_in_its_family() -> None:

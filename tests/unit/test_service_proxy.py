@@ -311,14 +311,22 @@ class TestGoingLive:
         node.broadcaster.publish([plan("new", 2, server("10.96.0.2", 80, "10.1.0.1"))])
         bound = node.kernel.links[DUMMY].addresses
         await node.service_proxy.step()
+        assert "10.96.0.2" not in bound
+        await node.masquerade.step()
+        await node.service_proxy.step()
         assert (6, "10.96.0.2", 80) in node.kernel.virtual_servers
         assert "10.96.0.2" not in bound
         await node.route_fix.step()
         await node.service_proxy.step()
-        assert "10.96.0.2" not in bound
-        await node.masquerade.step()
-        await node.service_proxy.step()
         assert "10.96.0.2" in bound
+
+    async def test_a_virtual_server_waits_for_set_entries_though_its_address_is_not_bound(self, tmp_path: Path) -> None:
+        """The source route alone brings the packets of pods and of clients elsewhere to IPVS."""
+        node = await serving(tmp_path)
+        node.broadcaster.publish([plan("new", 2, server("10.96.0.2", 80, "10.1.0.1"))])
+        await node.route_fix.step()
+        await node.service_proxy.step()
+        assert (6, "10.96.0.2", 80) not in node.kernel.virtual_servers
 
     async def test_after_five_seconds_it_goes_live_anyway_with_one_warning(self, tmp_path: Path) -> None:
         node = await serving(tmp_path)

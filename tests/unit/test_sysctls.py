@@ -36,15 +36,25 @@ async def test_they_are_set_and_their_old_values_remembered(tmp_path: Path) -> N
         "net.ipv4.vs.conntrack": "1",
         "net.ipv4.vs.expire_nodest_conn": "1",
         "net.ipv4.vs.expire_quiescent_template": "1",
+        "net.ipv4.conf.all.arp_ignore": "1",
+        "net.ipv4.conf.all.arp_announce": "2",
         "net.ipv4.ip_forward": "1",
     }
     assert {name: change.old for name, change in Ledger.open(tmp_path).sysctls.items()} == {
         "net.ipv4.vs.conntrack": "0",
         "net.ipv4.vs.expire_nodest_conn": "0",
         "net.ipv4.vs.expire_quiescent_template": "0",
+        "net.ipv4.conf.all.arp_ignore": "0",
+        "net.ipv4.conf.all.arp_announce": "0",
         "net.ipv4.ip_forward": "0",
         "net.ipv4.conf.all.accept_redirects": "1",
     }
+
+
+async def test_arp_is_left_alone_without_strict_arp(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path, strict_arp=False).start()
+    assert {name for name in Ledger.open(tmp_path).sysctls if "arp" in name} == set()
+    assert node.kernel.sysctls["net.ipv4.conf.all.arp_ignore"] == "0"
 
 
 async def test_what_is_right_already_is_neither_written_nor_remembered(tmp_path: Path) -> None:

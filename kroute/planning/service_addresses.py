@@ -1,0 +1,33 @@
+"""The addresses that a Service names, as written."""
+
+from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.objects import Service
+
+
+def cluster_ips(service: Service) -> tuple[str, ...]:
+    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` beats `clusterIP`."""
+    return tuple(ip for ip in service.spec.cluster_ips or (service.spec.cluster_ip,) if ip not in {"", "None"})
+
+
+def external_ips(service: Service) -> tuple[str, ...]:
+    """The Service's external IPs and LoadBalancer addresses as written."""
+    return (*(service.spec.external_ips or ()), *load_balancer_ips(service))
+
+
+def load_balancer_ips(service: Service) -> tuple[str, ...]:
+    """The addresses of the Service's load balancer that nodes serve: not those with `ipMode: Proxy`, nor host names.
+
+    None with the annotation `service.skiplbips`.
+    """
+    ingress = service.status.load_balancer.ingress
+    if service.spec.type != "LoadBalancer" or not ingress:
+        return ()
+    options, _ = apply_annotations(Options(), service.metadata.annotations)
+    if options.skip_load_balancer_ips:
+        return ()
+    return tuple(it.ip for it in ingress if it.ip and it.ip_mode in {None, "", "VIP"})
+
+
+def has_node_ports(service: Service) -> bool:
+    """Whether the Service has ports on the nodes' own addresses."""
+    return service.spec.type in {"NodePort", "LoadBalancer"} and any(it.node_port for it in service.spec.ports or ())

@@ -1,0 +1,38 @@
+"""`loadBalancerSourceRanges`: which clients may use the addresses of a Service's load balancer."""
+
+from ipaddress import ip_network
+
+from kroute.planning.addresses import Family, family_of
+from kroute.planning.objects import Service
+from kroute.planning.plan import Problem, quoted
+
+Ranges = dict[Family, tuple[str, ...]]
+
+
+def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
+    """The networks of the clients that are let in, for each family that is restricted.
+
+    A family with a /0 is not. One of which nothing is said is closed where the other one is restricted: no client of it
+    is in the list. Text that is no network lets nobody in, and is a Problem.
+    """
+    written = [text.strip() for text in service.spec.load_balancer_source_ranges or ()]
+    networks = list(dict.fromkeys(network for text in written if (network := _parse(text, problems)) is not None))
+    open_families = {family_of(network) for network in networks if network.endswith("/0")}
+    if not written or (open_families and len({family_of(network) for network in networks}) == 1):
+        return {}
+    families: tuple[Family, ...] = ("IPv4", "IPv6")
+    return {
+        family: tuple(network for network in networks if family_of(network) == family)
+        for family in families
+        if family not in open_families
+    }
+
+
+def _parse(text: str, problems: list[Problem]) -> str | None:
+    try:
+        return str(ip_network(text, strict=False))
+    except ValueError:
+        subject = f"loadBalancerSourceRanges {quoted(text)}"
+        message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
+        problems.append(Problem("InvalidSourceRange", subject, message))
+        return None

@@ -1,0 +1,60 @@
+"""A UDP client that keeps its socket, and so its source port, as a DNS resolver or a telemetry sender does."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Self
+
+import msgspec
+
+from tests.lab.flows import End
+from tests.lab.hosts import Host
+from tests.lab.servers import Answer
+
+PATIENCE = 1.0
+"""Seconds after which a datagram without an answer is given up."""
+
+
+class UdpClient:
+    """Asks one address from one socket: `with UdpClient(host, address, port) as client`."""
+
+    def __init__(self, host: Host, address: str, port: int) -> None:
+        self.host = host
+        self.asked = End(address, port)
+        self._socket = host.namespace.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+
+    def __repr__(self) -> str:
+        return f"<UdpClient {self.host.name}:{self.port} to {self.asked}>"
+
+    @property
+    def port(self) -> int:
+        """The source port."""
+        return int(self._socket.getsockname()[1])
+
+    async def ask(self, payload: bytes = b"who are you?") -> Answer:
+        """Send a datagram and return the answer to it.
+
+        Raises:
+            ConnectionRefusedError: the answer was an ICMP port unreachable, to this datagram or to the one before.
+            OSError: the datagram could not be sent, or another ICMP error came.
+            TimeoutError: nothing came within `PATIENCE`.
+        """
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(BlockingIOError):  # late answers to datagrams that had been given up
+            while True:
+                self._socket.recv(2048)
+        await loop.sock_connect(self._socket, self.asked)
+        await loop.sock_sendall(self._socket, payload)
+        async with asyncio.timeout(PATIENCE):
+            return msgspec.json.decode(await loop.sock_recv(self._socket, 65535), type=Answer)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

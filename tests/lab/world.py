@@ -1,0 +1,92 @@
+"""The cluster as most tests have it: three nodes with a web pod on each, a visitor, and the two address families."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.hosts import Host
+
+
+class TwoAddresses(Protocol):
+    """What has an address of each family: a host, or the addresses of a Service."""
+
+    @property
+    def ip(self) -> str:
+        """The IPv4 address."""
+        ...
+
+    @property
+    def ip6(self) -> str:
+        """The IPv6 address."""
+        ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """One address family, as the tests use it."""
+
+    name: str
+    service_ip: str
+    other_service_ip: str
+
+    def of(self, host: TwoAddresses) -> str:
+        """The address in this family."""
+        return host.ip6 if self.name == "IPv6" else host.ip
+
+    def at(self, address: str, port: int) -> str:
+        """`address:port` as the IPVS table writes it."""
+        return f"[{address}]:{port}" if self.name == "IPv6" else f"{address}:{port}"
+
+
+FAMILIES = (
+    Family("IPv4", "10.254.0.10", "10.254.0.11"),
+    Family("IPv6", "fd00:10:254::10", "fd00:10:254::11"),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """The cluster with its pods: web-1 to web-3, one on each node, and a visitor on node1 that serves nothing.
+
+    A web pod answers HTTP at 8080, UDP at 5353 and HTTP over SCTP at 9090.
+    """
+
+    cluster: Cluster
+    web: tuple[Pod, ...]
+    visitor: Pod
+
+    @classmethod
+    def build(cls) -> "World":
+        """Build it; closing `cluster` removes it."""
+        cluster = Cluster()
+        try:
+            return asyncio.run(cls._populate(cluster))
+        except BaseException:
+            cluster.close()
+            raise
+
+    @classmethod
+    async def _populate(cls, cluster: Cluster) -> "World":
+        web = [
+            await node.pod(f"web-{number}", http=8080, udp=5353, sctp=9090)
+            for number, node in enumerate(cluster.nodes.values(), 1)
+        ]
+        return cls(cluster, tuple(web), await cluster.node("node1").pod("visitor"))
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, by name."""
+        return tuple(self.cluster.nodes.values())
+
+
+@contextmanager
+def routed(host: Host, destination: str, gateway: str) -> Iterator[None]:
+    """Give a host a route to an address or network by way of `gateway`, for the length of a `with`."""
+    host.run("ip", "route", "add", destination, "via", gateway)
+    try:
+        yield
+    finally:
+        host.run("ip", "route", "del", destination, "via", gateway)

@@ -1,0 +1,195 @@
+"""S13: clients outside come in by one node, and the pod that answers is on another; policy Cluster, then Local.
+
+The one endpoint is on node3. node1 has clients of its own: the visitor's pod, and its own processes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from tests.lab.allocation import Addresses
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import Host
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.topology import NODES
+from tests.lab.world import FAMILIES, Family, World, routed
+from tests.scenarios.refusals import is_refused, unlimited_errors
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+EXTERNAL = Addresses("203.0.113.10", "2001:db8::10")
+LINK = {"node1": Addresses("198.51.100.1", "2001:db8:7::1"), "node3": Addresses("198.51.100.3", "2001:db8:7::3")}
+"""A second network, between node1 and node3 alone."""
+PORTS = {"TCP": 80, "UDP": 53}
+TARGET_PORTS = {"TCP": 8080, "UDP": 5353}
+
+
+class Entrance(NamedTuple):
+    """A way in from outside: a node port of the node that is called, or an external IP behind it."""
+
+    tcp: int
+    udp: int
+    external: bool
+
+    def address(self, node: Node, family: Family) -> str:
+        """The address to call, to come in by `node`."""
+        return family.of(EXTERNAL) if self.external else family.of(node)
+
+    @contextmanager
+    def leads_to(self, node: Node, family: Family, client: Host) -> Iterator[str]:
+        """Have the client's packets go to `node`; gives the address to call."""
+        if not self.external:
+            yield family.of(node)
+            return
+        with routed(client, family.of(EXTERNAL), family.of(node)):
+            yield family.of(EXTERNAL)
+
+
+NODE_PORT = Entrance(30080, 30053, external=False)
+EXTERNAL_IP = Entrance(80, 53, external=True)
+by_entrance = pytest.mark.parametrize("entrance", [NODE_PORT, EXTERNAL_IP], ids=["node port", "external IP"])
+
+
+def web(policy: str) -> Object:
+    return service(
+        "web",
+        *CLUSTER_IPS,
+        ports=PORTS,
+        node_ports={"TCP": NODE_PORT.tcp, "UDP": NODE_PORT.udp},
+        externalIPs=list(EXTERNAL),
+        externalTrafficPolicy=policy,
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick_errors(world: World) -> Iterator[None]:
+    with unlimited_errors(world.nodes):
+        yield
+
+
+async def seen_as(caller: Host, address: str, entrance: Entrance) -> set[str]:
+    """The addresses under which web-3 has seen the caller, by TCP and UDP."""
+    answers = [await caller.http(address, entrance.tcp), await caller.udp(address, entrance.udp)]
+    assert {answer.host for answer in answers} == {"web-3"}
+    return {answer.peer for answer in answers}
+
+
+@by_entrance
+async def test_s13_cluster_any_node_serves_and_the_pod_sees_that_node(
+    entrance: Entrance, world: World, deployment: Deployment, family: Family
+) -> None:
+    """Without masquerading the pod would answer the client directly, who knows nothing of such a connection."""
+    deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    await deployment.start(nodes=("node1", "node3"))
+    for name in ("node1", "node3"):
+        node, client = world.cluster.node(name), world.cluster.client
+        with entrance.leads_to(node, family, client) as address:
+            [seen] = await seen_as(client, address, entrance)
+        # On the pod's own node the kernel takes the address of the bridge, which is nearer to the pod.
+        bridge = Addresses(NODES[name].pod_ip(1), NODES[name].pod_ip6(1))
+        assert seen == family.of(node if name == "node1" else bridge)
+
+
+@by_entrance
+async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere(
+    entrance: Entrance, world: World, deployment: Deployment, family: Family
+) -> None:
+    """As with policy Cluster, node1 would answer, and the pod would see a node; dropped, the call would time out."""
+    deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    await deployment.start(nodes=("node1", "node3"))
+    node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
+    with entrance.leads_to(node3, family, client) as address:
+        assert await seen_as(client, address, entrance) == {family.of(client)}
+    with entrance.leads_to(node1, family, client) as address:
+        await is_refused(client, address, entrance.tcp, entrance.udp)
+    # Another node is outside as well; and so is, on this node, a pod of that one.
+    for caller in (world.cluster.node("node2"), world.web[1]):
+        gateway = caller if isinstance(caller, Node) else caller.node
+        with entrance.leads_to(node1, family, gateway) as address:
+            await is_refused(caller, address, entrance.tcp, entrance.udp)
+
+
+@by_entrance
+async def test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_served_by_the_clusters(
+    entrance: Entrance, world: World, deployment: Deployment, family: Family
+) -> None:
+    """With the node's endpoints alone there would be none, and both would be refused."""
+    deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    await deployment.start(nodes=("node1",))
+    node1 = world.cluster.node("node1")
+    address = entrance.address(node1, family)
+    assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
+    assert await seen_as(node1, address, entrance) == {family.of(node1)}
+
+
+@by_entrance
+async def test_s13_the_policy_changes_while_clients_call(
+    entrance: Entrance, world: World, deployment: Deployment, family: Family
+) -> None:
+    """Were a set entry left behind, the pod would go on to see the node, or node1 to refuse."""
+    node1, client = world.cluster.node("node1"), world.cluster.client
+    deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    await deployment.start(nodes=("node1",))
+
+    async def is_masqueraded() -> None:
+        assert await seen_as(client, address, entrance) == {family.of(node1)}
+
+    with entrance.leads_to(node1, family, client) as address:
+        await is_masqueraded()
+        for _ in range(2):
+            deployment.apply(web("Local"))
+            await eventually(lambda: is_refused(client, address, entrance.tcp, entrance.udp))
+            assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
+            deployment.apply(web("Cluster"))
+            await eventually(is_masqueraded)
+
+
+async def test_s13_local_follows_the_pod_to_the_node(world: World, deployment: Deployment, family: Family) -> None:
+    """A plan that looked for local endpoints once would go on to refuse."""
+    node1, client = world.cluster.node("node1"), world.cluster.client
+    deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    await deployment.start(nodes=("node1",))
+    await is_refused(client, family.of(node1), NODE_PORT.tcp, NODE_PORT.udp)
+    deployment.apply(*endpoint_slices("web", world.web, TARGET_PORTS))
+
+    async def is_served_here() -> None:
+        answer = await client.http(family.of(node1), NODE_PORT.tcp)
+        assert (answer.host, answer.peer) == ("web-1", family.of(client))
+
+    await eventually(is_served_here)
+    deployment.apply(*endpoint_slices("web", world.web[1:], TARGET_PORTS))
+    await eventually(lambda: is_refused(client, family.of(node1), NODE_PORT.tcp, NODE_PORT.udp))
+
+
+@contextmanager
+def second_network(here: Node, there: Node, family: Family, pods: str) -> Iterator[None]:
+    """Join two nodes by a network of their own, and have the one reach the other's pods over it."""
+    flag, length = ("-6", "64") if family.name == "IPv6" else ("-4", "24")
+    (_, address), (_, gateway) = LINK.items()
+    here.namespace.ip(f"link add eth1 type veth peer name eth1 netns {there.namespace.name}\n")
+    for node, own in ((here, address), (there, gateway)):
+        nodad = " nodad" if family.name == "IPv6" else ""
+        node.namespace.ip(f"link set eth1 up\naddress add {family.of(own)}/{length} dev eth1{nodad}\n")
+    here.run("ip", flag, "route", "replace", pods, "via", family.of(gateway), "dev", "eth1")
+    try:
+        yield
+    finally:
+        here.run("ip", flag, "route", "replace", pods, "via", family.of(there), "dev", "eth0")
+        here.run("ip", "link", "del", "eth1")
+
+
+@pytest.mark.parametrize("source", ["masquerade", "node-ip"])
+async def test_s13_with_two_interfaces_snat_source_chooses_the_address(
+    source: str, world: World, deployment: Deployment, family: Family
+) -> None:
+    """Masquerading takes the address of the interface; were the flag not read, both cases would see the same one."""
+    node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
+    pods = NODES["node3"].pod_networks[family.name == "IPv6"]
+    deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    with second_network(node1, node3, family, pods):
+        await deployment.start(f"--snat-source={source}", nodes=("node1",))
+        expected = {"masquerade": LINK["node1"], "node-ip": node1}[source]
+        assert await seen_as(client, family.of(node1), NODE_PORT) == {family.of(expected)}
+        await deployment.cleanup()

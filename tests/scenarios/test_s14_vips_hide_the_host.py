@@ -1,0 +1,215 @@
+"""S14: what listens on a node's every address is not reached through the addresses of Services.
+
+On node1 something answers at port 22, TCP and UDP, whatever address is called. Callers are somebody outside, another
+node, a pod, and node1's own processes; only node1 runs kroute, so that the others' packets come to it over the wire.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.lab.allocation import Addresses
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import Host
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.topology import POD_RANGE, POD_RANGE6
+from tests.lab.world import FAMILIES, Family, World
+from tests.scenarios.refusals import is_refused, unlimited_errors
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+OTHER_CLUSTER_IPS = tuple(family.other_service_ip for family in FAMILIES)
+EXTERNAL = Addresses("203.0.113.10", "2001:db8::10")
+SSH = 22
+PORTS = {"TCP": 8080, "UDP": 5353}
+NODE_PORTS = {"TCP": 30080, "UDP": 30053}
+RESYNC_PERIOD = 5.0
+
+
+def web() -> Object:
+    return service("web", *CLUSTER_IPS, ports=PORTS, node_ports=NODE_PORTS, externalIPs=list(EXTERNAL))
+
+
+def vips(family: Family) -> tuple[str, str]:
+    return family.service_ip, family.of(EXTERNAL)
+
+
+@pytest.fixture
+async def node1(world: World, family: Family) -> AsyncIterator[Node]:
+    """node1 with its listener, and as the way to the VIPs for those who are not on it."""
+    node = world.cluster.node("node1")
+    routes = [f"{vip} via {family.of(node)}\n" for vip in (*vips(family), family.other_service_ip)]
+    outside = (world.cluster.client, world.cluster.node("node2"))
+    await node.serve(http=SSH, udp=SSH)
+    for host in outside:
+        host.namespace.ip("".join(f"route add {route}" for route in routes))
+    with unlimited_errors(world.nodes):
+        yield node
+    for host in outside:
+        host.namespace.ip("".join(f"route del {route}" for route in routes))
+    await node.stop_serving()
+
+
+@pytest.fixture
+def callers(world: World, node1: Node) -> tuple[Host, ...]:
+    """One of each kind."""
+    return world.cluster.client, world.cluster.node("node2"), world.visitor, node1
+
+
+async def is_reached(caller: Host, address: str) -> None:
+    """The node's own listener answers the caller, by TCP and by UDP."""
+    for answer in (await caller.http(address, SSH), await caller.udp(address, SSH)):
+        assert answer.host == "node1"
+
+
+async def is_hidden(callers: tuple[Host, ...], family: Family) -> None:
+    """Through no VIP does anybody reach the listener."""
+    for caller in callers:
+        for vip in vips(family):
+            await is_refused(caller, vip, SSH, SSH)
+
+
+async def node_is_there(callers: tuple[Host, ...], family: Family) -> None:
+    """By its own address everybody reaches it."""
+    for caller in callers:
+        await is_reached(caller, family.of(callers[-1]))
+
+
+def sets(node: Node) -> list[str]:
+    """The sets' definitions and entries, in no order of the kernel's."""
+    return sorted(line for line in node.run("ipset", "save").splitlines() if line)
+
+
+async def test_s14_a_vip_answers_on_its_services_ports_and_to_ping_only(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """Without the filter all would reach the listener; with one that drops, they would be told nothing."""
+    deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
+    await deployment.start(f"--cluster-cidr={POD_RANGE},{POD_RANGE6}", nodes=("node1",))
+    await is_hidden(callers, family)
+    await node_is_there(callers, family)
+    for caller in callers:
+        for vip in vips(family):
+            caller.run("busybox", "ping", "-c", "1", "-W", "2", vip)
+            assert (await caller.http(vip, 8080)).host.startswith("web-")
+            assert (await caller.udp(vip, 5353)).host.startswith("web-")
+
+
+async def test_s14_a_connection_that_stands_is_not_cut_when_an_address_becomes_a_vip(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """A filter that looked at every packet would reset these connections."""
+    deployment.apply(service("other", *OTHER_CLUSTER_IPS), *endpoint_slices("other", world.web))
+    await deployment.start(nodes=("node1",))
+    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-dummy-if")
+    connections = [await caller.connect(family.service_ip, SSH) for caller in callers]
+    deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
+    await eventually(lambda: is_hidden(callers, family))
+    for connection in connections:
+        assert (await connection.ask()).host == "node1"
+        await connection.close()
+
+
+async def test_s14_a_connection_that_stands_is_not_cut_when_the_first_rules_come(
+    node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family, world: World
+) -> None:
+    """As above, and conntrack may be as new as the rules are: to it the connection begins in the middle."""
+    node1.namespace.ip("link add kube-dummy-if type dummy\nlink set kube-dummy-if up\n")
+    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-dummy-if")
+    connections = [await caller.connect(family.service_ip, SSH) for caller in callers]
+    deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
+    await deployment.start(nodes=("node1",))
+    await is_hidden(callers, family)
+    for connection in connections:
+        assert (await connection.ask()).host == "node1"
+        await connection.close()
+
+
+async def test_s14_no_loss_of_sets_cuts_the_node_off(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """cloudnativelabs/kube-router#1924: who drops what is in no set cuts the node off when the set is empty."""
+    deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
+    await deployment.start(nodes=("node1",))
+    before, saved = sets(node1), node1.run("ipset", "save")
+    connection = await world.cluster.client.connect(family.of(node1), SSH)
+    for name in node1.run("ipset", "list", "-name").split():
+        node1.run("ipset", "flush", name)
+        await node_is_there(callers, family)
+        node1.run("ipset", "-exist", "restore", stdin=saved)
+    node1.run("ipset", "flush")
+    await node_is_there(callers, family)
+
+    def is_as_before() -> None:
+        assert sets(node1) == before
+
+    await eventually(is_as_before, RESYNC_PERIOD)
+    await is_hidden(callers, family)
+    assert (await connection.ask()).host == "node1"
+    await connection.close()
+
+
+async def test_s14_a_restart_in_between_makes_it_as_it_was(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """A start that took the sets for what they should be would leave the listener to everybody."""
+    deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
+    await deployment.start(nodes=("node1",))
+    before = sets(node1)
+    await deployment.agents["node1"].kill()
+    await is_hidden(callers, family)
+    node1.run("ipset", "flush")
+    await node_is_there(callers, family)
+    await deployment.start(nodes=("node1",))
+    assert sets(node1) == before
+    await is_hidden(callers, family)
+    await node_is_there(callers, family)
+
+
+async def test_s14_a_port_without_endpoints_is_refused_at_once(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """IPVS alone refuses IPv6 clients at their second SYN only, and what listens on the host would answer the rest."""
+    deployment.apply(
+        service("web", *CLUSTER_IPS, ports={"TCP": SSH, "UDP": SSH}, node_ports=NODE_PORTS, externalIPs=list(EXTERNAL)),
+        *endpoint_slices("web", (), PORTS),
+    )
+    await deployment.start(nodes=("node1",))
+    await is_hidden(callers, family)
+    for caller in callers:
+        await is_refused(caller, family.of(node1), NODE_PORTS["TCP"], NODE_PORTS["UDP"])
+    await node_is_there(callers, family)
+    deployment.apply(*endpoint_slices("web", world.web[:1], PORTS))
+
+    async def somebody_answers() -> None:
+        for caller in callers:
+            assert (await caller.http(family.service_ip, SSH)).host == "web-1"
+
+    await eventually(somebody_answers)
+
+
+async def test_s14_while_its_last_endpoint_drains_a_port_is_refused_and_the_connection_goes_on(
+    world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
+) -> None:
+    """There is a virtual server still. It takes what node1's own processes send before any rule sees it, and over IPv6
+    it refuses them at the second SYN; all others are refused by the rules, at once."""
+    deployment.apply(web(), *endpoint_slices("web", world.web[:1], PORTS))
+    await deployment.start(nodes=("node1",))
+    stream = await world.visitor.open_stream(family.service_ip, 8080)
+    deployment.apply(*endpoint_slices("web", (), PORTS))
+
+    async def all_others_are_refused() -> None:
+        for caller in callers[:-1]:
+            await is_refused(caller, family.service_ip, 8080, 5353)
+
+    await eventually(all_others_are_refused)
+    with pytest.raises(ConnectionRefusedError):
+        await node1.http(family.service_ip, 8080)
+    echoed = stream.echoed
+
+    def goes_on() -> None:
+        assert stream.failure is None, stream.failure
+        assert stream.echoed > echoed + 1
+
+    await eventually(goes_on)
+    await stream.close()

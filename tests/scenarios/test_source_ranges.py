@@ -1,0 +1,70 @@
+"""`loadBalancerSourceRanges`: from outside, from pods and from the node itself, only who is in them gets through."""
+
+import pytest
+
+from tests.lab.allocation import Addresses
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import Host
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.world import FAMILIES, Family, World, routed
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+BALANCED = Addresses("203.0.113.10", "2001:db8::10")
+NODE_PORT = 30080
+DROPPED_AFTER = 1.0
+"""Seconds without an answer after which a call is taken to be dropped; an answer comes within milliseconds."""
+
+
+def web(*ranges: str) -> Object:
+    return service(
+        "web",
+        *CLUSTER_IPS,
+        node_ports={"TCP": NODE_PORT},
+        ingress=list(BALANCED),
+        loadBalancerSourceRanges=list(ranges),
+    )
+
+
+async def gets_through(caller: Host, family: Family) -> None:
+    assert (await caller.http(family.of(BALANCED), 8080)).host.startswith("web-")
+
+
+async def is_dropped(caller: Host, family: Family) -> None:
+    """A node's own process is told that it may not (PermissionError); others hear nothing."""
+    try:
+        answer = await caller.http(family.of(BALANCED), 8080, timeout=DROPPED_AFTER)
+    except (TimeoutError, PermissionError):
+        return
+    raise AssertionError(f"{caller} was answered: {answer}")
+
+
+def only(host: Host, family: Family) -> str:
+    """The range that holds one host."""
+    return f" {family.of(host)}/{128 if family.name == 'IPv6' else 32} "
+
+
+@pytest.mark.parametrize("allowed", ["client", "pod", "node"])
+async def test_only_clients_in_the_ranges_get_through(
+    world: World, deployment: Deployment, family: Family, allowed: str
+) -> None:
+    node1 = world.cluster.node("node1")
+    callers: dict[str, Host] = {"client": world.cluster.client, "pod": world.visitor, "node": node1}
+    deployment.apply(web(only(callers[allowed], family)), *endpoint_slices("web", world.web))
+    await deployment.start()
+    with routed(world.cluster.client, family.of(BALANCED), family.of(node1)):
+        for name, caller in callers.items():
+            await (gets_through if name == allowed else is_dropped)(caller, family)
+            assert (await caller.http(family.of(node1), NODE_PORT)).host.startswith("web-"), "node ports are for all"
+    assert (await world.visitor.http(family.service_ip, 8080)).host.startswith("web-"), "and so is the ClusterIP"
+
+
+async def test_ranges_are_followed_live(world: World, deployment: Deployment, family: Family) -> None:
+    pod = world.visitor
+    deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"), *endpoint_slices("web", world.web))
+    await deployment.start()
+    await is_dropped(pod, family)
+    for ranges in ([only(pod, family)], ["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"], ["0.0.0.0/0", "::/0"], []):
+        deployment.apply(web(*ranges))
+        await eventually(lambda: gets_through(pod, family))
+        deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"))
+        await eventually(lambda: is_dropped(pod, family))
