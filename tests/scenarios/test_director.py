@@ -80,8 +80,6 @@ async def pods(nodes: tuple[Node, ...]) -> list[Pod]:
 
 async def agents(nodes: tuple[Node, ...], kubeconfig: Path) -> None:
     for node in nodes:
-        node.sysctl("net.ipv4.conf.all.arp_ignore", 1)
-        node.sysctl("net.ipv4.conf.all.arp_announce", 2)
         await node.kroute("run", "--kubeconfig", str(kubeconfig), "--node-name", node.name)
     for node in nodes:
         await node.processes[0].ready()
