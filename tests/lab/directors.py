@@ -24,6 +24,7 @@ class DirectorMachine:
         self.state_dir = cluster.directory / name / "state"
         self.state_dir.mkdir(parents=True)
         self.process: KrouteProcess | None = None
+        self._wire = cluster.wire
         self._kubeconfig = kubeconfig
         self._runs = 0
 
@@ -63,6 +64,14 @@ class DirectorMachine:
     def has(self, address: str) -> bool:
         """Whether the machine has the address on the wire."""
         return any(each.split("/")[0] == address for each in self.host.addresses("eth0"))
+
+    def unplug(self) -> None:
+        """Take the machine off the wire, without telling it."""
+        self._wire.ip(f"link set {self.name} nomaster\n")
+
+    def plug_in(self) -> None:
+        """Put the machine on the wire again, if it is not."""
+        self._wire.ip(f"link set {self.name} master wire\n")
 
     def mac(self) -> str:
         """The MAC address of the machine on the wire."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,17 +246,34 @@ async def calling(client: Host, vip: str) -> AsyncIterator[Calls]:
     await call()
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
-async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(stage: Stage, way: str) -> None:
+async def sigterm(machine: DirectorMachine) -> None:
+    assert machine.process is not None
+    await machine.process.terminate()
+    not_on(machine)
+
+
+async def sigkill(machine: DirectorMachine) -> None:
+    assert machine.process is not None
+    await machine.process.kill()
+
+
+async def power_failure(machine: DirectorMachine) -> None:
+    """Nothing comes from the machine any more, and nothing that it has counts."""
+    machine.unplug()
+    await sigkill(machine)
+
+
+@pytest.mark.parametrize("end", [sigterm, sigkill, power_failure])
+async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(
+    stage: Stage, end: Callable[[DirectorMachine], Awaitable[None]]
+) -> None:
     first, second = await stage.started()
     assert not second.has(IPV4)
     streams = [await stage.client.open_stream(vip, 8080, patience=FAIL_OVER + 5) for vip in VIPS for _ in range(4)]
     await asyncio.sleep(SYNCHRONIZED)
     async with calling(stage.client, IPV4) as calls, calling(stage.client, IPV6) as calls6:
         await asyncio.sleep(2)
-        assert first.process is not None
-        await (first.process.terminate() if way == "SIGTERM" else first.process.kill())
-        assert way == "SIGKILL" or not first.has(IPV4)
+        await end(first)
         await eventually(lambda: has_vips(second))
         await eventually(lambda: not_on(first))
         await asyncio.sleep(2)
@@ -266,6 +283,7 @@ async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(stag
     for stream, before in zip(streams, echoed, strict=True):
         assert stream.echoed > before
         await stream.close()
+    first.plug_in()
     assert await who_has(stage.client, IPV4) == {second.mac()}
 
 
