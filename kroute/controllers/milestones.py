@@ -29,6 +29,8 @@ The first full list of plans stands for it too, so what no plan names then goes 
 class Stage(StrEnum):
     """A point that a plan passes on its way into the kernel."""
 
+    SERVED = "served"
+    """service_proxy: the plan's virtual servers are there, behind its set entries, or were waited for long enough."""
     ROUTES_PREPARED = "routes-prepared"
     """route_fix: the plan's source routes are in place."""
     ENTRIES_PREPARED = "entries-prepared"

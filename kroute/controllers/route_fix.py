@@ -81,6 +81,7 @@ class RouteFix(Preparer[str, SourceRoute]):
         self._routes = routes
         self._revision = 0
         interface.watch(self.wake)
+        milestones.watch(self.wake, Stage.SERVED)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""
@@ -141,6 +142,13 @@ class RouteFix(Preparer[str, SourceRoute]):
             await self.read()
             self.account.retries.clear()
         await super().write()
+
+    def may_write(self, difference: Difference[str, SourceRoute]) -> bool:
+        """A route that is new comes after its Service's virtual servers: it brings them packets by itself."""
+        if difference.wanted is None or difference.applied is not None:
+            return super().may_write(difference)
+        owners = self.claims.owners(difference.key)
+        return any(self.milestones.has_reached(self._plans[owner], Stage.SERVED) for owner in owners)
 
     async def apply(self, differences: Sequence[Difference[str, SourceRoute]]) -> Mapping[str, str]:
         """Write routes; deleting one that is not there is success."""

@@ -82,6 +82,7 @@ class ServiceProxy(Controller):
         self._readiness = Readiness(milestones)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._withdrawing: dict[ObjectKey, ServicePlan] = {}
+        self._unserved: dict[ObjectKey, ServicePlan] = {}
         self._are_routes_in_doubt = False
         self._first_write = True
         self._serves_ipv6 = False
@@ -99,6 +100,7 @@ class ServiceProxy(Controller):
                 self._servers.departures.over(key)
             self._vips.claim(plan)
             self._withdrawing[plan.key] = plan
+            self._unserved[plan.key] = plan
             if not self._serves_ipv6 and any(":" in key.address for key in servers):
                 self._serves_ipv6 = self._sysctls_due = True
             if plan.is_empty:
@@ -157,6 +159,7 @@ class ServiceProxy(Controller):
             self._prepare_again([])
         await self._servers.write(self._vips.is_leaving, self._is_held)
         self._readiness.settle(self._servers.claims.is_settled, self.clock())
+        self._say_what_is_served()
         await self._vips.bind(self._readiness.is_ready, self._has_route)
         if self._readiness.is_over:
             self.live.set()
@@ -249,6 +252,19 @@ class ServiceProxy(Controller):
         """
         owners = self._servers.claims.owners(key)
         return bool(owners) and not self._readiness.may_let_in(owners[-1], self.clock())
+
+    def _say_what_is_served(self) -> None:
+        served = [plan for plan in self._unserved.values() if self._is_served(plan)]
+        if served:
+            for plan in served:
+                del self._unserved[plan.key]
+            self._milestones.reach(Stage.SERVED, served)
+
+    def _is_served(self, plan: ServicePlan) -> bool:
+        """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
+        return self._readiness.is_ready(plan.key) or (
+            self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+        )
 
     def _say_what_is_withdrawn(self) -> None:
         withdrawn = [plan for plan in self._withdrawing.values() if self._is_withdrawn(plan)]

@@ -128,7 +128,7 @@ async def test_a_kernel_that_does_not_answer_is_asked_again_and_stops_nobody(
         patch.setattr(node.ipvs, "write", broken)
         await node.apply(plan("late", 2, server("10.96.0.2", 80, "10.1.0.1")))
     assert [line["controller"] for line in logs if line["event"] == "controller.failed"] == ["service_proxy"]
-    assert "10.96.0.2" in node.kernel.links[DUMMY].routes  # route_fix went on
+    assert ("10.96.0.2",) in node.kernel.sets["KROUTE-VIP"].elements  # masquerade went on
     await node.wait(1)
     assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
 
@@ -327,6 +327,18 @@ class TestGoingLive:
         await node.route_fix.step()
         await node.service_proxy.step()
         assert (6, "10.96.0.2", 80) not in node.kernel.virtual_servers
+
+    async def test_a_route_waits_for_the_virtual_servers_to_which_it_leads(self, tmp_path: Path) -> None:
+        node = await serving(tmp_path)
+        node.broadcaster.publish([plan("new", 2, server("10.96.0.2", 80, "10.1.0.1"))])
+        routes = node.kernel.links[DUMMY].routes
+        for controller in (node.route_fix, node.service_proxy, node.masquerade, node.route_fix):
+            await controller.step()
+            assert "10.96.0.2" not in routes
+        await node.service_proxy.step()
+        assert (6, "10.96.0.2", 80) in node.kernel.virtual_servers
+        await node.route_fix.step()
+        assert "10.96.0.2" in routes
 
     async def test_after_five_seconds_it_goes_live_anyway_with_one_warning(self, tmp_path: Path) -> None:
         node = await serving(tmp_path)

@@ -1,0 +1,64 @@
+"""kroute runs on every node while the tests here do; each test applies objects of its own and leaves none."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from tests.lab.cluster import Node, Pod
+from tests.lab.deployment import Deployment
+from tests.lab.topology import POD_RANGE, POD_RANGE6
+from tests.lab.world import World
+
+FLAGS = ("--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}")
+"""With which kroute runs, unless a row says otherwise."""
+
+AddPod = Callable[..., Awaitable[Pod]]
+Serve = Callable[..., Awaitable[Node]]
+
+
+@pytest.fixture(scope="package")
+def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """kroute on every node. Tests use `kroute`."""
+    deployed = Deployment(world.cluster, tmp_path_factory.mktemp("manifests"))
+    asyncio.run(deployed.start(*FLAGS))
+    try:
+        yield deployed
+    finally:
+        asyncio.run(deployed.cleanup())
+
+
+@pytest.fixture
+async def kroute(running: Deployment) -> AsyncIterator[Deployment]:
+    """kroute on every node, serving nothing yet; what the test applies is deleted after it."""
+    yield running
+    await running.clear()
+
+
+@pytest.fixture
+async def add_pod(world: World) -> AsyncIterator[AddPod]:
+    """`await add_pod("node2", "name", http=8080)` adds a pod for the length of the test."""
+    added: list[Pod] = []
+
+    async def add(node: str, name: str, **ports: int) -> Pod:
+        added.append(await world.cluster.node(node).pod(name, **ports))
+        return added[-1]
+
+    yield add
+    for pod in added:
+        if pod in pod.node.pods:
+            pod.node.remove_pod(pod)
+
+
+@pytest.fixture
+async def host_network(world: World) -> AsyncIterator[Serve]:
+    """`await host_network("node2", http=9080)` is a pod in the node's own network: servers on the node."""
+    serving: list[Node] = []
+
+    async def serve(node: str, **ports: int) -> Node:
+        serving.append(world.cluster.node(node))
+        return await serving[-1].serve(**ports)  # type: ignore[arg-type]
+
+    yield serve
+    for node in serving:
+        await node.stop_serving()

@@ -1,0 +1,59 @@
+"""What the rows expect of calls, each within the time that the end-to-end tests allow."""
+
+from tests.lab.deployment import eventually
+from tests.lab.hosts import Host
+from tests.lab.servers import Answer
+
+WITHIN = 30.0
+"""Native seconds: KubeProxyEndpointLagTimeout of the end-to-end tests."""
+
+_CALL_TIMEOUT = 2.0
+
+
+async def served_by(
+    client: Host, address: str, port: int, names: set[str], protocol: str = "http", within: float = WITHIN
+) -> None:
+    """Expect that all of `names` answer in turn, and nobody else."""
+
+    async def answers() -> None:
+        answered = {(await _ask(client, address, port, protocol)).host for _ in range(2 * len(names))}
+        assert answered == names, f"{client} asked {address} {port}: {answered} answered"
+
+    await eventually(answers, within)
+
+
+async def refused(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
+    """Expect that a call is refused at once: by a TCP reset or ICMP port unreachable, not by silence."""
+
+    async def is_refused() -> None:
+        outcome = await outcome_of(client, address, port, protocol)
+        assert outcome == "refused", f"{client} asked {address} {port}: {outcome}"
+
+    await eventually(is_refused, within)
+
+
+async def unreachable(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
+    """Expect that nobody answers, in whatever way a client is told."""
+
+    async def is_unreachable() -> None:
+        outcome = await outcome_of(client, address, port, protocol)
+        assert outcome in {"refused", "unreachable", "silence"}, f"{client} asked {address} {port}: {outcome}"
+
+    await eventually(is_unreachable, within)
+
+
+async def outcome_of(client: Host, address: str, port: int, protocol: str = "http") -> str:
+    """Call once; return who answered ("answered by web-1"), or `refused`, `unreachable` or `silence`."""
+    try:
+        return f"answered by {(await _ask(client, address, port, protocol)).host}"
+    except ConnectionRefusedError:
+        return "refused"
+    except TimeoutError:
+        return "silence"
+    except OSError:
+        return "unreachable"
+
+
+async def _ask(client: Host, address: str, port: int, protocol: str) -> Answer:
+    ask = {"http": client.http, "udp": client.udp, "sctp": client.sctp}[protocol]
+    return await ask(address, port, timeout=_CALL_TIMEOUT)

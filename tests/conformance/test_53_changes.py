@@ -1,0 +1,187 @@
+"""networking 325 to 458 and 548: changes behind a Service, affinity, large requests, and rules that are deleted."""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.conformance.expect import served_by, unreachable
+from tests.conformance.table import row
+from tests.lab.allocation import Allocator
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import Host
+from tests.lab.objects import endpoint_slices, service
+from tests.lab.servers import Answer
+from tests.lab.udp_client import UdpClient
+from tests.lab.world import Family, World
+
+WEB = {"web-1", "web-2", "web-3"}
+PORTS = {"TCP": 80, "UDP": 90}
+TARGETS = {"TCP": 8080, "UDP": 5353}
+BOTH = pytest.mark.parametrize(("protocol", "kind"), [("http", "TCP"), ("udp", "UDP")], ids=["http", "udp"])
+BRIDGE_CALLS_IP6TABLES = "net.bridge.bridge-nf-call-ip6tables"
+COMMANDS = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}
+TABLES = ("nat", "filter", "mangle", "raw")
+OF_KROUTE = re.compile(r"^-[NA] KROUTE-| -j KROUTE-")
+"""Chains and jumps, and not what only looks into one of kroute's sets."""
+CONFIRM_COUNT = 15
+"""Requests of one client in a row that one pod has to answer: AffinityConfirmCount of the end-to-end tests."""
+LARGE = 2000
+"""Bytes of a large request: more than fit into one packet of the lab's wires."""
+
+
+@row("networking 325", "networking 342")
+@BOTH
+async def test_networking_325_update_endpoints(
+    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    ips, node_ports = free.cluster_ips(), {each: free.node_port() for each in PORTS}
+    kroute.apply(
+        service("changing", *ips, ports=PORTS, node_ports=node_ports),
+        *endpoint_slices("changing", world.web, TARGETS),
+    )
+    places = ((family.of(ips), PORTS[kind]), (family.of(world.nodes[0]), node_ports[kind]))
+    for place in places:
+        await served_by(world.visitor, *place, WEB, protocol)
+    kroute.apply(*endpoint_slices("changing", world.web[1:], TARGETS))
+    for place in places:
+        await served_by(world.visitor, *place, WEB - {"web-1"}, protocol)
+
+
+@row("networking 360", "networking 381", "networking 391")
+@BOTH
+async def test_networking_360_update_node_port(
+    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    """The node ports serve; then they are taken from the Service, and its ClusterIP goes on."""
+    ips, node_ports = free.cluster_ips(), {each: free.node_port() for each in PORTS}
+    kroute.apply(
+        service("changing", *ips, ports=PORTS, node_ports=node_ports),
+        *endpoint_slices("changing", world.web, TARGETS),
+    )
+    for client in (world.visitor, world.cluster.client, world.nodes[0]):
+        for node in world.nodes:
+            await served_by(client, family.of(node), node_ports[kind], WEB, protocol)
+    kroute.apply(service("changing", *ips, ports=PORTS))
+    for client in (world.visitor, world.cluster.client, world.nodes[0]):
+        for node in world.nodes:
+            await unreachable(client, family.of(node), node_ports[kind], protocol)
+    await served_by(world.visitor, family.of(ips), PORTS[kind], WEB, protocol)
+
+
+@row("networking 413", "networking 431")
+@BOTH
+async def test_networking_413_client_ip_based_session_affinity(
+    protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    ips = free.cluster_ips()
+    kroute.apply(
+        service("sticky", *ips, ports=PORTS, sessionAffinity="ClientIP"),
+        *endpoint_slices("sticky", world.web, TARGETS),
+    )
+
+    async def one_backend(client: Host) -> str:
+        answered = await client.spread(family.of(ips), PORTS[kind], CONFIRM_COUNT, protocol)
+        assert len(answered) == 1, f"{client} reached {answered}"
+        return answered.popitem()[0]
+
+    chosen = {await eventually(partial(one_backend, client)) for client in (world.visitor, *world.web, *world.nodes)}
+    assert len(chosen) > 1, f"every client reached {chosen}"
+
+
+@row("networking 448")
+async def test_networking_448_large_requests_http(
+    world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    ips, node_port = free.cluster_ips(), free.node_port()
+    kroute.apply(service("large", *ips, node_ports={"TCP": node_port}), *endpoint_slices("large", world.web))
+    path = "/?" + "x" * LARGE
+    for place in ((family.of(ips), 8080), (family.of(world.nodes[1]), node_port)):
+        await served_by(world.visitor, *place, WEB)
+        for _ in world.web:
+            assert await world.visitor.http_status(*place, path=path) == 200
+
+
+@pytest.fixture
+def routed_pods(world: World) -> Iterator[None]:
+    """No br_netfilter on the pods' bridges, as with a CNI plugin that routes; pods of one node then do not reach each
+    other through a Service.
+
+    With it IPVS refuses an IPv6 datagram longer than the MTU ("packet too big", EMSGSIZE at the sender), which looks as
+    if it saw one long packet in place of the fragments (ip_vs_xmit.c, __mtu_check_toobig_v6). Processes of the node
+    itself meet the same.
+    """
+    for node in world.nodes:
+        node.sysctl(BRIDGE_CALLS_IP6TABLES, 0)
+    yield
+    for node in world.nodes:
+        node.sysctl(BRIDGE_CALLS_IP6TABLES, 1)
+
+
+@row("networking 458")
+@pytest.mark.usefixtures("routed_pods")
+async def test_networking_458_large_requests_udp(
+    world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    ips, node_port = free.cluster_ips(), free.node_port()
+    kroute.apply(
+        service("large", *ips, ports={"UDP": 90}, node_ports={"UDP": node_port}),
+        *endpoint_slices("large", world.web[1:], {"UDP": 5353}),
+    )
+    remote = {pod.name for pod in world.web[1:]}
+
+    async def is_answered(address: str, port: int) -> Answer:
+        with UdpClient(world.visitor, address, port) as client:
+            return await client.ask(b"x" * LARGE)
+
+    for place in ((family.of(ips), 90), (family.of(world.nodes[1]), node_port)):
+        await served_by(world.visitor, *place, remote, "udp")
+        assert {(await eventually(partial(is_answered, *place))).host for _ in world.web} == remote
+
+
+@row("networking 548")
+async def test_networking_548_recreate_its_iptables_rules_if_they_are_deleted(
+    world: World, kroute: Deployment, family: Family, free: Allocator
+) -> None:
+    """All jumps to chains of kroute's, and the chains, go from every table; what is foreign there stays."""
+    node1, client = world.nodes[0], world.cluster.client
+    ips, node_port = free.cluster_ips(), free.node_port()
+    kroute.apply(
+        service("ruled", *ips, node_ports={"TCP": node_port}, externalTrafficPolicy="Cluster"),
+        *endpoint_slices("ruled", world.web),
+    )
+    await served_by(client, family.of(node1), node_port, WEB)
+    await served_by(world.web[0], family.of(ips), 8080, WEB)
+    before = kroute_rules(node1, family)
+    assert before, "there is nothing to delete"
+    delete_kroute_rules(node1, family)
+
+    def all_are_back() -> None:
+        assert kroute_rules(node1, family) == before
+
+    await eventually(all_are_back)
+    await served_by(client, family.of(node1), node_port, WEB)
+    await served_by(world.web[0], family.of(ips), 8080, WEB)
+
+
+def kroute_rules(node: Node, family: Family) -> dict[str, list[str]]:
+    """By table the lines of `iptables -S` that make a chain of kroute's, stand in one, or jump to one."""
+    tables = {table: node.run(COMMANDS[family.name], "-t", table, "-S").splitlines() for table in TABLES}
+    return {table: kept for table, lines in tables.items() if (kept := list(filter(OF_KROUTE.search, lines)))}
+
+
+def delete_kroute_rules(node: Node, family: Family) -> None:
+    """Delete all jumps to chains of kroute's, then the chains, in every table; a failure says what was not there.
+
+    Each table in one step: one rule after the other kroute would begin to put them back meanwhile.
+    """
+    for table, lines in kroute_rules(node, family).items():
+        jumps = [
+            f"-D {line.removeprefix('-A ')}" for line in lines if not line.startswith(("-N KROUTE-", "-A KROUTE-"))
+        ]
+        chains = [line.removeprefix("-N ") for line in lines if line.startswith("-N ")]
+        deletions = [*jumps, *(f"{flag} {chain}" for flag in ("-F", "-X") for chain in chains)]
+        restore = "\n".join((f"*{table}", *deletions, "COMMIT\n"))
+        node.run(f"{COMMANDS[family.name]}-restore", "--noflush", stdin=restore)

@@ -1,0 +1,145 @@
+"""A client that comes back from the same source port is served at once, also while pods are replaced.
+
+IPVS and the connection tracker remember a connection for minutes after its end. Whoever has few source ports meets that
+memory at every call: led by it, a SYN would go to a pod that is gone, or be dropped and sent again a second later.
+"""
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+import pytest
+
+from tests.lab.cluster import Node, Pod
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import Host
+from tests.lab.load import CALL_TIMEOUT, Way
+from tests.lab.objects import endpoint_slices, service
+from tests.lab.servers import Answer
+from tests.lab.world import FAMILIES, Family, World
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+NODE_PORT = 30080
+PORTS = (40000, 40199)
+"""The only source ports that the client has, first and last."""
+CALLS = 2000
+GENERATIONS = 4
+"""How many sets of pods serve during the calls, one after the other."""
+PODS = 2
+IN_FLIGHT = 20
+"""Calls after which one that was under way, when something was changed, has certainly ended."""
+FLAGS = ("--cluster-cidr", "172.20.0.0/16,fd00:172:20::/48")
+
+
+@pytest.fixture(params=["cluster_ip", "node_port"])
+def way(request: pytest.FixtureRequest, world: World, family: Family) -> Iterator[Way]:
+    """A client with few source ports, and where it calls: from a pod to the ClusterIP, from outside to a node port."""
+    way = {
+        "cluster_ip": Way(world.visitor, family.service_ip, 8080),
+        "node_port": Way(world.cluster.client, family.of(world.nodes[0]), NODE_PORT),
+    }[request.param]
+    before = way.client.sysctl("net.ipv4.ip_local_port_range")
+    way.client.sysctl("net.ipv4.ip_local_port_range", "{} {}".format(*PORTS))
+    yield way
+    way.client.sysctl("net.ipv4.ip_local_port_range", before)
+
+
+@pytest.fixture
+async def generations(world: World) -> AsyncIterator[list[list[Pod]]]:
+    """The pods of each generation; a test may take some away."""
+    pods = [
+        [await world.nodes[number % 3].pod(f"g{generation}-{number}", http=8080) for number in range(PODS)]
+        for generation in range(GENERATIONS)
+    ]
+    yield pods
+    for pod in (pod for generation in pods for pod in generation if pod in pod.node.pods):
+        pod.node.remove_pod(pod)
+
+
+class Caller:
+    """One client that calls again and again: who answered each call, in seconds how long it took, from which port."""
+
+    def __init__(self, way: Way) -> None:
+        self.answered: list[str] = []
+        self.seconds: list[float] = []
+        self.source_ports: Counter[int] = Counter()
+        self._way = way
+
+    async def run(self) -> None:
+        """Make all calls, one after the other."""
+        while len(self.answered) < CALLS:
+            started = time.monotonic()
+            answered = await self._call()
+            self.seconds.append(time.monotonic() - started)
+            self.answered.append(answered)
+
+    async def has_made(self, calls: int) -> None:
+        """Wait until so many calls have been made."""
+
+        def made() -> None:
+            assert len(self.answered) >= calls
+
+        await eventually(made, within=60)
+
+    async def _call(self) -> str:
+        """Ask on a new connection; the server closes it, so the client's port is free again at once."""
+        client, address, port = self._way
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        loop = asyncio.get_running_loop()
+        with client.namespace.socket(family, socket.SOCK_STREAM) as made:
+            async with asyncio.timeout(CALL_TIMEOUT):
+                await loop.sock_connect(made, (address, port))
+                self.source_ports[made.getsockname()[1]] += 1
+                await loop.sock_sendall(made, b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")
+                answer = b""
+                while received := await loop.sock_recv(made, 4096):
+                    answer += received
+        return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=Answer).host
+
+
+def repeated_syns(host: Host) -> int:
+    """How many SYNs the host has sent again for want of an answer, a second or more after the first."""
+    names, values = (line.split() for line in host.namespace.read("/proc/net/netstat").splitlines()[:2])
+    return int(dict(zip(names, values, strict=True))["TCPSynRetrans"])
+
+
+async def test_no_call_is_delayed_or_refused_and_none_goes_to_a_pod_that_is_gone(
+    world: World, deployment: Deployment, way: Way, generations: list[list[Pod]]
+) -> None:
+    node1, first = world.nodes[0], generations[0]
+    deployment.apply(service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", first))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    caller, before = Caller(way), repeated_syns(way.client)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(caller.run())
+        for number, (old, new) in enumerate(pairwise(generations), 1):
+            await caller.has_made(number * CALLS // GENERATIONS)
+            deployment.apply(*endpoint_slices("web", new))
+            await eventually(partial(nobody_new_for, node1, old))
+            changed = len(caller.answered)
+            await caller.has_made(changed + IN_FLIGHT)
+            for pod in old:
+                pod.node.remove_pod(pod)
+            await caller.has_made(changed + 2 * IN_FLIGHT)
+            assert set(caller.answered[changed + IN_FLIGHT :]) == {pod.name for pod in new}
+    assert len(caller.source_ports) <= PORTS[1] - PORTS[0] + 1 < CALLS
+    slow = f"the slowest call took {max(caller.seconds):.3f} s where {median(caller.seconds):.3f} s are usual"
+    assert repeated_syns(way.client) == before, slow
+
+
+def nobody_new_for(node: Node, pods: list[Pod]) -> None:
+    """Assert that the pods have weight 0 or are gone, wherever they served."""
+    addresses = {family.at(family.of(pod), 8080) for family in FAMILIES for pod in pods}
+    weights = {
+        address: real_server.weight
+        for virtual_server in node.ipvs().values()
+        for address, real_server in virtual_server.real_servers.items()
+        if address in addresses
+    }
+    assert not any(weights.values()), weights

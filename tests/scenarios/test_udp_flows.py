@@ -1,0 +1,217 @@
+"""UDP has no end of a connection: what leads to an endpoint that serves no longer goes at once, and nothing else goes.
+
+The clients keep their sockets, so their datagrams look to the kernel like one flow for as long as they talk.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from tests.lab.allocation import Addresses
+from tests.lab.cluster import Node, Pod
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.flows import End, Flow, conntrack, ipvs_connections
+from tests.lab.hosts import Host
+from tests.lab.objects import Object, endpoint_slices, service
+from tests.lab.udp_client import UdpClient
+from tests.lab.world import FAMILIES, Family, World, routed
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+OTHER_CLUSTER_IPS = tuple(family.other_service_ip for family in FAMILIES)
+EXTERNAL = Addresses("203.0.113.20", "2001:db8::20")
+PORT, NODE_PORT, TARGET_PORT, OTHER_TARGET_PORT = 53, 30053, 5353, 5454
+FLAGS = ("--cluster-cidr", "172.20.0.0/16,fd00:172:20::/48")
+
+
+def dns() -> Object:
+    node_ports = {"UDP": NODE_PORT}
+    return service("dns", *CLUSTER_IPS, ports={"UDP": PORT}, node_ports=node_ports, externalIPs=list(EXTERNAL))
+
+
+def endpoints(*pods: Host, target_port: int = TARGET_PORT, of: str = "dns") -> list[Object]:
+    return endpoint_slices(of, pods, {"UDP": target_port})
+
+
+def frontends(world: World, family: Family) -> tuple[End, ...]:
+    """The Service's ClusterIP, node port and external IP, as one comes to them on node1."""
+    node1 = family.of(world.nodes[0])
+    return End(family.service_ip, PORT), End(node1, NODE_PORT), End(family.of(EXTERNAL), PORT)
+
+
+@pytest.fixture
+def clients(world: World, family: Family) -> Iterator[list[UdpClient]]:
+    """A pod, its node, and somebody outside, each with a socket for each of the Service's addresses."""
+    asked = frontends(world, family)
+    cluster_ip, node_port, external_ip = (end.address for end in asked)
+    hosts = (world.visitor, world.nodes[0], world.cluster.client)
+    with ExitStack() as stack:
+        for address in (cluster_ip, external_ip):
+            stack.enter_context(routed(world.cluster.client, address, node_port))
+        yield [stack.enter_context(UdpClient(host, *end)) for host in hosts for end in asked]
+
+
+@pytest.fixture
+async def other_port(world: World) -> AsyncIterator[Pod]:
+    """A pod that answers at a second port as well."""
+    pod = await world.nodes[1].pod("two-ports", udp=TARGET_PORT)
+    await pod.serve(udp=OTHER_TARGET_PORT)
+    yield pod
+    pod.node.remove_pod(pod)
+
+
+async def answered_by(clients: Iterable[UdpClient], pod: Host) -> None:
+    """Expect that the pod answers each of the clients before long."""
+
+    async def answers(client: UdpClient) -> None:
+        answer = await client.ask()
+        assert answer.host == pod.name, f"{client} was answered by {answer}"
+
+    await asyncio.gather(*(eventually(partial(answers, client)) for client in clients))
+
+
+async def is_not_answered(client: UdpClient) -> None:
+    try:
+        answer = await client.ask()
+    except OSError:
+        return
+    raise AssertionError(f"{client} was answered by {answer}")
+
+
+def leads_to(node: Node, asked: End) -> set[End]:
+    """Where the node's entries for clients of `asked` lead to."""
+    tracked = {flow.answers for flow in conntrack(node.namespace) if flow.asked == asked}
+    balanced = {it.real_server for it in ipvs_connections(node.namespace) if it.asked == asked}
+    return tracked | balanced
+
+
+async def lead_to(node: Node, asked: Iterable[End], *expected: End) -> None:
+    """Expect that before long all entries for these addresses lead there, and that there are some if they can."""
+
+    def they_do() -> None:
+        assert {end: leads_to(node, end) for end in asked} == {end: set(expected) for end in asked}
+
+    await eventually(they_do)
+
+
+def flow_of(node: Node, client: UdpClient) -> Flow:
+    """The one conntrack entry of a client's socket."""
+    flows = [it for it in conntrack(node.namespace) if it.asked == client.asked and it.client.port == client.port]
+    assert len(flows) == 1, f"{client}: {flows}"
+    return flows[0]
+
+
+async def test_clients_move_when_their_endpoint_leaves(
+    world: World, deployment: Deployment, family: Family, clients: list[UdpClient]
+) -> None:
+    node1, (_, old, new) = world.nodes[0], world.web
+    deployment.apply(dns(), *endpoints(old))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    await answered_by(clients, old)
+    await lead_to(node1, frontends(world, family), End(family.of(old), TARGET_PORT))
+    deployment.apply(*endpoints(new))
+    await answered_by(clients, new)
+    await lead_to(node1, frontends(world, family), End(family.of(new), TARGET_PORT))
+
+
+async def test_entries_go_with_the_endpoint_and_not_when_a_client_asks_again(
+    world: World, deployment: Deployment, family: Family, clients: list[UdpClient]
+) -> None:
+    """A client that is silent for a while must not find its old way still there; one that asks is refused at once."""
+    node1, (_, old, _) = world.nodes[0], world.web
+    deployment.apply(dns(), *endpoints(old))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    await answered_by(clients, old)
+    deployment.apply(*endpoints())
+    await lead_to(node1, frontends(world, family))
+    for client in clients:
+        with pytest.raises(ConnectionRefusedError):
+            await client.ask()
+
+
+async def test_clients_move_when_the_target_port_changes(
+    world: World, deployment: Deployment, family: Family, clients: list[UdpClient], other_port: Pod
+) -> None:
+    node1 = world.nodes[0]
+    deployment.apply(dns(), *endpoints(other_port))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    await answered_by(clients, other_port)
+    await lead_to(node1, frontends(world, family), End(family.of(other_port), TARGET_PORT))
+    deployment.apply(*endpoints(other_port, target_port=OTHER_TARGET_PORT))
+
+    async def all_have_moved() -> None:
+        await answered_by(clients, other_port)
+        assert {flow_of(node1, client).answers.port for client in clients} == {OTHER_TARGET_PORT}
+
+    await eventually(all_have_moved)
+    await lead_to(node1, frontends(world, family), End(family.of(other_port), OTHER_TARGET_PORT))
+
+
+async def test_flows_of_others_stay(world: World, deployment: Deployment, family: Family) -> None:
+    """The old pod serves another Service and is asked directly too; a second pod serves on; the node has its own."""
+    node1, (neighbour, old, new) = world.nodes[0], world.web
+    vip, other_vip = End(family.service_ip, PORT), End(family.other_service_ip, PORT)
+    pod, own = End(family.of(old), TARGET_PORT), End(family.of(node1), TARGET_PORT)
+    other = service("other", *OTHER_CLUSTER_IPS, ports={"UDP": PORT})
+    deployment.apply(dns(), other, *endpoints(old, new), *endpoints(old, of="other"))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    with ExitStack() as stack:
+        stack.callback(world.cluster.traffic.call, node1.stop_serving())
+        await node1.serve(udp=TARGET_PORT)
+        to_service = [stack.enter_context(UdpClient(world.visitor, *vip)) for _ in range(4)]
+        foreign = [
+            stack.enter_context(UdpClient(host, *end))
+            for host, end in (
+                (world.visitor, other_vip),
+                (world.visitor, pod),
+                (node1, pod),
+                (world.cluster.client, own),
+                (neighbour, own),
+            )
+        ]
+        hosts = [(await client.ask()).host for client in (*to_service, *foreign)]
+        assert set(hosts[: len(to_service)]) == {old.name, new.name}
+        kept = [client for client, host in zip(to_service, hosts, strict=False) if host == new.name] + foreign
+        before = [flow_of(node1, client) for client in kept]
+        deployment.apply(*endpoints(new))
+        await answered_by(to_service, new)
+        await lead_to(node1, [vip], End(family.of(new), TARGET_PORT))
+        assert [flow_of(node1, client) for client in kept] == before
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+async def test_a_restart_keeps_the_flows_to_endpoints_that_serve_and_ends_the_others(
+    world: World, deployment: Deployment, family: Family, clients: list[UdpClient], *, killed: bool
+) -> None:
+    node1, (_, gone, stays) = world.nodes[0], world.web
+    deployment.apply(dns(), *endpoints(gone, stays))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    hosts = [(await client.ask()).host for client in clients]
+    kept = [client for client, host in zip(clients, hosts, strict=True) if host == stays.name]
+    assert {client.asked for client in kept} == set(frontends(world, family)), hosts
+    before = {client: flow_of(node1, client) for client in clients}
+
+    async def restart() -> None:
+        agent = deployment.agents["node1"]
+        await (agent.kill() if killed else agent.terminate())
+        await deployment.start(*FLAGS, nodes=("node1",))
+
+    await restart()
+    assert {client: flow_of(node1, client) for client in clients} == before
+    deployment.apply(*endpoints(stays))
+    await restart()
+    await lead_to(node1, frontends(world, family), End(family.of(stays), TARGET_PORT))
+    await answered_by(clients, stays)
+    assert {client: flow_of(node1, client) for client in kept} == {client: before[client] for client in kept}
+
+
+async def test_clients_that_were_there_before_the_service_are_served(
+    world: World, deployment: Deployment, clients: list[UdpClient]
+) -> None:
+    """Their flows are known to the kernel by then, and what it decides once a flow it decided without the Service."""
+    await deployment.start(*FLAGS, nodes=("node1",))
+    await asyncio.gather(*map(is_not_answered, clients))
+    deployment.apply(dns(), *endpoints(world.web[1]))
+    await answered_by(clients, world.web[1])
