@@ -142,9 +142,14 @@ def _tell_of_node(node: NodeFacts) -> None:
 
 def main(settings: Settings) -> int:
     """Run kroute in the foreground; returns its exit code."""
+    return run_to_the_end(_serve(settings))
+
+
+def run_to_the_end(serving: Coroutine[None, None, int]) -> int:
+    """Run until it ends; what ends it with a sentence is logged. Returns the exit code."""
     refusals: list[BaseException] = []
     try:
-        return asyncio.run(_serve(settings))
+        return asyncio.run(serving)
     except* REFUSALS as group:
         refusals += _leaves(group)
     for refusal in refusals:

@@ -1,10 +1,11 @@
 """What kroute made on this node, written down before it is made.
 
 The ledger is an append-only file of JSON lines in the state directory, which lies on a tmpfs and so lives exactly as
-long as the kernel's state does. It names every virtual server that kroute made, the dummy link if kroute made it, and
-the first value of each sysctl and of the IPVS timeouts that kroute changed. A line is written before the kernel is
-changed, and the line that takes it back after the kernel was changed back: at worst the ledger names something that is
-not there. A last line without its end was being written when the machine or kroute stopped, and its change never began.
+long as the kernel's state does. It names every virtual server that kroute made, the dummy link if kroute made it, the
+addresses and synchronization daemons of a director, and the first value of each sysctl and of the IPVS timeouts that
+kroute changed. A line is written before the kernel is changed, and the line that takes it back after the kernel was
+changed back: at worst the ledger names something that is not there. A last line without its end was being written when
+the machine or kroute stopped, and its change never began.
 
 With a ledger, exactly what it names is ours. Without one (a first start, or somebody removed it) the caller decides by
 what it finds, and writes that down with `adopt`.
@@ -63,7 +64,45 @@ class TimeoutsChanged(msgspec.Struct, frozen=True, tag_field="event", tag="ipvs-
     new: tuple[int, int, int]
 
 
-Entry = VirtualServerMade | VirtualServerDeleted | LinkMade | SysctlChanged | TimeoutsChanged
+class AddressMade(msgspec.Struct, frozen=True, tag_field="event", tag="address-made"):
+    """A director is about to bind this address to an interface that is not its own."""
+
+    interface: str
+    address: str
+
+
+class AddressDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="address-deleted"):
+    """This address is gone, or was never ours."""
+
+    interface: str
+    address: str
+
+
+class SyncDaemonStarted(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-started"):
+    """A director is about to start the connection synchronization daemon of this role (`ip_vs.h`)."""
+
+    role: int
+    interface: str
+    sync_id: int
+
+
+class SyncDaemonStopped(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-stopped"):
+    """The daemon of this role is gone, or was never ours."""
+
+    role: int
+
+
+Entry = (
+    VirtualServerMade
+    | VirtualServerDeleted
+    | LinkMade
+    | SysctlChanged
+    | TimeoutsChanged
+    | AddressMade
+    | AddressDeleted
+    | SyncDaemonStarted
+    | SyncDaemonStopped
+)
 
 
 class Ledger:
@@ -74,6 +113,8 @@ class Ledger:
         self.exists = False
         self.virtual_servers: set[VirtualServerKey] = set()
         self.links: set[str] = set()
+        self.addresses: set[tuple[str, str]] = set()
+        self.sync_daemons: dict[int, SyncDaemonStarted] = {}
         self.sysctls: dict[str, SysctlChanged] = {}
         self.timeouts: TimeoutsChanged | None = None
         self._encoder = msgspec.json.Encoder()
@@ -159,6 +200,14 @@ class Ledger:
                 self.virtual_servers.discard(key)
             case LinkMade(name):
                 self.links.add(name)
+            case AddressMade(interface, address):
+                self.addresses.add((interface, address))
+            case AddressDeleted(interface, address):
+                self.addresses.discard((interface, address))
+            case SyncDaemonStarted(role):
+                self.sync_daemons[role] = entry
+            case SyncDaemonStopped(role):
+                self.sync_daemons.pop(role, None)
             case SysctlChanged(name, old, new):
                 first = self.sysctls.get(name)
                 self.sysctls[name] = SysctlChanged(name, first.old if first else old, new)
@@ -166,7 +215,8 @@ class Ledger:
                 self.timeouts = TimeoutsChanged(self.timeouts.old if self.timeouts else old, new)
 
     def _live(self) -> int:
-        return len(self.virtual_servers) + len(self.links) + len(self.sysctls) + (self.timeouts is not None)
+        made = len(self.virtual_servers) + len(self.links) + len(self.addresses) + len(self.sync_daemons)
+        return made + len(self.sysctls) + (self.timeouts is not None)
 
     def _append(self, descriptor: int, entries: Iterable[Entry]) -> None:
         lines = [self._encoder.encode(entry) + b"\n" for entry in entries]
@@ -186,6 +236,8 @@ class Ledger:
         self.close()
         entries: list[Entry] = [VirtualServerMade(key) for key in sorted(self.virtual_servers)]
         entries += [LinkMade(name) for name in sorted(self.links)]
+        entries += [AddressMade(*pair) for pair in sorted(self.addresses)]
+        entries += self.sync_daemons.values()
         entries += self.sysctls.values()
         if self.timeouts is not None:
             entries.append(self.timeouts)

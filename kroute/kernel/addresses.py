@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -13,6 +14,7 @@ from kroute.kernel.netlink_message import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
+    NLM_F_REPLACE,
     address_family,
     attribute,
     attributes,
@@ -26,6 +28,7 @@ from kroute.kernel.routes import delete_kernel_route
 from kroute.kernel.rtnetlink import (
     ADDRESS_HEADER,
     IFA_ADDRESS,
+    IFA_CACHEINFO,
     IFA_FLAGS,
     IFA_LOCAL,
     RT_SCOPE_LINK,
@@ -41,6 +44,9 @@ IFA_F_NODAD = 0x02
 IFA_F_DEPRECATED = 0x20
 IFA_F_TENTATIVE = 0x40
 IFA_F_NOPREFIXROUTE = 0x200
+
+_CACHE_INFO = struct.Struct("=IIII")
+"""preferred and valid lifetime in seconds, and two time stamps that only the kernel writes."""
 
 WRITE_SLICE = 512
 ARRIVAL_TIMEOUT = 2.0
@@ -65,10 +71,14 @@ class BindAddress(NamedTuple):
     An IPv6 address comes with a route of metric 0 in table local, which wins over every other. `keep_kernel_route`
     False deletes it as soon as it appears. An IPv4 address needs nothing of the kind: its own route comes second to the
     one that was there before it.
+
+    After `lifetime` seconds the kernel takes the address away by itself, unless it is renewed before; 0: never. An
+    IPv6 address with a lifetime is deprecated from the start: it serves, and is no source of the machine's own calls.
     """
 
     address: str
     keep_kernel_route: bool = False
+    lifetime: int = 0
 
     @property
     def wants_own_route(self) -> bool:
@@ -88,7 +98,17 @@ class UnbindAddress(NamedTuple):
         return f"unbind {self.address}"
 
 
-AddressChange: TypeAlias = BindAddress | UnbindAddress
+class RenewAddress(NamedTuple):
+    """Give an address another lifetime (seconds from now). One that is not there is bound: renew what is there only."""
+
+    address: str
+    lifetime: int
+
+    def __str__(self) -> str:
+        return f"renew {self.address}"
+
+
+AddressChange: TypeAlias = BindAddress | RenewAddress | UnbindAddress
 
 
 class Addresses(NetlinkClient):
@@ -164,11 +184,12 @@ class Addresses(NetlinkClient):
 def _encode(index: int, change: AddressChange) -> bytes:
     if isinstance(change, UnbindAddress):
         return encode_unbind(index, change.address)
-    return encode_bind(index, change.address)
+    flags = NLM_F_EXCL if isinstance(change, BindAddress) else NLM_F_REPLACE
+    return encode_bind(index, change.address, change.lifetime, NLM_F_CREATE | flags)
 
 
-def encode_bind(index: int, address: str) -> bytes:
-    """The message that adds the address."""
+def encode_bind(index: int, address: str, lifetime: int = 0, flags: int = NLM_F_CREATE | NLM_F_EXCL) -> bytes:
+    """The message that adds the address, or renews it."""
     packed = pack_address(address)
     length = len(packed) * 8
     if ":" in address:
@@ -177,7 +198,10 @@ def encode_bind(index: int, address: str) -> bytes:
     else:
         body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_LINK, index)
         body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
-    return message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    if lifetime:
+        preferred = 0 if ":" in address else lifetime  # for IPv4 the scope does that
+        body += attribute(IFA_CACHEINFO, _CACHE_INFO.pack(preferred, lifetime, 0, 0))
+    return message(RTM_NEWADDR, flags, body)
 
 
 def encode_unbind(index: int, address: str) -> bytes:

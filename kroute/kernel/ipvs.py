@@ -1,6 +1,7 @@
 """The kernel's IPVS table: read it whole, change it in batches."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kroute.kernel.ipvs_messages import (
     parse_virtual_server,
 )
 from kroute.kernel.ipvs_objects import (
+    DIRECT_ROUTING,
     FLAG_ONE_PACKET,
     FLAG_SCHEDULER_1,
     FLAG_SCHEDULER_2,
@@ -33,10 +35,19 @@ from kroute.kernel.ipvs_objects import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs_sync import (
+    SyncDaemon,
+    SyncRole,
+    encode_daemon_dump,
+    encode_start_daemon,
+    encode_stop_daemon,
+    parse_daemon,
+)
 from kroute.kernel.ipvs_table import parse_table
 from kroute.kernel.netlink import NETLINK_GENERIC, NetlinkClient
 
 __all__ = [
+    "DIRECT_ROUTING",
     "FLAG_ONE_PACKET",
     "FLAG_SCHEDULER_1",
     "FLAG_SCHEDULER_2",
@@ -51,6 +62,8 @@ __all__ = [
     "RealServerState",
     "SetRealServer",
     "SetVirtualServer",
+    "SyncDaemon",
+    "SyncRole",
     "VirtualServerKey",
     "VirtualServerOptions",
     "VirtualServerState",
@@ -98,7 +111,7 @@ class Ipvs(NetlinkClient):
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.
 
-        Real servers are in masquerading mode. An unknown scheduler is loaded by the kernel itself (module ip_vs_NAME).
+        An unknown scheduler is loaded by the kernel itself (module ip_vs_NAME).
         """
         failures: list[Failure[IpvsChange]] = []
         for start in range(0, len(changes), ENCODE_SLICE):
@@ -119,3 +132,19 @@ class Ipvs(NetlinkClient):
             encode_timeouts_query(self._family), lambda _, payload: parse_timeouts(payload)
         )
         return found
+
+    async def sync_daemons(self) -> set[SyncDaemon]:
+        """The connection synchronization daemons that run: at most one of each role."""
+        found = await self._netlink.request(encode_daemon_dump(self._family), lambda _, payload: parse_daemon(payload))
+        return set(found)
+
+    async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Start a daemon. KernelError EEXIST when one of its role runs, ENODEV without its interface."""
+        for number in (await self._netlink.transact([encode_start_daemon(self._family, daemon)])).values():
+            raise KernelError(f"cannot start the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+    async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Stop the daemon of this role; nothing happens when none runs."""
+        for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
+            if number != errno.ESRCH:
+                raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)

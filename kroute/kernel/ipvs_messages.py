@@ -11,7 +11,9 @@ from ipaddress import IPv4Network
 
 from kroute.kernel.generic import GENERIC_HEADER, generic_message
 from kroute.kernel.ipvs_objects import (
+    DIRECT_ROUTING,
     FLAG_PERSISTENT,
+    MASQUERADING,
     OPTION_FLAGS,
     AddRealServer,
     AddVirtualServer,
@@ -56,7 +58,8 @@ ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
 SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHED, SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK = range(1, 10)
 DEST_ADDR, DEST_PORT, DEST_FWD_METHOD, DEST_WEIGHT, DEST_U_THRESH, DEST_L_THRESH = range(1, 7)
 
-FWD_MASQUERADE = 0
+FORWARDING = {MASQUERADING: 0, DIRECT_ROUTING: 3}
+"""IP_VS_CONN_F_MASQ and IP_VS_CONN_F_DROUTE."""
 ALL_FLAGS = 0xFFFFFFFF
 CACHED_ENDPOINTS = 16384
 
@@ -82,7 +85,7 @@ def encode_change(family: int, change: IpvsChange) -> bytes:
     else:
         dest = _encode_real_server(change.real_server)
         if not isinstance(change, DeleteRealServer):
-            dest += _encode_weight(change.weight)
+            dest += _encode_weight(change.weight, change.method)
         body = _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, dest)
     header = HEADER.pack(HEADER.size + GENERIC_HEADER.size + len(body), family, NLM_F_REQUEST, 0, 0)
     return header + GENERIC_HEADER.pack(_COMMANDS[type(change)], 1, 0) + body
@@ -146,9 +149,9 @@ def _encode_real_server(real_server: RealServerKey) -> bytes:
 
 
 @lru_cache(1024)
-def _encode_weight(weight: int) -> bytes:
+def _encode_weight(weight: int, method: str) -> bytes:
     thresholds = u32(DEST_U_THRESH, 0) + u32(DEST_L_THRESH, 0)
-    return u32(DEST_FWD_METHOD, FWD_MASQUERADE) + u32(DEST_WEIGHT, weight) + thresholds
+    return u32(DEST_FWD_METHOD, FORWARDING[method]) + u32(DEST_WEIGHT, weight) + thresholds
 
 
 def _encode_options(key: VirtualServerKey, options: VirtualServerOptions) -> bytes:

@@ -14,6 +14,10 @@ FLAG_ONE_PACKET = 0x4
 FLAG_SCHEDULER_1 = 0x8
 FLAG_SCHEDULER_2 = 0x10
 FLAG_SCHEDULER_3 = 0x20
+MASQUERADING = "Masq"
+"""How packets reach a real server: with its address as their destination. The kernel's word for it."""
+DIRECT_ROUTING = "Route"
+"""Packets reach the real server as they are, with its MAC address, and the answers do not come back this way."""
 OPTION_FLAGS = FLAG_ONE_PACKET | FLAG_SCHEDULER_1 | FLAG_SCHEDULER_2 | FLAG_SCHEDULER_3
 """The flags that are a choice; the kernel also keeps FLAG_PERSISTENT (the timeout says it) and a private one."""
 
@@ -48,7 +52,7 @@ class RealServerState(NamedTuple):
     weight: int
     active: int = 0
     inactive: int = 0
-    method: str = "Masq"
+    method: str = MASQUERADING
 
 
 class VirtualServerState(NamedTuple):
@@ -88,22 +92,24 @@ class DeleteVirtualServer(NamedTuple):
 
 
 class AddRealServer(NamedTuple):
-    """Refused: EEXIST when it is there, ESRCH when its virtual server is not."""
+    """`method` is Masq or Route. Refused: EEXIST when it is there, ESRCH when its virtual server is not."""
 
     key: VirtualServerKey
     real_server: RealServerKey
     weight: int
+    method: str = MASQUERADING
 
     def __str__(self) -> str:
         return f"add real server {describe_endpoint(*self.real_server)} to {describe_virtual_server(self.key)}"
 
 
 class SetRealServer(NamedTuple):
-    """Change the weight; connections stay. Refused: ENOENT when it is not there, ESRCH as above."""
+    """Change weight and method; connections stay. Refused: ENOENT when it is not there, ESRCH as above."""
 
     key: VirtualServerKey
     real_server: RealServerKey
     weight: int
+    method: str = MASQUERADING
 
     def __str__(self) -> str:
         endpoint = describe_endpoint(*self.real_server)

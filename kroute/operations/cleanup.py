@@ -6,9 +6,12 @@ import click
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.ledger import LedgerError
+from kroute.controllers.ledger import Ledger, LedgerError
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.director.cleanup import undo
+from kroute.kernel.addresses import Addresses
 from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs import Ipvs
 from kroute.operations import preflight
 from kroute.operations.state_dir import StateDirectory, StateDirectoryError
 from kroute.planning.objects import ObjectKey
@@ -31,12 +34,26 @@ async def _cleanup(settings: Settings) -> int:
             click.echo(f"kroute: {lack}", err=True)
         return 1
     with StateDirectory.claim(settings.state_dir) as state_dir:
-        async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
-            report = await controllers.cleanup()
+        report = await _undo_director(settings)
+        if not report.failed:
+            async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
+                rest = await controllers.cleanup()
+            report.undone += rest.undone
+            report.failed += rest.failed
         if not report.failed:
             state_dir.empty()
     _print(report)
     return 1 if report.failed else 0
+
+
+async def _undo_director(settings: Settings) -> CleanupReport:
+    """Take away what only a director makes; the ledger that names it is needed for the rest."""
+    report = CleanupReport()
+    ledger = Ledger.open(settings.state_dir)
+    async with Ipvs() as ipvs, Addresses() as addresses:
+        await undo(ledger, ipvs, addresses, report)
+    ledger.close()
+    return report
 
 
 def _no_plans(key: ObjectKey, problem: Problem) -> None:

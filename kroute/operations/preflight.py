@@ -15,7 +15,11 @@ REQUIRED_MODULES: Mapping[str, str] = {
 """Kernel modules by name, with what kroute does with them; schedulers and rules are loaded by the kernel when used."""
 
 
-async def lacks() -> list[str]:
+DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
+"""The same for a director, which has no rules and no interface of its own."""
+
+
+async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
     """What is missing, one sentence each with the way to get it; empty when kroute can start."""
     missing = (
         []
@@ -23,9 +27,9 @@ async def lacks() -> list[str]:
         else ["kroute may not change the network: run it as root, or give its container the capability NET_ADMIN"]
     )
     missing += [
-        f"kernel module {name} ({REQUIRED_MODULES[name]}) cannot be loaded: "
+        f"kernel module {name} ({required[name]}) cannot be loaded: "
         f"run `modprobe {name}` on the node, or install the modules package of its kernel"
-        for name in await modules.load(list(REQUIRED_MODULES))
+        for name in await modules.load(list(required))
     ]
     return missing
 

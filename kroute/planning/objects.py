@@ -199,10 +199,18 @@ class NodeSpec(_Struct, frozen=True):
     pod_cidrs: tuple[str, ...] | None = msgspec.field(name="podCIDRs", default=None)
 
 
+class NodeCondition(_Struct, frozen=True):
+    """One of `status.conditions`; the status is True, False or Unknown."""
+
+    type: str
+    status: str
+
+
 class NodeStatus(_Struct, frozen=True):
     """`status` of a Node."""
 
     addresses: tuple[NodeAddress, ...] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
 
 
 class Node(_Struct, frozen=True):

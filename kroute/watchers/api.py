@@ -73,6 +73,10 @@ class Api:
         """POST an object into the collection at `path`. Raises as `get` does."""
         await self._exchange("POST", path, {}, body=body)
 
+    async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """PUT the object at `path`, if it has the resourceVersion of `body`; returns it. Raises as `get` does."""
+        return await self._exchange("PUT", path, {}, body=body)
+
     async def patch(self, path: str, body: Mapping[str, Any]) -> None:
         """Merge `body` into the object at `path` (RFC 7396). Raises as `get` does."""
         await self._exchange("PATCH", path, {}, body=body, content_type="application/merge-patch+json")

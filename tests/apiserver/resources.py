@@ -19,6 +19,11 @@ class ResourceType:
     zero: Object = field(default_factory=dict)
     """What Go writes for an object of this kind that only has metadata: the rest of a BOOKMARK."""
 
+    created_on_update: bool = False
+    """Whether PUT makes an object that is not there."""
+    unconditional_update: bool = True
+    """Whether PUT replaces an object without a resourceVersion."""
+
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
@@ -43,9 +48,18 @@ ENDPOINT_SLICES = ResourceType(
     zero={"addressType": "", "endpoints": None, "ports": None},
 )
 NODES = ResourceType("Node", "nodes", "v1", namespaced=False, zero={"spec": {}, "status": {}})
+LEASES = ResourceType(
+    "Lease",
+    "leases",
+    "v1",
+    "coordination.k8s.io",
+    zero={"spec": {}},
+    created_on_update=True,
+    unconditional_update=False,
+)
 EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None})
 
-TYPES = (SERVICES, ENDPOINT_SLICES, NODES, EVENTS)
+TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS)
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 
 _PATH = re.compile(

@@ -116,6 +116,16 @@ def already_exists(type_: ResourceType, name: str) -> StatusError:
     )
 
 
+def no_resource_version(type_: ResourceType, name: str) -> StatusError:
+    problem = "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update"
+    return StatusError(
+        422,
+        "Invalid",
+        f'{type_.qualified} "{name}" is invalid: {problem}',
+        details={"name": name, "group": type_.group, "kind": type_.plural},
+    )
+
+
 def conflict(type_: ResourceType, name: str) -> StatusError:
     message = (
         f'Operation cannot be fulfilled on {type_.qualified} "{name}": the object has been modified; '

@@ -30,6 +30,8 @@ async def write(store: Store, request: web.Request, target: Target) -> tuple[int
         item["metadata"].setdefault("namespace", target.namespace or "default")
     if request.method == "POST":
         return 201, _create(store, target, item)
+    if target.type.created_on_update and target.key not in store.current(target.type):
+        return _create_by_update(store, target, item)
     return 200, _replace(store, target, item)
 
 
@@ -59,9 +61,18 @@ def _create(store: Store, target: Target, item: Object) -> Object:
     return store.put(item)
 
 
+def _create_by_update(store: Store, target: Target, item: Object) -> tuple[int, Object]:
+    """Who has read an object and finds it gone has lost it to somebody else."""
+    if item["metadata"].get("resourceVersion"):
+        raise status.conflict(target.type, target.name or "")
+    return 201, _create(store, target, item)
+
+
 def _replace(store: Store, target: Target, item: Object) -> Object:
     key = _existing(store, target)
     version = item["metadata"].get("resourceVersion")
+    if not version and not target.type.unconditional_update:
+        raise status.no_resource_version(target.type, target.name or "")
     if version and version != store.current(target.type)[key]["metadata"]["resourceVersion"]:
         raise status.conflict(target.type, target.name or "")
     return store.put(item)

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Sequence
 
-from kroute.kernel.addresses import AddressChange, BindAddress, InterfaceAddress
+from kroute.kernel.addresses import AddressChange, BindAddress, InterfaceAddress, RenewAddress
 from kroute.kernel.errors import Failure
 from kroute.kernel.routes import LocalRoute
 from tests.fakes.client import FakeClient
@@ -40,12 +40,18 @@ class FakeAddresses(FakeClient):
         if is_ipv6 and not self.kernel.ipv6:
             return errno.EOPNOTSUPP
         bound = change.address in link.addresses
+        if isinstance(change, RenewAddress):
+            link.lifetimes[change.address] = change.lifetime
+            if not bound:
+                self.kernel.add_address(interface, change.address)
+            return 0
         if not isinstance(change, BindAddress):
             if not bound:
                 return errno.EADDRNOTAVAIL
             self.kernel.delete_address(interface, change.address)
             return 0
         if not bound:
+            link.lifetimes[change.address] = change.lifetime
             self.kernel.add_address(interface, change.address, scope="global" if is_ipv6 else "link")
         kernel_route = LocalRoute(change.address, None, 0)
         if is_ipv6 and not change.keep_kernel_route and kernel_route in link.routes.get(change.address, ()):

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Sequence
 
-from kroute.kernel.errors import Failure
+from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs import (
     AddRealServer,
     AddVirtualServer,
@@ -13,6 +13,7 @@ from kroute.kernel.ipvs import (
     RealServerState,
     SetRealServer,
     SetVirtualServer,
+    SyncDaemon,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
@@ -51,6 +52,24 @@ class FakeIpvs(FakeClient):
         self.check_open()
         return self.kernel.timeouts
 
+    async def sync_daemons(self) -> set[SyncDaemon]:
+        self.check_open()
+        return set(self.kernel.sync_daemons.values())
+
+    async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
+        self.check_open()
+        if daemon.role in self.kernel.sync_daemons:
+            raise KernelError(f"cannot start the {daemon}: it runs", errno=errno.EEXIST)
+        if daemon.interface not in self.kernel.links:
+            raise KernelError(f"cannot start the {daemon}: no such link", errno=errno.ENODEV)
+        self.kernel.operate("start", str(daemon))
+        self.kernel.sync_daemons[daemon.role] = daemon
+
+    async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
+        self.check_open()
+        self.kernel.operate("stop", str(daemon))
+        self.kernel.sync_daemons.pop(daemon.role, None)
+
     def set_connections(self, key: VirtualServerKey, real_server: tuple[str, int], active: int, inactive: int) -> None:
         """Clients connect or leave."""
         state = self.kernel.virtual_servers[key].real_servers
@@ -85,12 +104,14 @@ class FakeIpvs(FakeClient):
         if isinstance(change, AddRealServer):
             if exists:
                 return errno.EEXIST
-            real_servers[change.real_server] = RealServerState(change.weight)
+            real_servers[change.real_server] = RealServerState(change.weight, method=change.method)
             return 0
         if not exists:
             return errno.ENOENT
         if isinstance(change, SetRealServer):
-            real_servers[change.real_server] = real_servers[change.real_server]._replace(weight=change.weight)
+            real_servers[change.real_server] = real_servers[change.real_server]._replace(
+                weight=change.weight, method=change.method
+            )
         else:
             del real_servers[change.real_server]
         return 0

@@ -10,7 +10,7 @@ from kroute.kernel.addresses import InterfaceAddress
 from kroute.kernel.conntrack import Flow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs import VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs import SyncDaemon, VirtualServerKey, VirtualServerState
 from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from kroute.kernel.routes import LocalRoute
 from tests.fakes.monitor_queue import MonitorQueue
@@ -38,6 +38,8 @@ class FakeLink:
     addresses: dict[str, InterfaceAddress] = field(default_factory=dict)
     routes: dict[str, list[LocalRoute]] = field(default_factory=lambda: defaultdict(list))
     """Of table local; the first one of an address wins."""
+    lifetimes: dict[str, int] = field(default_factory=dict)
+    """Seconds that were asked for, 0 for ever; the fake's clock never moves."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ class FakeKernel:
         self.links: dict[str, FakeLink] = {}
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
         self.timeouts = (900, 120, 300)
+        self.sync_daemons: dict[int, SyncDaemon] = {}
         self.flows: list[tuple[int, Flow]] = []  # each with its protocol
         self.sets: dict[str, FakeSet] = {}
         self.tables: dict[tuple[int, str], FakeTable] = {}

@@ -8,7 +8,7 @@ import errno
 
 import pytest
 
-from kroute.kernel.addresses import BindAddress, UnbindAddress
+from kroute.kernel.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from kroute.kernel.routes import IPV6_METRIC, DeleteLocalRoute, LocalRoute, SetLocalRoute
@@ -71,6 +71,13 @@ class AddressesContract:
             Failure(absent6, errno.EADDRNOTAVAIL),
         ]
         assert await node.addresses.read("d0") == {VIP, VIP6, "10.0.0.2"}
+
+    async def test_an_address_with_a_lifetime_is_bound_once_and_renewed_at_will(self, node: Node) -> None:
+        bindings = [BindAddress(it, keep_kernel_route=True, lifetime=60) for it in (VIP, VIP6)]
+        assert await node.addresses.write("d0", bindings) == []
+        assert [it.errno for it in await node.addresses.write("d0", bindings)] == [errno.EEXIST] * 2
+        assert await node.addresses.write("d0", [RenewAddress(VIP, 50), RenewAddress(VIP6, 50)]) == []
+        assert await node.addresses.read("d0") == {VIP, VIP6}
 
     async def test_without_interface_everything_is_refused(self, node: Node) -> None:
         assert await node.addresses.write("d9", [BindAddress(VIP)]) == [Failure(BindAddress(VIP), errno.ENODEV)]

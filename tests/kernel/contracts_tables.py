@@ -14,6 +14,7 @@ import pytest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.kernel.ipvs import (
+    DIRECT_ROUTING,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -22,6 +23,8 @@ from kroute.kernel.ipvs import (
     RealServerState,
     SetRealServer,
     SetVirtualServer,
+    SyncDaemon,
+    SyncRole,
     VirtualServerOptions,
     VirtualServerState,
 )
@@ -74,6 +77,39 @@ class IpvsContract:
         ]
         assert await node.ipvs.write(changes) == []
         assert (await node.ipvs.read())[KEY].real_servers == {other: RealServerState(0)}
+
+    async def test_real_servers_are_routed_to_directly_if_asked_and_change_their_method_in_place(
+        self, node: Node
+    ) -> None:
+        await node.ipvs.write(
+            [
+                AddVirtualServer(KEY, VirtualServerOptions("wrr")),
+                AddVirtualServer(KEY6, VirtualServerOptions("wrr")),
+                AddRealServer(KEY, ("10.1.0.1", 80), 3, DIRECT_ROUTING),
+                AddRealServer(KEY6, ("fd01::1", 53), 1, DIRECT_ROUTING),
+            ]
+        )
+        table = await node.ipvs.read()
+        assert table[KEY].real_servers == {("10.1.0.1", 80): RealServerState(3, method=DIRECT_ROUTING)}
+        assert table[KEY6].real_servers == {("fd01::1", 53): RealServerState(1, method=DIRECT_ROUTING)}
+        assert await node.ipvs.write([SetRealServer(KEY, ("10.1.0.1", 80), 0)]) == []
+        assert (await node.ipvs.read())[KEY].real_servers == {("10.1.0.1", 80): RealServerState(0)}
+
+    async def test_synchronization_daemons_are_started_read_and_stopped(self, node: Node) -> None:
+        master, backup = (SyncDaemon(role, "lo", 7) for role in (SyncRole.MASTER, SyncRole.BACKUP))
+        assert await node.ipvs.sync_daemons() == set()
+        await node.ipvs.start_sync_daemon(master)
+        await node.ipvs.start_sync_daemon(backup)
+        assert await node.ipvs.sync_daemons() == {master, backup}
+        with pytest.raises(KernelError) as second:
+            await node.ipvs.start_sync_daemon(master._replace(sync_id=8))
+        assert second.value.errno == errno.EEXIST
+        await node.ipvs.stop_sync_daemon(master)
+        await node.ipvs.stop_sync_daemon(master)
+        assert await node.ipvs.sync_daemons() == {backup}
+        with pytest.raises(KernelError) as without_link:
+            await node.ipvs.start_sync_daemon(master._replace(interface="none"))
+        assert without_link.value.errno == errno.ENODEV
 
     async def test_deleting_a_virtual_server_takes_its_real_servers(self, node: Node) -> None:
         await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])

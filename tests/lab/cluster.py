@@ -114,7 +114,10 @@ class Node(Host):
 
 
 class Cluster:
-    """Nodes and a client on one wire. `nodes` by name; `client` is outside it; `directory` is scratch space."""
+    """Nodes and a client on one wire. `nodes` by name; `client` is outside it; `directory` is scratch space.
+
+    `wire` is the namespace with the bridge `wire`, in which each host has a port of its name.
+    """
 
     alive: ClassVar[set["Cluster"]] = set()
     """The clusters that exist now."""
@@ -126,9 +129,9 @@ class Cluster:
         self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
         self.nodes: dict[str, Node] = {}
         self._hosts: list[Host] = []
-        self._wire = self.namespace("wire")
+        self.wire = self.namespace("wire")
         try:
-            self._wire.ip("link add wire type bridge mcast_snooping 0\nlink set wire up\n")
+            self.wire.ip("link add wire type bridge mcast_snooping 0\nlink set wire up\n")
             self.nodes = self._make_nodes(names)
             self.client = self.host("client", CLIENT)
         except BaseException:
@@ -170,7 +173,7 @@ class Cluster:
         self.alive.discard(self)
         for host in self._hosts:
             host.close()
-        self._wire.delete()
+        self.wire.delete()
         self.traffic.close()
         shutil.rmtree(self.directory)
 
@@ -188,7 +191,7 @@ class Cluster:
 
     def _plug_in(self, *hosts: Host) -> None:
         """Give each host an eth0 whose other end is in the wire."""
-        self._wire.ip(
+        self.wire.ip(
             "".join(
                 f"link add {host.name} type veth peer name eth0 netns {host.namespace.name}\n"
                 f"link set {host.name} master wire up\n"

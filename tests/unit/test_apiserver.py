@@ -214,6 +214,27 @@ async def test_events_can_be_created(session: aiohttp.ClientSession) -> None:
         ]
 
 
+async def test_a_lease_is_replaced_by_who_has_read_it_and_made_by_whoever_puts_it(
+    session: aiohttp.ClientSession,
+) -> None:
+    async with ApiServer() as api:
+        url = f"{api.url}/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/director"
+        lease = {"metadata": {"name": "director"}, "spec": {"holderIdentity": "one"}}
+        async with session.put(
+            url, json={**lease, "metadata": {"name": "director", "resourceVersion": "7"}}
+        ) as response:
+            assert (response.status, (await response.json())["reason"]) == (409, "Conflict")
+        async with session.put(url, json=lease) as response:
+            assert response.status == 201
+            created = await response.json()
+        async with session.put(url, json=lease) as response:
+            assert (response.status, (await response.json())["reason"]) == (422, "Invalid")
+        async with session.put(url, json=created) as response:
+            assert response.status == 200
+        async with session.put(url, json=created) as response:
+            assert (response.status, (await response.json())["reason"]) == (409, "Conflict")
+
+
 async def test_faults_are_met_once_by_the_requests_that_they_concern(session: aiohttp.ClientSession) -> None:
     async with ApiServer(second=SECOND) as api:
         api.apply(service("web"))

@@ -1,0 +1,176 @@
+"""The VIPs that this director has taken, on an interface that is not its own.
+
+What is ours stands in the ledger before it stands on the interface. An address that is on this machine without that was
+there before, or somebody else's: it is served where it is, and neither announced nor ever removed.
+
+Each address has a lifetime, which the kernel counts: the director renews it for as long as it runs. So a director that
+was killed, or hangs, does not go on answering for a VIP that the other one has meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+
+import structlog
+
+from kroute.controllers.account import Account, names_of
+from kroute.controllers.change_log import log_changes
+from kroute.controllers.claims import Claims
+from kroute.controllers.ledger import AddressDeleted, AddressMade, Ledger
+from kroute.kernel.addresses import Addresses, BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.announcements import Announcer
+from kroute.kernel.errors import KernelError
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import Vip
+
+log = structlog.get_logger(__name__)
+
+ANNOUNCE_AFTER = (0.0, 0.5, 2.0)
+"""Seconds after which a new address is announced: a frame may get lost, or a switch be slow to forward."""
+RENEWALS_A_LIFETIME = 4
+
+
+def _agree(_applied: Vip, _wanted: Vip) -> bool:
+    return True
+
+
+class DirectorAddresses:
+    """The VIPs on `interface`; `lifetime` is in seconds."""
+
+    def __init__(
+        self,
+        account: Account,
+        addresses: Addresses,
+        announcer: Announcer,
+        ledger: Ledger,
+        *,
+        interface: str,
+        lifetime: int,
+    ) -> None:
+        self.claims: Claims[str, Vip] = Claims(_agree)
+        self.interface = interface
+        self._account = account
+        self._addresses = addresses
+        self._announcer = announcer
+        self._ledger = ledger
+        self._lifetime = lifetime
+        self._foreign: set[str] = set()
+        self._announcements: dict[str, list[float]] = {}
+        self._writing = asyncio.Lock()
+
+    async def learn(self) -> list[str]:
+        """Read the machine's addresses; says which of ours somebody has taken away."""
+        await self._leave_other_interfaces()
+        present = await self._addresses.of_node()
+        ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
+        self._foreign = {it.address for it in present} - ours
+        actual = {address: self.claims.wanted(address) or Vip(address, None) for address in ours}
+        return [
+            f"address {drift.key} was missing" for drift in self.claims.replace_applied(actual) if drift.applied is None
+        ]
+
+    def lost(self, address: str) -> bool:
+        """Somebody has taken the address away; whether it was ours."""
+        known = address in self.claims.applied
+        self.claims.note(address, None)
+        return known
+
+    def is_leaving(self, address: str) -> bool:
+        """Whether the address is still to be taken away."""
+        return address in self.claims.applied and self.claims.wanted(address) is None
+
+    async def unbind(self, *, everything: bool) -> None:
+        """Take away what nobody claims any more, or all that is ours."""
+        due = sorted(self.claims.applied) if everything else self.claims.unclaimed()
+        if not due:
+            return
+        async with self._writing:
+            failures = await self._addresses.write(self.interface, [UnbindAddress(address) for address in due])
+            refusals = {it.change.address: str(it) for it in failures if it.errno not in {EADDRNOTAVAIL, ENODEV}}
+            gone = [address for address in due if address not in refusals]
+            log_changes(log, gone, lambda _: "vip.unbound", self._fields)
+            for address in gone:
+                self.claims.note(address, None)
+                self._announcements.pop(address, None)
+            self._ledger.record(AddressDeleted(self.interface, address) for address in gone)
+        self._account.wrote(len(gone))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+
+    async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
+        """Bind what is claimed by a Service whose virtual servers are there, and announce it."""
+        due = [
+            difference.key
+            for difference in self.claims.differences()
+            if difference.applied is None
+            and difference.key not in self._foreign
+            and not self._account.is_waiting(difference.key)
+            and any(is_served(owner) for owner in self.claims.owners(difference.key))
+        ]
+        if not due:
+            return
+        async with self._writing:
+            recorded = self._recorded()
+            self._ledger.record(AddressMade(self.interface, address) for address in due)
+            bindings = [BindAddress(it, keep_kernel_route=True, lifetime=self._lifetime) for it in due]
+            failures = await self._addresses.write(self.interface, bindings)
+            # One of ours may be back before it is known that it was gone: a renewal binds it as well.
+            refusals = {
+                it.change.address: str(it) for it in failures if it.errno != EEXIST or it.change.address not in recorded
+            }
+            self._foreign |= {it.change.address for it in failures if it.errno == EEXIST} - recorded
+            done = [address for address in due if address not in refusals]
+            for address in done:
+                self.claims.note(address, self.claims.wanted(address))
+                self._announcements[address] = [self._account.clock() + delay for delay in ANNOUNCE_AFTER]
+            self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
+        log_changes(log, done, lambda _: "vip.bound", self._fields)
+        self._account.wrote(len(done))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+
+    async def announce(self) -> None:
+        """Send the announcements that are due; a link that is down gets the next one."""
+        now = self._account.clock()
+        due = [address for address, times in self._announcements.items() if times[0] <= now]
+        for address in due:
+            left = [time for time in self._announcements.pop(address) if time > now]
+            if left:
+                self._announcements[address] = left
+        try:
+            await self._announcer.announce(self.interface, due)
+        except KernelError as error:
+            log.warning("vip.unannounced", interface=self.interface, error=str(error))
+
+    def next_due(self) -> float | None:
+        """When there is something to announce; None: never."""
+        return min((times[0] for times in self._announcements.values()), default=None)
+
+    async def keep_alive(self) -> None:
+        """Renew the lifetimes of what is bound, until cancelled."""
+        while True:
+            await asyncio.sleep(self._lifetime / RENEWALS_A_LIFETIME)
+            try:
+                await self.renew()
+            except KernelError as error:
+                log.warning("vip.unrenewed", interface=self.interface, error=str(error), next_step="trying again")
+
+    async def renew(self) -> None:
+        """Give every address that is bound its whole lifetime again."""
+        async with self._writing:
+            renewals = [RenewAddress(address, self._lifetime) for address in self.claims.applied]
+            for failure in await self._addresses.write(self.interface, renewals):
+                log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")
+
+    async def _leave_other_interfaces(self) -> None:
+        """Take away what a run with another `--vip-interface` has left."""
+        for interface, address in sorted(it for it in self._ledger.addresses if it[0] != self.interface):
+            failures = await self._addresses.write(interface, [UnbindAddress(address)])
+            if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):
+                self._ledger.record([AddressDeleted(interface, address)])
+                log.info("vip.unbound", vip=address, interface=interface, reason="not the VIPs' interface any more")
+
+    def _recorded(self) -> set[str]:
+        return {address for interface, address in self._ledger.addresses if interface == self.interface}
+
+    def _fields(self, address: str) -> dict[str, object]:
+        owners: Iterable[ObjectKey] = self.claims.owners(address)
+        return {"service": " ".join(names_of(owners)), "vip": address, "interface": self.interface}

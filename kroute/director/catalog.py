@@ -1,0 +1,184 @@
+"""Join the Services that have external IPs with their slices and the Nodes, and plan again what a change touches.
+
+The shape is that of `kroute.planning.catalog`: `take` keeps and marks, `commit` plans what is marked. A Node's heart
+beat changes nothing that a director reads, so only a Node that comes, goes or changes its mind touches Services.
+"""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from kroute.director.plan import (
+    DirectorNode,
+    Probe,
+    addresses_of,
+    director_node,
+    external_frontends,
+    plan_director,
+)
+from kroute.planning.claims import Claimant, Claims
+from kroute.planning.frontends import Frontends
+from kroute.planning.objects import (
+    Applied,
+    Change,
+    Deleted,
+    EndpointSlice,
+    KubernetesObject,
+    Listed,
+    Node,
+    ObjectKey,
+    Service,
+)
+from kroute.planning.plan import ServicePlan
+from kroute.settings import Settings
+
+
+class DirectorCatalog:
+    """What exists, and the newest plan of each Service."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._awaited: set[type[KubernetesObject]] = {Service, EndpointSlice, Node}
+        self._services: dict[ObjectKey, Service] = {}
+        self._slices: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
+        self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
+        self._node_objects: dict[ObjectKey, Node] = {}
+        self._nodes: tuple[DirectorNode, ...] = ()
+        self._taken: dict[str, str] = {}
+        self._claims = Claims()
+        self._failing: Collection[Probe] = frozenset()
+        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._probes: dict[ObjectKey, frozenset[Probe]] = {}
+        self._generation = 0
+        self._dirty: dict[ObjectKey, None] = {}
+        self._claims_dirty: dict[ObjectKey, None] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether Services, EndpointSlices and Nodes have each been listed once, so that plans are whole."""
+        return not self._awaited
+
+    @property
+    def probes(self) -> frozenset[Probe]:
+        """Every check that some plan depends on."""
+        return frozenset().union(*self._probes.values())
+
+    @property
+    def current(self) -> list[ServicePlan]:
+        """The newest plan of each Service that has one."""
+        return list(self._plans.values())
+
+    def uid_of(self, key: ObjectKey) -> str:
+        """The uid of a Service; empty when there is none of that name (any more)."""
+        service = self._services.get(key)
+        return service.metadata.uid if service is not None else ""
+
+    def take(self, changes: Iterable[Change]) -> None:
+        """Take what the watchers saw, in order. Nothing is planned yet."""
+        for change in changes:
+            match change:
+                case Listed(kind):
+                    self._awaited.discard(kind)
+                case Applied(Service() as service):
+                    self._services[service.key] = service
+                    self._mark(service.key)
+                case Applied(EndpointSlice() as piece):
+                    self._place_slice(piece.key, piece)
+                case Applied(Node() as node):
+                    self._node_objects[node.key] = node
+                    self._settle_nodes()
+                case Deleted(kind, key) if kind is Service:
+                    self._services.pop(key, None)
+                    self._mark(key)
+                case Deleted(kind, key) if kind is EndpointSlice:
+                    self._place_slice(key, None)
+                case Deleted(_, key):
+                    self._node_objects.pop(key, None)
+                    self._settle_nodes()
+
+    def set_failing(self, failing: Collection[Probe]) -> None:
+        """Take what the checks say now. Marks the Services that depend on a verdict that has changed."""
+        changed = set(self._failing) ^ set(failing)
+        self._failing = failing
+        self._dirty.update((key, None) for key, probes in self._probes.items() if not changed.isdisjoint(probes))
+
+    def commit(self) -> list[ServicePlan]:
+        """Plan what is marked; return the plans that differ from those before. Nothing before the catalog is ready."""
+        if not self.ready:
+            return []
+        frontends = self._settle_claims()
+        plans = [self._plan(key, frontends.get(key)) for key in self._dirty]
+        self._dirty.clear()
+        return [self._keep(it) for it in plans if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
+
+    def _mark(self, key: ObjectKey) -> None:
+        self._dirty[key] = None
+        self._claims_dirty[key] = None
+
+    def _settle_nodes(self) -> None:
+        """A Node that counts differently than before touches every Service; other changes of Nodes touch none."""
+        found = (director_node(node) for node in self._node_objects.values())
+        nodes = tuple(sorted(node for node in found if node is not None))
+        taken = addresses_of(self._node_objects.values())
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._dirty.update(dict.fromkeys(self._services))
+        if taken.keys() != self._taken.keys():
+            self._claims_dirty.update(dict.fromkeys(self._services))
+            self._dirty.update(dict.fromkeys(self._services))
+        self._taken = taken
+
+    def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
+        """Put a slice under the Service that it names, and take it from the one that it named before."""
+        before = self._service_of_slice.pop(key, None)
+        if before is not None:
+            self._slices[before].pop(key)
+            if not self._slices[before]:
+                del self._slices[before]
+            self._dirty[before] = None
+        service = piece.service_key if piece is not None else None
+        if piece is not None and service is not None:
+            self._service_of_slice[key] = service
+            self._slices.setdefault(service, {})[key] = piece
+            self._dirty[service] = None
+
+    def _settle_claims(self) -> dict[ObjectKey, Frontends]:
+        """Renew the claims of the marked Services, whose frontends are returned, and mark those that this affects."""
+        renewed: dict[ObjectKey, Frontends] = {}
+        for key in self._claims_dirty:
+            service = self._services.get(key)
+            if service is None:
+                affected = self._claims.withdraw(key)
+            else:
+                renewed[key] = external_frontends(service, self._settings, self._taken)
+                affected = self._claims.claim(Claimant.of(service), [it.key for it in renewed[key].served])
+            self._dirty.update(dict.fromkeys(affected))
+        self._claims_dirty.clear()
+        return renewed
+
+    def _plan(self, key: ObjectKey, frontends: Frontends | None) -> ServicePlan:
+        service = self._services.get(key)
+        if service is None:
+            self._probes.pop(key, None)
+            return ServicePlan(key)
+        planned = plan_director(
+            service,
+            self._slices.get(key, {}).values(),
+            self._nodes,
+            self._settings,
+            self._claims.held_by_others(key),
+            frontends or external_frontends(service, self._settings, self._taken),
+            self._failing,
+        )
+        self._probes[key] = planned.probes
+        return planned.plan
+
+    def _keep(self, plan: ServicePlan) -> ServicePlan:
+        """Give the plan its generation, and remember it."""
+        self._generation += 1
+        plan = msgspec.structs.replace(plan, generation=self._generation)
+        if plan.is_empty:
+            del self._plans[plan.key]
+        else:
+            self._plans[plan.key] = plan
+        return plan

@@ -1,0 +1,26 @@
+"""Undo what only a director does; its virtual servers and sysctls are cleaned as those of a node."""
+
+from errno import EADDRNOTAVAIL, ENODEV
+
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.ledger import AddressDeleted, Ledger, SyncDaemonStopped
+from kroute.kernel.addresses import Addresses, UnbindAddress
+from kroute.kernel.ipvs import Ipvs
+
+
+async def undo(ledger: Ledger, ipvs: Ipvs, addresses: Addresses, report: CleanupReport) -> None:
+    """Take away the VIPs, so that no new connection comes, and the synchronization daemons."""
+    with report.step("addresses of a director"):
+        for interface in sorted({interface for interface, _ in ledger.addresses}):
+            ours = sorted(address for name, address in ledger.addresses if name == interface)
+            unbindings = [UnbindAddress(address) for address in ours]
+            failures = await addresses.write(interface, unbindings)
+            report.batch(unbindings, failures, {EADDRNOTAVAIL, ENODEV})
+            refused = {it.change.address for it in failures if it.errno not in {EADDRNOTAVAIL, ENODEV}}
+            ledger.record(AddressDeleted(interface, address) for address in ours if address not in refused)
+    with report.step("synchronization daemons"):
+        for daemon in sorted(await ipvs.sync_daemons()) if ledger.sync_daemons else ():
+            if daemon.role in ledger.sync_daemons:
+                await ipvs.stop_sync_daemon(daemon)
+                ledger.record([SyncDaemonStopped(daemon.role)])
+                report.add(f"stop the {daemon}")

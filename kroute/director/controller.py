@@ -1,0 +1,183 @@
+"""Makes this machine direct: virtual servers on every director, the VIPs on the active one.
+
+A standby has the same virtual servers as the active director, and takes its connections, so that it only has to bind
+the addresses and say so. An address is bound when the virtual servers behind it are there, and is the first to go.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.controllers.controller import Controller
+from kroute.controllers.ledger import Ledger
+from kroute.controllers.milestones import PREDECESSOR
+from kroute.controllers.sysctls import SYSCTLS as NODE_SYSCTLS
+from kroute.controllers.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.timeouts import Timeouts
+from kroute.controllers.virtual_server_changes import planned_key
+from kroute.controllers.virtual_servers import Report, VirtualServers
+from kroute.director import synchronization
+from kroute.director.addresses import DirectorAddresses
+from kroute.director.cleanup import undo
+from kroute.director.settings import DirectorSettings
+from kroute.director.synchronization import Synchronization
+from kroute.kernel.addresses import Addresses
+from kroute.kernel.announcements import Announcer
+from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor
+from kroute.kernel.sysctl import Sysctls
+from kroute.planning.plan import ServicePlan, VirtualServerKey
+
+_SHARED_SYSCTLS = {"net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"}
+
+
+class DirectRouting(Controller):
+    """Owns a director's virtual servers, VIPs, synchronization daemons and sysctls.
+
+    `live` is set once every Service of the first full list has its virtual servers. Until somebody says who leads, the
+    addresses of an earlier run stay as they are.
+    """
+
+    name = "director"
+
+    def __init__(
+        self,
+        settings: DirectorSettings,
+        subscription: Subscription,
+        *,
+        ledger: Ledger,
+        ipvs: Ipvs,
+        addresses: Addresses,
+        announcer: Announcer,
+        sysctls: Sysctls,
+        kernel_version: tuple[int, int],
+        monitor: Monitor,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings.common, subscription, monitor, clock)
+        self._ledger = ledger
+        self._ipvs = ipvs
+        self._addresses = addresses
+        self._kernel_version = kernel_version
+        self._interface = settings.vip_interface
+        rows = [row for row in NODE_SYSCTLS if row.name in _SHARED_SYSCTLS]
+        rows += synchronization.SYSCTLS if settings.sync_interface else ()
+        self._sysctls = NodeSysctls(sysctls, ledger, rows)
+        self._timeouts = Timeouts(ipvs, ledger, settings.common.ipvs_timeouts)
+        self._synchronization = Synchronization(ipvs, ledger, settings.sync_interface, settings.sync_id)
+        self.vips = DirectorAddresses(
+            self.account,
+            addresses,
+            announcer,
+            ledger,
+            interface=settings.vip_interface,
+            lifetime=settings.lease.duration,
+        )
+        self._servers = VirtualServers(
+            self.account,
+            ipvs,
+            ledger,
+            default_scheduler=settings.common.scheduler,
+            drain_timeout=settings.common.drain_timeout,
+            report=report,
+            suspect=lambda _: None,
+        )
+        self._leading: bool | None = None
+        self._first_write = True
+        self._is_owner_settled = False
+        self._has_withdrawn = asyncio.Event()
+        self.live = asyncio.Event()
+
+    def lead(self, leading: bool) -> None:
+        """Take the VIPs, or give them up, with the next pass, which begins at once."""
+        self._leading = leading
+        self._has_withdrawn.clear()
+        self.wake.set()
+
+    async def withdraw(self) -> None:
+        """Give the VIPs up, and return when they are gone."""
+        self.lead(False)
+        await self._has_withdrawn.wait()
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim what the plans name, and let go of what they name no longer."""
+        for plan in plans:
+            servers = {server.key: server for server in plan.virtual_servers}
+            self._servers.departures.add(plan, self._servers.claims.claim(plan.key, servers))
+            for key in servers:
+                self._servers.departures.over(key)
+            self.vips.claims.claim(plan.key, {vip.address: vip for vip in plan.vips})
+
+    def notice(self, events: Sequence[Event]) -> None:
+        """An address has gone: put it back at once. A link has changed: look at everything."""
+        for event in events:
+            if event.interface != self._interface:
+                continue
+            if isinstance(event, AddressEvent) and event.gone and self.vips.lost(event.address):
+                self.account.repaired([f"address {event.address} was missing"])
+            elif isinstance(event, LinkEvent) and event.gone:
+                self.audit_soon()
+
+    async def start(self) -> None:
+        """Adopt what is there, and wait for the first full list of plans; what another director has is given up."""
+        self._subscription.notify(self.wake)
+        await self._guarded(self.audit)
+        while not (self._stopping or self._subscription.has_arrived):
+            self.wake.clear()
+            if self._leading is False:
+                await self._guarded(self._give_up)
+            await self.wake.wait()
+
+    async def read(self) -> Iterable[str]:
+        """Read IPVS, the addresses and the sysctls; put right at once what needs no order."""
+        table = await self._ipvs.read()
+        if not self._is_owner_settled:
+            if self._ledger.exists:
+                ours = [planned_key(key) for key in table if key in self._ledger.virtual_servers]
+                self._ledger.adopt(ours, self._ledger.links)
+            self._is_owner_settled = True
+        wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
+        wrong += await self.vips.learn()
+        wrong += await self._servers.learn(table, self._exclusion)
+        wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
+        wrong += await self._timeouts.ensure()
+        return wrong
+
+    async def write(self) -> None:
+        """Write the difference in the order in which things must be true."""
+        if self._first_write:
+            self._first_write = False
+            self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
+        await self._give_up()
+        await self._servers.write(self.vips.is_leaving, _is_free)
+        if self._leading is not None:
+            await self._synchronization.ensure(leading=self._leading)
+        if self._leading:
+            await self.vips.bind(self._servers.claims.is_settled)
+            await self.vips.announce()
+        self.live.set()
+
+    def next_due(self) -> float | None:
+        """When drained real servers are looked for, or an address is to be announced again."""
+        times = (self._servers.next_due(), self.vips.next_due())
+        return min((time for time in times if time is not None), default=None)
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Take away what only a director has; the rest is cleaned as on a node."""
+        await undo(self._ledger, self._ipvs, self._addresses, report)
+
+    async def _give_up(self) -> None:
+        """Unbind what no plan wants any more, or everything when another director leads."""
+        if self._leading is None:
+            return
+        await self.vips.unbind(everything=not self._leading)
+        if not self._leading and not self.vips.claims.applied:
+            self._has_withdrawn.set()
+
+
+def _is_free(_key: VirtualServerKey) -> bool:
+    """No rule has to know a director's port before it is served."""
+    return False

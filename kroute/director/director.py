@@ -1,0 +1,183 @@
+"""Wire a director's parts together and run them: watchers, catalog, probes, election, and the kernel.
+
+As in the agent, all of it lives in one event loop, changes go into the catalog as they arrive, and one task plans.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+
+from kroute import __version__
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.ledger import Ledger
+from kroute.director.catalog import DirectorCatalog
+from kroute.director.controller import DirectRouting
+from kroute.director.direct_ipvs import DirectIpvs
+from kroute.director.election import Election, Role
+from kroute.director.lease import LeaseLock, LeaseRequests
+from kroute.director.probes import Probes
+from kroute.director.settings import DirectorSettings
+from kroute.director.watch import follow
+from kroute.kernel.addresses import Addresses
+from kroute.kernel.announcements import Announcer
+from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.modules import kernel_version
+from kroute.kernel.monitor import Monitor
+from kroute.kernel.sysctl import Sysctls
+from kroute.operations import agent_socket, preflight, show, snapshot
+from kroute.operations.events import CreateObject, EventRecorder
+from kroute.operations.state_dir import StateDirectory
+from kroute.planning.objects import Change
+from kroute.watchers.api import Api
+from kroute.watchers.sink import Sink
+
+log = structlog.get_logger(__name__)
+
+WITHDRAW_WITHIN = 4.0
+"""Seconds in which the VIPs have to be given up after SIGTERM; they expire by themselves later."""
+
+Follow = Callable[[Sink], Coroutine[None, None, None]]
+
+
+class Director:
+    """A director with this configuration; `requests` are for the Lease, `create` is how Events are written."""
+
+    def __init__(
+        self, settings: DirectorSettings, follow: Follow, requests: LeaseRequests, create: CreateObject, ledger: Ledger
+    ) -> None:
+        common = settings.common
+        self._settings = settings
+        self._follow = follow
+        self._ledger = ledger
+        self._catalog = DirectorCatalog(common)
+        self._broadcaster = Broadcaster()
+        self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, create)
+        self._changed = asyncio.Event()
+        self._probes = Probes(settings.probes, self._changed.set)
+        self._ipvs, self._addresses = DirectIpvs(), Addresses()
+        self._monitor = Monitor(only_interface=settings.vip_interface, routes=False)
+        self._routing = DirectRouting(
+            settings,
+            self._broadcaster.subscribe(DirectRouting.name),
+            ledger=ledger,
+            ipvs=self._ipvs,
+            addresses=self._addresses,
+            announcer=Announcer(),
+            sysctls=Sysctls(),
+            kernel_version=kernel_version(),
+            monitor=self._monitor,
+            report=self._recorder.report,
+        )
+        lease = settings.lease
+        self._election = Election(
+            LeaseLock(requests, lease.namespace, lease.name),
+            common.node_name,
+            lease,
+            lambda role: self._routing.lead(role is Role.ACTIVE),
+            self._routing.live.is_set,
+        )
+
+    async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
+        """Direct until `stop` is set; then give the VIPs and the Lease to the standby."""
+        async with AsyncExitStack() as stack:
+            for client in (self._ipvs, self._addresses, self._monitor):
+                await stack.enter_async_context(client)
+            await stack.enter_async_context(agent_socket.serve(state_dir.path, {show.QUESTION: self._shown}))
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(self._follow(self._take), name="follow"),
+                    group.create_task(self._plan(), name="plan"),
+                    group.create_task(self._probes.run(), name="probes"),
+                    group.create_task(self._recorder.run(), name="events"),
+                    group.create_task(self._routing.vips.keep_alive(), name="lifetimes"),
+                    group.create_task(self._report_ready(state_dir), name="ready"),
+                    (electing := group.create_task(self._election.run(), name="election")),
+                ]
+                serving = group.create_task(self._routing.run(), name=DirectRouting.name)
+                await stop.wait()
+                log.info("kroute.stopping")
+                electing.cancel()
+                await asyncio.wait([electing])
+                await self._hand_over()
+                for task in background:
+                    task.cancel()
+                self._routing.stop()
+                await asyncio.wait([serving], timeout=WITHDRAW_WITHIN)
+                serving.cancel()
+
+    async def _hand_over(self) -> None:
+        """Give up the VIPs, then the Lease: nobody takes it for as long as this director answers for them."""
+        try:
+            async with asyncio.timeout(WITHDRAW_WITHIN):
+                await self._routing.withdraw()
+        except TimeoutError:
+            log.warning("vip.unreleased", consequence=f"the kernel drops them within {self._settings.lease.duration} s")
+        await self._election.release()
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self._catalog.take(changes)
+        self._changed.set()
+
+    async def _plan(self) -> None:
+        """Publish the plans of what has changed. The first round waits for a first verdict on each node."""
+        published = False
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self._catalog.set_failing(self._probes.failing)
+            plans = self._catalog.commit()
+            self._probes.want(self._catalog.probes)
+            if not published:
+                if not self._catalog.ready or not self._probes.settled:
+                    continue
+                self._catalog.set_failing(self._probes.failing)
+                plans = self._catalog.current
+                log.info("plans.first_published", services=len(plans))
+                published = True
+            for plan in plans:
+                if plan.is_empty:
+                    self._recorder.forget(plan.key)
+                for problem in plan.problems:
+                    self._recorder.report(plan.key, problem)
+            if plans or not self._routing.live.is_set():
+                self._broadcaster.publish(plans)
+
+    async def _report_ready(self, state_dir: StateDirectory) -> None:
+        await self._routing.live.wait()
+        state_dir.mark_ready()
+        log.info("kroute.ready", services=len(self._broadcaster.current))
+
+    async def _shown(self) -> bytes:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+
+async def serve(settings: DirectorSettings) -> int:
+    """Run a director until SIGTERM; returns the exit code."""
+    if lacks := await preflight.lacks(preflight.DIRECTOR_MODULES):
+        for lack in lacks:
+            log.error("node.lacks", lack=lack)
+        return 1
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    common = settings.common
+    with StateDirectory.claim(common.state_dir) as state_dir:
+        log.info("kroute.starting", version=__version__, director=common.node_name, interface=settings.vip_interface)
+        async with await Api.open(common) as api:
+            log.info("api.configured", server=api.server)
+            ledger = Ledger.open(common.state_dir)
+            try:
+                director = Director(
+                    settings, lambda sink: follow(api, settings.selector, sink), api, api.create, ledger
+                )
+                await director.run(stop, state_dir)
+            finally:
+                ledger.close()
+    log.info("kroute.stopped")
+    return 0

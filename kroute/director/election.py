@@ -1,0 +1,203 @@
+"""Who is the active director: client-go's leader election (tools/leaderelection), with one rule of its own.
+
+The holder renews the Lease every `retry_period`. Whoever else wants it waits until it has seen no renewal for
+`duration` on its own clock, so the clocks of two machines need not agree. A released Lease is taken at once.
+
+The rule of its own: a director that cannot renew goes on. client-go's leader stops at its deadline, because two leaders
+that write are worse than none. Two directors that both answer for a VIP are not: both have the same virtual servers,
+and packets reach a node by either. And mostly, when the API server is lost it is lost to both: nobody can take the
+Lease, and to stop would be an outage. The active director gives up when it reads that another one holds the Lease.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from enum import Enum
+
+import msgspec
+import structlog
+
+from kroute.director.lease import Lease, LeaseLock, LeaseSpec, timestamp
+from kroute.director.settings import LeaseSettings
+from kroute.watchers.errors import ApiError
+
+log = structlog.get_logger(__name__)
+
+JITTER = 0.2
+"""A standby's pause is longer by up to this part of it, so that two do not try at the same moment again and again."""
+
+
+class Role(Enum):
+    """What this director is; UNKNOWN until the Lease has been read."""
+
+    UNKNOWN = "unknown"
+    STANDBY = "standby"
+    ACTIVE = "active"
+
+
+class Election:
+    """One candidate. `may_take` says whether it could serve: before that it only keeps a Lease that it has already.
+
+    `announce` is called with each new role, in the event loop; `clock` gives seconds, `now` the wall's time.
+    """
+
+    def __init__(
+        self,
+        lock: LeaseLock,
+        identity: str,
+        settings: LeaseSettings,
+        announce: Callable[[Role], None],
+        may_take: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.role = Role.UNKNOWN
+        self._lock = lock
+        self._identity = identity
+        self._settings = settings
+        self._announce = announce
+        self._may_take = may_take
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._rng = rng or random.Random()  # noqa: S311  it spreads attempts, and guards nothing
+        self._lease: Lease | None = None
+        self._seen: LeaseSpec | None = None
+        self._seen_at = clock()
+        self._renewed_at = clock()
+        self._is_overdue = False
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        while True:
+            await self.attempt()
+            pause = self._settings.retry_period
+            await self._sleep(pause if self.role is Role.ACTIVE else pause * (1 + JITTER * self._rng.random()))
+
+    async def attempt(self) -> None:
+        """Renew the Lease, or take it if it is free. Whatever the API says, this returns."""
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout):
+                await self._renew_or_take()
+        except TimeoutError:
+            self._missed(f"no answer within {self._settings.attempt_timeout} s")
+        except (ApiError, msgspec.DecodeError) as error:
+            self._lease = None  # the next attempt reads before it writes
+            self._missed(str(error))
+
+    async def release(self) -> None:
+        """Let another director take the Lease at once; nothing happens to one that this director does not have."""
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout):
+                lease = await self._lock.read()
+                if lease.spec.holder_identity == self._identity:
+                    await self._lock.update(lease, self._spec(lease.spec, holder="", duration=1))
+                    log.info("lease.released", identity=self._identity)
+        except (ApiError, msgspec.DecodeError, TimeoutError) as error:
+            log.warning("lease.unreleased", error=str(error), consequence="a standby waits until it has expired")
+        self.role = Role.STANDBY
+
+    async def _renew_or_take(self) -> None:
+        if self.role is Role.ACTIVE and self._lease is not None and await self._still_writes(self._lease):
+            return
+        lease = await self._read()
+        if lease is None:
+            if self._may_take():
+                await self._lock.create(self._spec(LeaseSpec(), transitions=0))
+                await self._read()
+                self._become(Role.ACTIVE)
+        elif self._is_mine(lease) or (self._may_take() and self._is_free(lease)):
+            await self._write(lease)
+        elif lease.spec.holder_identity or self.role is not Role.ACTIVE:
+            self._become(Role.STANDBY, holder=lease.spec.holder_identity)
+
+    async def _still_writes(self, lease: Lease) -> bool:
+        """Renew without reading first; False when the Lease is not what it was."""
+        try:
+            await self._write(lease)
+        except ApiError as error:
+            if error.status not in {404, 409}:
+                raise
+            return False
+        return True
+
+    async def _read(self) -> Lease | None:
+        """Read the Lease, and note when it was seen to change."""
+        try:
+            lease = await self._lock.read()
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        self._observe(lease)
+        return lease
+
+    async def _write(self, lease: Lease) -> None:
+        """Renew, or take; a conflict (409) is for the next attempt, which reads."""
+        transitions = (lease.spec.lease_transitions or 0) + (not self._is_mine(lease))
+        written = await self._lock.update(lease, self._spec(lease.spec, transitions=transitions))
+        self._observe(written)
+        self._become(Role.ACTIVE)
+
+    def _observe(self, lease: Lease) -> None:
+        self._lease = lease
+        if lease.spec != self._seen:
+            self._seen, self._seen_at = lease.spec, self._clock()
+
+    def _is_mine(self, lease: Lease) -> bool:
+        return lease.spec.holder_identity == self._identity
+
+    def _is_free(self, lease: Lease) -> bool:
+        """Whether nobody holds the Lease, or its holder has not renewed it for the time that it promised."""
+        duration = lease.spec.lease_duration_seconds or self._settings.duration
+        return not lease.spec.holder_identity or self._clock() >= self._seen_at + duration
+
+    def _spec(
+        self,
+        before: LeaseSpec,
+        *,
+        holder: str | None = None,
+        duration: int | None = None,
+        transitions: int | None = None,
+    ) -> LeaseSpec:
+        now = timestamp(self._now())
+        keeps = holder is None and before.holder_identity == self._identity
+        return LeaseSpec(
+            holder_identity=self._identity if holder is None else holder,
+            lease_duration_seconds=duration or self._settings.duration,
+            acquire_time=(before.acquire_time if keeps else None) or now,
+            renew_time=now,
+            lease_transitions=before.lease_transitions if transitions is None else transitions,
+        )
+
+    def _become(self, role: Role, holder: str | None = None) -> None:
+        if role is Role.ACTIVE:
+            self._renewed_at = self._clock()
+            if self._is_overdue:
+                log.info("lease.renewed_again", identity=self._identity)
+            self._is_overdue = False
+        if role is self.role:
+            return
+        self.role = role
+        log.info("director.role", role=role.value, identity=self._identity, holder=holder or self._identity)
+        self._announce(role)
+
+    def _missed(self, reason: str) -> None:
+        """Say once that the Lease could not be renewed in time; what that means is in the module's first lines."""
+        late = self._clock() - self._renewed_at
+        if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
+            self._is_overdue = True
+            log.error(
+                "lease.not_renewed",
+                identity=self._identity,
+                seconds=round(late, 1),
+                reason=reason,
+                consequence="this director goes on; a standby that reaches the API server takes the VIPs as well",
+            )
+        else:
+            log.debug("lease.attempt_failed", reason=reason)

@@ -1,0 +1,90 @@
+"""The Lease by which directors agree on who is active, in the format of client-go's leader election.
+
+`coordination.k8s.io/v1` Lease: `holderIdentity` is empty when nobody holds it, `renewTime` and `acquireTime` are RFC
+3339 with microseconds. What is not of these fields (annotations, say) is kept as it is. Writes carry the
+resourceVersion that was read, so that of two who write the second is refused.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+
+_API = "/apis/coordination.k8s.io/v1/namespaces"
+
+
+class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """`spec` of a Lease: client-go's LeaderElectionRecord. Go writes a field that is empty as null, or not at all."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A Lease as it was read; `document` is all of it."""
+
+    spec: LeaseSpec
+    document: Mapping[str, Any]
+
+
+class LeaseRequests(Protocol):
+    """What is asked of the API. Each raises ApiError."""
+
+    async def get(self, path: str) -> bytes:
+        """The object at the path."""
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """A new object in the collection."""
+
+    async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """The object at the path, if it still has the resourceVersion of the body."""
+
+
+class _Document(msgspec.Struct):
+    spec: LeaseSpec | None = None
+
+
+class LeaseLock:
+    """One Lease, read and written. DecodeError where the server sends something else."""
+
+    def __init__(self, requests: LeaseRequests, namespace: str, name: str) -> None:
+        self._requests = requests
+        self._namespace = namespace
+        self._name = name
+
+    async def read(self) -> Lease:
+        """The Lease as it is."""
+        return _decode(await self._requests.get(f"{self._collection}/{self._name}"))
+
+    async def create(self, spec: LeaseSpec) -> None:
+        """Make the Lease; ApiError 409 when somebody was quicker."""
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": self._namespace, "name": self._name},
+            "spec": msgspec.to_builtins(spec),
+        }
+        await self._requests.create(self._collection, body)
+
+    async def update(self, lease: Lease, spec: LeaseSpec) -> Lease:
+        """Write the spec over the Lease as it was read; ApiError 409 when it has changed since."""
+        body = {**lease.document, "spec": {**(lease.document.get("spec") or {}), **msgspec.to_builtins(spec)}}
+        return _decode(await self._requests.replace(f"{self._collection}/{self._name}", body))
+
+    @property
+    def _collection(self) -> str:
+        return f"{_API}/{self._namespace}/leases"
+
+
+def timestamp(now: datetime) -> str:
+    """A moment as the API's MicroTime."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _decode(body: bytes) -> Lease:
+    spec = msgspec.json.decode(body, type=_Document).spec
+    return Lease(spec or LeaseSpec(), msgspec.json.decode(body))

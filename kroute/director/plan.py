@@ -1,0 +1,194 @@
+"""What one Service with external IPs means on a director: virtual servers whose real servers are nodes."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.planning.addresses import canonical, family_of
+from kroute.planning.annotations import PREFIXES
+from kroute.planning.endpoints import choose, merge
+from kroute.planning.frontends import Frontends, Kind, frontends_of
+from kroute.planning.node_facts import NodeFacts
+from kroute.planning.objects import EndpointSlice, Node, ObjectKey, Service, ServiceStatus
+from kroute.planning.plan import (
+    Problem,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    Vip,
+    VirtualServer,
+    VirtualServerKey,
+    shortened,
+)
+from kroute.planning.plan_service import plan_service
+from kroute.settings import Settings
+
+EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
+"""A Node with this label takes no traffic from load balancers (KEP-1143), whatever its value."""
+
+WEIGHT_ANNOTATION = "service.director-weight"
+NOWHERE = NodeFacts("")
+"""A director is no node: no endpoint is local to it, and no hint means it."""
+
+MAX_WEIGHT = 65535
+"""IPVS weighs real servers up to here."""
+
+
+class ProbeKind(StrEnum):
+    """What a node must do to pass."""
+
+    HTTP = "GET /"
+    """Answer with a status of 200 to 399: `healthCheckNodePort`."""
+    CONNECT = "connect"
+    """Accept a TCP connection: a node port."""
+    REACH = "reach"
+    """Accept or refuse a TCP connection. In direct routing a node serves the VIP's address and not its own, so where
+    there is no node port nothing need listen: an answer of either kind shows that the node is there."""
+
+
+class Probe(NamedTuple):
+    """One check of one node."""
+
+    kind: ProbeKind
+    address: str
+    port: int
+
+
+class DirectorNode(NamedTuple):
+    """A Node as a director sees it: its InternalIPs, the first of each family."""
+
+    name: str
+    ipv4: str | None
+    ipv6: str | None
+
+    def address_for(self, vip: str) -> str | None:
+        """The node's address of the family of a VIP."""
+        return self.ipv6 if ":" in vip else self.ipv4
+
+
+class DirectorPlan(NamedTuple):
+    """The plan of a Service, and the checks that its real servers depend on."""
+
+    plan: ServicePlan
+    probes: frozenset[Probe]
+
+
+def director_node(node: Node) -> DirectorNode | None:
+    """The Node if it takes traffic: it is ready, has an InternalIP, and nobody has excluded it."""
+    ready = any(it.type == "Ready" and it.status == "True" for it in node.status.conditions or ())
+    if not ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
+        return None
+    own = [canonical(it.address) for it in node.status.addresses or () if it.type == "InternalIP"]
+    first = {family_of(address): address for address in reversed(list(filter(None, own)))}
+    return DirectorNode(node.metadata.name, first.get("IPv4"), first.get("IPv6")) if first else None
+
+
+def external_frontends(service: Service, settings: Settings, taken: Mapping[str, str]) -> Frontends:
+    """The external IPs of a Service that a director may serve; `taken` are addresses of Nodes, with the Nodes' names.
+
+    An external IP that some node has as its own is that node's: a director that took it would cut the node off.
+    """
+    if not service.spec.external_ips:
+        return Frontends((), ())
+    bare = msgspec.structs.replace(service, status=ServiceStatus())
+    served, problems = frontends_of(bare, NOWHERE, settings)
+    external = [it for it in served if it.kind is Kind.EXTERNAL_IP]
+    conflicts = {it.key.address: taken[it.key.address] for it in external if it.key.address in taken}
+    return Frontends(
+        tuple(it for it in external if it.key.address not in conflicts),
+        (*problems, *(_node_address(address, node) for address, node in conflicts.items())),
+    )
+
+
+def plan_director(
+    service: Service,
+    slices: Collection[EndpointSlice],
+    nodes: Sequence[DirectorNode],
+    settings: Settings,
+    held: Mapping[VirtualServerKey, ObjectKey],
+    frontends: Frontends,
+    failing: Collection[Probe],
+) -> DirectorPlan:
+    """Plan one Service for a director; `nodes` are those that take traffic, `failing` the checks that fail.
+
+    Scheduler, flags and persistence are those of the nodes' own plans. The real servers are nodes: all with policy
+    Cluster, those with a local endpoint with policy Local; one whose check fails has weight 0.
+    """
+    base = plan_service(service, slices, NOWHERE, settings, held, frontends)
+    problems = list(base.problems)
+    by_endpoints = _weighs_endpoints(service, problems)
+    ports = {frontend.key: frontend.port for frontend in frontends.served}
+    local_only = service.spec.external_traffic_policy == "Local"
+    merged = {family: merge(slices, family) for family in {family_of(key.address) for key in ports}}
+    probes: set[Probe] = set()
+    servers: list[VirtualServer] = []
+    for server in base.virtual_servers:
+        key = server.key
+        backends = merged[family_of(key.address)].backends.get(ports[key], {})
+        endpoints = Counter(it.node_name for _, it in choose(backends, NOWHERE))
+        real_servers = []
+        for node in nodes:
+            address, count = node.address_for(key.address), endpoints[node.name]
+            if address is None or (local_only and not count):
+                continue
+            probe = _probe(service, key, address)
+            weight = min(count, MAX_WEIGHT) if by_endpoints else 1
+            if probe is not None:
+                probes.add(probe)
+                weight = 0 if probe in failing else weight
+            real_servers.append(RealServer(address, key.port, weight))
+        servers.append(msgspec.structs.replace(server, real_servers=tuple(sorted(real_servers))))
+    plan = ServicePlan(
+        service.key,
+        virtual_servers=tuple(servers),
+        vips=tuple(Vip(address, None) for address in sorted({server.key.address for server in servers})),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+    return DirectorPlan(plan, frozenset(probes))
+
+
+def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
+    """Every address of every Node, with the Node's name."""
+    return {
+        address: node.metadata.name
+        for node in nodes
+        for it in node.status.addresses or ()
+        if (address := canonical(it.address)) is not None
+    }
+
+
+def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | None:
+    """What to check of a node for one virtual server; None where nothing can be asked (UDP and SCTP)."""
+    spec = service.spec
+    if spec.external_traffic_policy == "Local" and 1 <= spec.health_check_node_port <= 65535:
+        return Probe(ProbeKind.HTTP, address, spec.health_check_node_port)
+    if key.protocol is not Protocol.TCP:
+        return None
+    numbers = (it.node_port for it in spec.ports or () if (it.protocol, it.port) == ("TCP", key.port))
+    node_port = next((number for number in numbers if 1 <= number <= 65535), None)
+    if node_port is not None:
+        return Probe(ProbeKind.CONNECT, address, node_port)
+    return Probe(ProbeKind.REACH, address, key.port)
+
+
+def _weighs_endpoints(service: Service, problems: list[Problem]) -> bool:
+    """Whether nodes are weighed by their endpoints, which is read like every annotation."""
+    annotations = service.metadata.annotations or {}
+    name = next((prefix + WEIGHT_ANNOTATION for prefix in PREFIXES if prefix + WEIGHT_ANNOTATION in annotations), None)
+    if name is None:
+        return False
+    value = annotations[name].strip()
+    if value not in {"endpoints", "equal"}:
+        subject = f"annotation {name}={shortened(value)}"
+        message = f"{subject} is not a weight; all nodes weigh the same. Allowed: endpoints, equal."
+        problems.append(Problem("InvalidAnnotation", subject, message))
+    return value == "endpoints"
+
+
+def _node_address(address: str, node: str) -> Problem:
+    subject = f"externalIP {address}"
+    message = f"{subject} is not served by the director: it is an address of node {node}. Choose one that no node has."
+    return Problem("NodeAddress", subject, message)

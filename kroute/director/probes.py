@@ -1,0 +1,126 @@
+"""Check the nodes: each probe for itself, as long as some plan depends on it."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+
+import structlog
+
+from kroute.director.plan import Probe, ProbeKind
+from kroute.director.settings import ProbeSettings
+
+log = structlog.get_logger(__name__)
+
+_LONGEST_STATUS_LINE = 1024
+
+
+class Verdict:
+    """What a row of results says of one node. The first result counts at once: nothing better is known."""
+
+    def __init__(self, settings: ProbeSettings) -> None:
+        self.passes: bool | None = None
+        self._settings = settings
+        self._contrary = 0
+
+    def take(self, result: bool) -> bool:
+        """Take one result; whether the verdict has changed."""
+        if self.passes is None:
+            self.passes = result
+            return True
+        if result is self.passes:
+            self._contrary = 0
+            return False
+        self._contrary += 1
+        if self._contrary < (self._settings.successes if result else self._settings.failures):
+            return False
+        self.passes, self._contrary = result, 0
+        return True
+
+
+class Probes:
+    """Runs the probes. `notify` is called in the event loop whenever `failing` may have changed."""
+
+    def __init__(self, settings: ProbeSettings, notify: Callable[[], None]) -> None:
+        self._settings = settings
+        self._notify = notify
+        self._verdicts: dict[Probe, Verdict] = {}
+        self._tasks: dict[Probe, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def failing(self) -> frozenset[Probe]:
+        """The probes that fail."""
+        return frozenset(probe for probe, verdict in self._verdicts.items() if verdict.passes is False)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every probe has had a result."""
+        return all(verdict.passes is not None for verdict in self._verdicts.values())
+
+    async def run(self) -> None:
+        """Let probes run until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for probe in self._verdicts:
+                self._start(probe)
+            await asyncio.Event().wait()
+
+    def want(self, probes: Collection[Probe]) -> None:
+        """These are the probes that are needed now."""
+        for probe in self._verdicts.keys() - set(probes):
+            del self._verdicts[probe]
+            if (task := self._tasks.pop(probe, None)) is not None:
+                task.cancel()
+        for probe in sorted(set(probes) - self._verdicts.keys()):
+            self._verdicts[probe] = Verdict(self._settings)
+            self._start(probe)
+
+    def _start(self, probe: Probe) -> None:
+        if self._group is not None:
+            self._tasks[probe] = self._group.create_task(self._repeat(probe), name=f"probe {probe}")
+
+    async def _repeat(self, probe: Probe) -> None:
+        verdict = self._verdicts[probe]
+        while True:
+            reason = await check(probe, self._settings.timeout)
+            was = verdict.passes
+            if verdict.take(reason is None):
+                if reason is not None:
+                    log.warning("node.failing", address=probe.address, port=probe.port, probe=probe.kind, reason=reason)
+                elif was is False:
+                    log.info("node.recovered", address=probe.address, port=probe.port, probe=probe.kind)
+                self._notify()
+            await asyncio.sleep(self._settings.interval)
+
+
+async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  it is the probe's own
+    """Make one check; None if the node passes, else why it does not."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await _check(probe)
+    except ConnectionRefusedError as error:
+        return None if probe.kind is ProbeKind.REACH else _words(error)
+    except TimeoutError:
+        return f"no answer within {timeout} s"
+    except OSError as error:
+        return _words(error)
+
+
+async def _check(probe: Probe) -> str | None:
+    reader, writer = await asyncio.open_connection(probe.address, probe.port)
+    try:
+        if probe.kind is not ProbeKind.HTTP:
+            return None
+        host = f"[{probe.address}]" if ":" in probe.address else probe.address
+        writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{probe.port}\r\nConnection: close\r\n\r\n".encode())
+        words = (await reader.readline())[:_LONGEST_STATUS_LINE].split()
+        status = words[1].decode("ascii", "replace") if len(words) > 1 else "nothing"
+        return None if status.isdigit() and 200 <= int(status) < 400 else f"answered {status}"
+    except ValueError:
+        return "answered with a line that is too long"
+    finally:
+        writer.transport.abort()
+
+
+def _words(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else type(error).__name__

@@ -1,0 +1,86 @@
+"""The settings of `kroute director`, checked and typed."""
+
+import re
+
+import msgspec
+
+from kroute.settings import Settings
+
+_LEASE = re.compile(
+    r"(?P<namespace>[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)/(?P<name>[a-z0-9][-.a-z0-9]{0,251}[a-z0-9]|[a-z0-9])"
+)
+_REQUIREMENT = re.compile(
+    r"\s*!?[A-Za-z0-9][-A-Za-z0-9_./]*\s*((==?|!=)\s*[-A-Za-z0-9_.]*|\s(in|notin)\s*\([^()]*\))?\s*"
+)
+
+
+class LeaseSettings(msgspec.Struct, frozen=True):
+    """The Lease by which directors agree on the active one; times in seconds, with client-go's names and meanings.
+
+    `duration`: others wait so long after the last renewal that they saw. `renew_deadline`: a renewal that has taken so
+    long has failed. `retry_period`: between two attempts.
+    """
+
+    namespace: str = "kube-system"
+    name: str = "kroute-director"
+    duration: int = 15
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
+
+    @property
+    def attempt_timeout(self) -> float:
+        """Seconds for one request: two attempts fit before the renewal has failed."""
+        return max(self.renew_deadline / 2, 0.1)
+
+
+class ProbeSettings(msgspec.Struct, frozen=True):
+    """How nodes are checked: seconds between checks and for one, and how many results in a row change the verdict."""
+
+    interval: float = 2.0
+    timeout: float = 1.0
+    failures: int = 3
+    successes: int = 2
+
+
+class DirectorSettings(msgspec.Struct, frozen=True):
+    """How this director runs.
+
+    `common` has what it shares with the agent; its node name is the director's identity. `selector` is a label
+    selector of the API, empty for every Service with external IPs; `sync_interface` is empty for no connection
+    synchronization, whose messages carry `sync_id` (1 to 255).
+    """
+
+    common: Settings
+    vip_interface: str
+    selector: str = ""
+    sync_interface: str = ""
+    sync_id: int = 1
+    lease: LeaseSettings = LeaseSettings()
+    probes: ProbeSettings = ProbeSettings()
+
+
+def parse_lease(text: str) -> tuple[str, str]:
+    """Read `NAMESPACE/NAME`."""
+    match = _LEASE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not the name of a Lease: write NAMESPACE/NAME, for example kube-system/director")
+    return match["namespace"], match["name"]
+
+
+def parse_selector(text: str) -> str:
+    """Read a label selector; what it means is the API server's matter, its form is checked here."""
+    for requirement in re.split(r",(?![^(]*\))", text):
+        if not _REQUIREMENT.fullmatch(requirement):
+            raise ValueError(f"{requirement!r} is not a label selector: write app=web, tier!=test, or zone in (a,b)")
+    return text
+
+
+def problem_with(lease: LeaseSettings) -> str | None:
+    """What is wrong with the Lease's times; None if they fit together (client-go asks for the same)."""
+    if lease.duration < 1:
+        return "--lease-duration must be at least 1s"
+    if not lease.duration > lease.renew_deadline:
+        return "--lease-renew-deadline must be less than --lease-duration"
+    if not lease.renew_deadline > 1.2 * lease.retry_period > 0:
+        return "--lease-retry-period must be more than 0s, and 1.2 times it less than --lease-renew-deadline"
+    return None

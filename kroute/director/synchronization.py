@@ -1,0 +1,69 @@
+"""Connection synchronization: the active director tells the standby of its connections, so that they outlive it."""
+
+from errno import EEXIST
+
+import structlog
+
+from kroute.controllers.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
+from kroute.controllers.sysctls import Circumstances, Row
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs import Ipvs, SyncDaemon, SyncRole
+
+log = structlog.get_logger(__name__)
+
+
+def _always(_: Circumstances) -> bool:
+    return True
+
+
+SYSCTLS = (
+    Row(
+        "net.ipv4.vs.sync_threshold",
+        "3\t0",
+        _always,
+        "a connection is told of with the packet that establishes it, not with its third (the 0 says so)",
+    ),
+    Row("net.ipv4.vs.sync_refresh_period", "10", _always, "and again every 10 s for as long as packets come"),
+)
+"""What the kernel tells of a connection, and when (`ip_vs_sync_conn_needed` of net/netfilter/ipvs/ip_vs_sync.c)."""
+
+
+class Synchronization:
+    """Runs the daemon of this director's role. Without an `interface` there is none."""
+
+    def __init__(self, ipvs: Ipvs, ledger: Ledger, interface: str, sync_id: int) -> None:
+        self._ipvs = ipvs
+        self._ledger = ledger
+        self._interface = interface
+        self._sync_id = sync_id
+        self._complaint = ""
+
+    async def ensure(self, *, leading: bool) -> None:
+        """Run the master on the active director and the backup on the standby. What others run is left alone."""
+        wanted = SyncDaemon(SyncRole.MASTER if leading else SyncRole.BACKUP, self._interface, self._sync_id)
+        running = await self._ipvs.sync_daemons()
+        for daemon in running:
+            if daemon.role in self._ledger.sync_daemons and (daemon != wanted or not self._interface):
+                await self._ipvs.stop_sync_daemon(daemon)
+                self._ledger.record([SyncDaemonStopped(daemon.role)])
+                log.info("sync_daemon.stopped", role=daemon.role.name.lower(), interface=daemon.interface)
+        if not self._interface or wanted in running:
+            return
+        self._ledger.record([SyncDaemonStarted(wanted.role, wanted.interface, wanted.sync_id)])
+        try:
+            await self._ipvs.start_sync_daemon(wanted)
+        except KernelError as error:
+            self._ledger.record([SyncDaemonStopped(wanted.role)])
+            if error.errno != EEXIST:
+                raise
+            self._complain(
+                f"an {wanted} is not started: one that kroute did not start has its place (ipvsadm -L --daemon)"
+            )
+        else:
+            self._complaint = ""
+            log.info("sync_daemon.started", role=wanted.role.name.lower(), interface=wanted.interface)
+
+    def _complain(self, sentence: str) -> None:
+        if sentence != self._complaint:
+            log.warning("sync_daemon.foreign", problem=sentence)
+        self._complaint = sentence

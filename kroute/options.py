@@ -1,0 +1,117 @@
+"""Options of the command line: how one is read from a flag, a variable or a file, and those that commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kroute import settings
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Parsed(click.ParamType[Any]):
+    """A parameter that one of the `settings.parse_…` functions reads."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value; what is not text has been read before."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+NETWORKS = Parsed("CIDR[,CIDR]", settings.parse_networks)
+DURATION = Parsed("DURATION", settings.parse_duration)
+TIMEOUT = Parsed("DURATION", settings.parse_timeout)
+INTERFACE = Parsed("NAME", settings.parse_interface)
+
+
+def option(*names: str, **attributes: Any) -> Callable[[_Command], _Command]:
+    """An option that can also be given as a KROUTE_… variable, named like the flag."""
+    flag = max(names, key=lambda name: name.startswith("--"))
+    variable = "KROUTE_" + flag.lstrip("-").replace("-", "_").upper()
+    return click.option(*names, envvar=variable, show_envvar=False, **attributes)
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Take the values of a YAML file as defaults: flags and variables go before it."""
+    if path is None:
+        return None
+    import yaml  # noqa: PLC0415 - only who uses a file pays for the parser
+
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise click.BadParameter(f"cannot read {path}: {' '.join(str(error).split())}", ctx, param) from None
+    if not isinstance(content, dict):
+        raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
+    allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
+    for name in content:
+        if name not in allowed:
+            raise click.BadParameter(
+                f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}", ctx, param
+            )
+    ctx.default_map = {str(allowed[name].name): _as_written(value, allowed[name]) for name, value in content.items()}
+    return path
+
+
+def _config_name(parameter: click.Parameter) -> str:
+    return parameter.opts[0].lstrip("-")
+
+
+def _as_written(value: Any, parameter: click.Parameter) -> Any:
+    """The value as it would be written on the command line: a list becomes comma-separated or several flags."""
+    if isinstance(value, list):
+        return [str(each) for each in value] if parameter.multiple else ",".join(str(each) for each in value)
+    if isinstance(value, bool):  # YAML reads `on` and `off` as booleans
+        return value if isinstance(parameter, click.Option) and parameter.is_flag else ("on" if value else "off")
+    if value is None:
+        return value
+    return [str(value)] if parameter.multiple else str(value)
+
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KROUTE_CONFIG",
+    callback=read_config,
+    is_eager=True,
+    expose_value=False,
+    help="YAML file with the same names as the flags; flags and variables go before it.",
+)
+KUBECONFIG = option(
+    "--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="How to reach the API server."
+)
+MASTER = option("--master", metavar="URL", help="The API server's address; overrides the kubeconfig's.")
+STATE_DIR = option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=settings.DEFAULT_STATE_DIR,
+    show_default=True,
+    help="Where the ledger and the agent's socket are kept; must live as long as the kernel's state (tmpfs).",
+)
+DUMMY_INTERFACE = option(
+    "--dummy-interface",
+    type=INTERFACE,
+    default=settings.DEFAULT_DUMMY_INTERFACE,
+    show_default=True,
+    help="The interface that carries the VIPs.",
+)
+EXCLUDE_CIDRS = option("--exclude-cidrs", type=NETWORKS, default=(), help="Never touch what has these addresses.")
+LOG_FORMAT = option(
+    "--log-format",
+    type=click.Choice(["json", "console"]),
+    default=None,
+    help="Default: console on a terminal, else json.",
+)
+LOG_LEVEL = option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)

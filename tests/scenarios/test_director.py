@@ -1,0 +1,362 @@
+"""S8 with `kroute director`: who answers for an external IP, who serves it, and what a fail-over costs."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.lab import objects
+from tests.lab.api_server import ApiServer
+from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.deployment import SLOWNESS, eventually
+from tests.lab.directors import Capture, DirectorMachine, who_has
+from tests.lab.hosts import Host, OpenStream
+from tests.lab.objects import Object
+
+IPV4, IPV6 = VIPS = ("192.168.123.201", "fd00:192:168:123::201")
+CLUSTER_IPS = ("10.254.0.80", "fd00:10:254::80")
+QUICK = (
+    *("--lease-duration", "3s", "--lease-renew-deadline", "2s", "--lease-retry-period", "0.5s"),
+    *("--check-interval", "0.3s", "--check-timeout", "1s", "--resync-period", "5s", "--sync-interface", "eth0"),
+)
+FAIL_OVER = 3.0 * SLOWNESS
+"""Seconds for which new connections may fail; in the lab's slow machine as many more."""
+SYNCHRONIZED = 4.0
+"""Seconds after which the kernel has told the other director of a connection: it collects them for 2 s."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Three nodes with a pod and an agent each, an API server on node1, and two machines for directors."""
+
+    cluster: Cluster
+    web: tuple[Pod, ...]
+    api: ApiServer
+    machines: tuple[DirectorMachine, ...]
+
+    @property
+    def client(self) -> Host:
+        return self.cluster.client
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.cluster.nodes.values())
+
+    async def started(self, *flags: str) -> tuple[DirectorMachine, DirectorMachine]:
+        """Both directors run; the first is the active one."""
+        first, second = self.machines
+        await first.start(*QUICK, *flags)
+        await eventually(lambda: has_vips(first))
+        await second.start(*QUICK, *flags)
+        return first, second
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    cluster = Cluster()
+    nodes = tuple(cluster.nodes.values())
+    api = None
+    try:
+        web = tuple(asyncio.run(pods(nodes)))
+        items = [*map(node_object, nodes), web_service(), *objects.endpoint_slices("web", web)]
+        api = ApiServer(nodes[0], tmp_path_factory.mktemp("director"), items)
+        api.start()
+        asyncio.run(agents(nodes, api.kubeconfig))
+        machines = tuple(DirectorMachine(cluster, f"dir-{last}", last, api.kubeconfig) for last in (101, 102))
+        yield Stage(cluster, web, api, machines)
+    finally:
+        if api is not None:
+            api.stop()
+        cluster.close()
+
+
+async def pods(nodes: tuple[Node, ...]) -> list[Pod]:
+    return [await node.pod(f"web-{number}", http=8080) for number, node in enumerate(nodes, 1)]
+
+
+async def agents(nodes: tuple[Node, ...], kubeconfig: Path) -> None:
+    for node in nodes:
+        await node.kroute("run", "--kubeconfig", str(kubeconfig), "--node-name", node.name)
+    for node in nodes:
+        await node.processes[0].ready()
+
+
+@pytest.fixture(autouse=True)
+async def clean(stage: Stage) -> AsyncIterator[None]:
+    """After each test the machines are as they were, and so are the objects."""
+    before = [machine.host.snapshot() for machine in stage.machines]
+    yield
+    for machine, snapshot in zip(stage.machines, before, strict=True):
+        if machine.process is not None:
+            await machine.process.terminate()
+        await machine.cleanup()
+        assert not snapshot.diff(machine.host.snapshot())
+    for item in (web_service(), *objects.endpoint_slices("web", stage.web)):
+        stage.api.apply(item)
+
+
+@pytest.fixture(params=VIPS, ids=["IPv4", "IPv6"])
+def vip(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def node_object(node: Node) -> Object:
+    item = objects.node(node)
+    item["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    return item
+
+
+def web_service(annotations: dict[str, str] | None = None, **spec: object) -> Object:
+    item = objects.service("web", *CLUSTER_IPS, annotations=annotations)
+    item["spec"] |= {
+        "type": "NodePort",
+        "externalIPs": list(VIPS),
+        "externalTrafficPolicy": "Cluster",
+        "ports": [{"name": "tcp", "port": 8080, "protocol": "TCP", "nodePort": 30080}],
+        **spec,
+    }
+    return item
+
+
+def has_vips(machine: DirectorMachine) -> None:
+    assert all(map(machine.has, VIPS))
+
+
+def key_of(vip: str) -> str:
+    return f"TCP [{vip}]:8080" if ":" in vip else f"TCP {vip}:8080"
+
+
+def weights(machine: DirectorMachine, vip: str = IPV4) -> dict[str, int]:
+    """The weights of the nodes behind a VIP, by the nodes' addresses."""
+    real_servers = machine.host.ipvs()[key_of(vip)].real_servers
+    assert {it.method for it in real_servers.values()} <= {"Route"}
+    return {address.rpartition(":")[0].strip("[]"): it.weight for address, it in real_servers.items()}
+
+
+def weights_are(machine: DirectorMachine, expected: dict[str, int], vip: str = IPV4) -> None:
+    assert weights(machine, vip) == expected
+
+
+def connections_of(host: Host, vip: str) -> int:
+    return sum(it.active + it.inactive for it in host.ipvs()[key_of(vip)].real_servers.values())
+
+
+async def test_s8_only_the_director_answers_for_the_vip_and_all_nodes_reply_directly(stage: Stage, vip: str) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK)
+    await eventually(lambda: has_vips(director))
+    served_before = [connections_of(node, vip) for node in stage.nodes]
+    with Capture(director.host) as capture:
+        answered = await stage.client.spread(vip, 8080, 9)
+        requests, replies = capture.packets(destination=vip), capture.packets(source=vip)
+    assert sum(answered.values()) == 9
+    served = [connections_of(node, vip) for node in stage.nodes]
+    assert all(now > before for now, before in zip(served, served_before, strict=True)), "a node has not served"
+    assert requests
+    assert not replies, "replies of the nodes came by the director"
+    assert director.mac() in stage.client.run("ip", "neigh", "show", vip)
+    if vip == IPV4:
+        assert await who_has(stage.client, vip) == {director.mac()}
+
+
+async def test_s9_a_node_that_calls_the_vip_is_answered_on_the_node(stage: Stage, vip: str) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK)
+    await eventually(lambda: has_vips(director))
+    with Capture(director.host) as capture:
+        for node in stage.nodes:
+            assert sum((await node.spread(vip, 8080, 3)).values()) == 3
+        assert not capture.packets(destination=vip)
+
+
+async def test_policy_local_directs_to_nodes_with_endpoints_weighed_by_their_number(stage: Stage, vip: str) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK)
+    await eventually(lambda: has_vips(director))
+    node2, node3 = ((it.ip6 if ":" in vip else it.ip) for it in stage.nodes[1:])
+    stage.api.apply(web_service(externalTrafficPolicy="Local"))
+    for piece in objects.endpoint_slices("web", stage.web[1:2]):
+        stage.api.apply(piece)
+    await eventually(lambda: weights_are(director, {node2: 1}, vip))
+    answer = await stage.client.http(vip, 8080)
+    assert (answer.host, answer.peer) == ("web-2", stage.client.ip6 if ":" in vip else stage.client.ip)
+    other = await stage.nodes[1].pod("web-4", http=8080)
+    stage.api.apply(web_service({"service.director-weight": "endpoints"}, externalTrafficPolicy="Local"))
+    for piece in objects.endpoint_slices("web", [*stage.web[1:], other]):
+        stage.api.apply(piece)
+    await eventually(lambda: weights_are(director, {node2: 2, node3: 1}, vip))
+    stage.nodes[1].remove_pod(other)
+
+
+async def test_a_failing_node_has_weight_0_until_it_is_well_again(stage: Stage) -> None:
+    director = stage.machines[0]
+    await director.start(*QUICK)
+    node1, node2, node3 = (node.ip for node in stage.nodes)
+    await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 1}))
+    rule = ("INPUT", "-s", director.host.ip, "-p", "tcp", "-j", "DROP")
+    stage.nodes[2].run("iptables-legacy", "-I", *rule)
+    try:
+        await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 0}))
+    finally:
+        stage.nodes[2].run("iptables-legacy", "-D", *rule)
+    await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 1}))
+
+
+@dataclass
+class Calls:
+    """New connections, one after the other: when each succeeded (time.monotonic), and why others did not."""
+
+    succeeded: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def longest_gap(self) -> float:
+        """Seconds for which no new connection succeeded."""
+        return max(later - earlier for earlier, later in zip(self.succeeded, self.succeeded[1:], strict=False))
+
+
+@asynccontextmanager
+async def calling(client: Host, vip: str) -> AsyncIterator[Calls]:
+    """Call the VIP for the length of the block, and once after it."""
+    calls = Calls()
+
+    async def call() -> None:
+        try:
+            await client.http(vip, 8080, timeout=2.0)
+        except OSError as error:
+            calls.failures.append(repr(error))
+        else:
+            calls.succeeded.append(time.monotonic())
+
+    async def keep_calling() -> None:
+        while True:
+            await call()
+            await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as tasks:
+        caller = tasks.create_task(keep_calling())
+        try:
+            yield calls
+        finally:
+            caller.cancel()
+    await call()
+
+
+async def sigterm(machine: DirectorMachine) -> None:
+    assert machine.process is not None
+    await machine.process.terminate()
+    not_on(machine)
+
+
+async def sigkill(machine: DirectorMachine) -> None:
+    assert machine.process is not None
+    await machine.process.kill()
+
+
+async def power_failure(machine: DirectorMachine) -> None:
+    """Nothing comes from the machine any more, and nothing that it has counts."""
+    machine.unplug()
+    await sigkill(machine)
+
+
+@pytest.mark.parametrize("end", [sigterm, sigkill, power_failure])
+async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(
+    stage: Stage, end: Callable[[DirectorMachine], Awaitable[None]]
+) -> None:
+    first, second = await stage.started()
+    assert not second.has(IPV4)
+    streams = [await stage.client.open_stream(vip, 8080, patience=FAIL_OVER + 5) for vip in VIPS for _ in range(4)]
+    await asyncio.sleep(SYNCHRONIZED)
+    async with calling(stage.client, IPV4) as calls, calling(stage.client, IPV6) as calls6:
+        await asyncio.sleep(2)
+        await end(first)
+        await eventually(lambda: has_vips(second))
+        await eventually(lambda: not_on(first))
+        await asyncio.sleep(2)
+    assert max(calls.longest_gap, calls6.longest_gap) <= FAIL_OVER
+    echoed = [stream.echoed for stream in streams]
+    for stream, before in zip(streams, echoed, strict=True):
+        await eventually(partial(has_moved, stream, before))  # TCP repeats itself later and later
+        await stream.close()
+    first.plug_in()
+    assert await who_has(stage.client, IPV4) == {second.mac()}
+
+
+def has_moved(stream: OpenStream, echoed: int) -> None:
+    assert stream.failure is None, stream.failure
+    assert stream.echoed > echoed
+
+
+def not_on(machine: DirectorMachine) -> None:
+    assert not any(map(machine.has, VIPS))
+
+
+@contextmanager
+def api_server_out_of_reach(stage: Stage) -> Iterator[None]:
+    """Nothing gets through to the API server, as when its network is down."""
+    rule = ("INPUT", "-p", "tcp", "--dport", "6443", "-j", "DROP")
+    stage.nodes[0].run("iptables-legacy", "-I", *rule)
+    try:
+        yield
+    finally:
+        stage.nodes[0].run("iptables-legacy", "-D", *rule)
+
+
+async def test_a_restart_without_the_api_server_leaves_the_vips_where_they_are(stage: Stage) -> None:
+    director = stage.machines[0]
+    patient = ("--lease-duration", "30s")
+    await director.start(*QUICK, *patient)
+    await eventually(lambda: has_vips(director))
+    assert director.process is not None
+    with api_server_out_of_reach(stage):
+        await director.process.kill()
+        again = await director.start(*QUICK, *patient, wait=False)
+        await asyncio.sleep(35)
+        has_vips(director)
+        assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+        assert "vip." not in again.log.read_text()
+    await again.ready()
+    has_vips(director)
+
+
+async def test_without_the_api_server_the_active_director_serves_and_the_standby_stays_one(stage: Stage) -> None:
+    first, second = await stage.started()
+    with api_server_out_of_reach(stage):
+        await asyncio.sleep(8)
+        has_vips(first)
+        not_on(second)
+        assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+    await asyncio.sleep(4)
+    has_vips(first)
+    not_on(second)
+
+
+async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: Stage) -> None:
+    patient = ("--lease-duration", "60s")
+    first, second = await stage.started(*patient)
+    stream = await stage.client.open_stream(IPV4, 8080)
+    assert first.process is not None
+    await first.process.kill()
+    await first.start(*QUICK, *patient)
+    has_vips(first)
+    not_on(second)
+    log = first.process.log.read_text()
+    assert "vip.bound" not in log, log
+    await stream.close()
+
+
+async def test_an_address_that_was_there_before_is_left_alone(stage: Stage) -> None:
+    director = stage.machines[0]
+    director.host.run("ip", "address", "add", f"{IPV4}/32", "dev", "eth0")
+    await director.start(*QUICK)
+    await eventually(lambda: has_vips(director))
+    assert director.process is not None
+    await director.process.terminate()
+    assert director.has(IPV4)
+    assert not director.has(IPV6)
+    director.host.run("ip", "address", "del", f"{IPV4}/32", "dev", "eth0")

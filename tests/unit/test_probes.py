@@ -1,0 +1,93 @@
+"""Checks of nodes: what passes, and how many results change a verdict."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kroute.director.plan import Probe, ProbeKind
+from kroute.director.probes import Probes, Verdict, check
+from kroute.director.settings import ProbeSettings
+from tests.unit.watching import eventually, running
+
+
+@asynccontextmanager
+async def listener(answer: bytes | None) -> AsyncIterator[int]:
+    """A port that sends this answer to whoever connects; None: nothing ever."""
+
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        if answer is not None:
+            await reader.readline()
+            writer.write(answer)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "reason"),
+    [
+        (ProbeKind.HTTP, b"HTTP/1.1 200 OK\r\n\r\n", None),
+        (ProbeKind.HTTP, b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "answered 503"),
+        (ProbeKind.HTTP, b"", "answered nothing"),
+        (ProbeKind.HTTP, b"SSH-2.0\r\n", "answered nothing"),
+        (ProbeKind.HTTP, b"x" * 200_000, "answered with a line that is too long"),
+        (ProbeKind.HTTP, None, "no answer within 0.2 s"),
+        (ProbeKind.CONNECT, None, None),
+        (ProbeKind.REACH, None, None),
+    ],
+    ids=["200", "503", "closed", "not HTTP", "endless", "silent", "connected", "reached"],
+)
+async def test_what_passes(kind: ProbeKind, answer: bytes | None, reason: str | None) -> None:
+    async with listener(answer) as port:
+        assert await check(Probe(kind, "127.0.0.1", port), 0.2) == reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (ProbeKind.HTTP, "Connection refused"),
+        (ProbeKind.CONNECT, "Connection refused"),
+        (ProbeKind.REACH, None),
+    ],
+)
+async def test_a_refusal_only_shows_that_a_node_is_there(kind: ProbeKind, reason: str | None) -> None:
+    async with listener(None) as port:
+        pass
+    assert await check(Probe(kind, "127.0.0.1", port), 1) == reason
+
+
+def test_the_first_result_counts_at_once_and_later_ones_in_a_row() -> None:
+    verdict = Verdict(ProbeSettings(failures=3, successes=2))
+    results = [True, False, False, True, False, False, False, True, False, True, True]
+    changes = [verdict.take(result) for result in results]
+    assert [at for at, changed in enumerate(changes) if changed] == [0, 6, 10]
+    assert verdict.passes
+
+
+async def test_a_node_that_fails_and_recovers_is_told_of_and_one_not_needed_is_forgotten() -> None:
+    told = asyncio.Event()
+    probes = Probes(ProbeSettings(interval=0.01, timeout=0.2, failures=2, successes=2), told.set)
+    async with running(probes.run()):
+        async with listener(None) as port:
+            probe = Probe(ProbeKind.CONNECT, "127.0.0.1", port)
+            probes.want([probe])
+            assert not probes.settled
+            await eventually(lambda: probes.settled)
+            assert probes.failing == frozenset()
+        await eventually(lambda: probes.failing == {probe})
+        assert told.is_set()
+        probes.want([])
+        assert probes.failing == frozenset()
+        assert probes.settled
