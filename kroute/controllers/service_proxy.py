@@ -177,9 +177,7 @@ class ServiceProxy(Controller):
             table = await self._ipvs.read()
             bound = await self._addresses.read(self._interface.name)
             await self._settle_owner(table, bound)
-            servers = sorted(
-                key for key in table if key in self._ledger.virtual_servers and not self._exclusion.covers(key[1])
-            )
+            servers = sorted(key for key in self._ledger.virtual_servers if not self._exclusion.covers(key.address))
             if not self._interface.is_ours:
                 bound &= {address for _, address, _ in servers}
             unbindings = [UnbindAddress(it) for it in sorted(bound) if not self._exclusion.covers(it)]
@@ -188,7 +186,7 @@ class ServiceProxy(Controller):
             failures = await self._ipvs.write(deletions)
             report.batch(deletions, failures, {ESRCH})
             left = {failure.change.key for failure in failures}
-            await self._flows.forget_all([planned_key(key) for key in servers if key not in left], report)
+            await self._flows.forget_all([key for key in servers if key not in left], report)
         with report.step("IPVS timeouts"):
             await self._timeouts.restore(report)
         self._sysctls.restore(report)
@@ -208,7 +206,7 @@ class ServiceProxy(Controller):
             return
         links = {self._interface.name} if await self._interface.exists() else set()
         if self._ledger.exists:
-            ours = [planned_key(key) for key in table if key in self._ledger.virtual_servers]
+            ours = list(self._ledger.virtual_servers)  # a reading of the kernel may lack some of them
             links &= self._ledger.links
         else:
             ours = [planned_key(key) for key in table if key[1] in bound]

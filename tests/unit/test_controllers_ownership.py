@@ -217,3 +217,25 @@ class TestExcluded:
         assert "10.96.0.1" in node.kernel.links[DUMMY].addresses
         await node.cleanup()
         assert node.kernel.virtual_servers == before
+
+
+async def test_what_a_reading_of_the_kernel_lacks_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's table comes in pages, and may lack an entry when others change meanwhile."""
+    web = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+    node = (await FakeNode(tmp_path).start(web)).restarted()
+    read = node.ipvs.read
+
+    async def read_without_web() -> dict[tuple[int, str, int], VirtualServerState]:
+        return {key: state for key, state in (await read()).items() if key != WEB}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.ipvs, "read", read_without_web)
+        await node.start(web)
+    await node.audit()
+    assert [problem.reason for _, problem in node.problems] == []
+    again = node.restarted()
+    await again.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(again.ipvs, "read", read_without_web)
+        await again.cleanup()
+    assert again.kernel.virtual_servers == {}
