@@ -42,11 +42,12 @@ _ROUTER = {"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1}
 
 
 class Pod(Host):
-    """A pod: `ip`, `ip6`, `name`, and its `node`."""
+    """A pod: `ip`, `ip6`, `name`, its `node`, and the `interface` of the node that it is wired to."""
 
-    def __init__(self, name: str, node: "Node", namespace: Namespace, traffic: Traffic, ip: str, ip6: str) -> None:
-        super().__init__(name, namespace, traffic, ip, ip6)
+    def __init__(self, name: str, node: "Node", interface: str, namespace: Namespace, ip: str, ip6: str) -> None:
+        super().__init__(name, namespace, node.traffic, ip, ip6)
         self.node = node
+        self.interface = interface
 
 
 class Node(Host):
@@ -67,15 +68,16 @@ class Node(Host):
         number = next(self._numbers)
         ip, ip6 = self._place.pod_ip(number), self._place.pod_ip6(number)
         namespace = self._cluster.namespace(name)
+        interface = f"veth{number}"
         self.namespace.ip(
-            f"link add veth{number} type veth peer name eth0 netns {namespace.name}\n"
-            f"link set veth{number} master cbr0 up\nlink set veth{number} type bridge_slave hairpin on\n"
+            f"link add {interface} type veth peer name eth0 netns {namespace.name}\n"
+            f"link set {interface} master cbr0 up\nlink set {interface} type bridge_slave hairpin on\n"
         )
         namespace.ip(
             f"link set lo up\naddress add {ip}/24 dev eth0\naddress add {ip6}/64 dev eth0 nodad\nlink set eth0 up\n"
             f"route add default via {self._place.pod_ip(1)}\nroute add default via {self._place.pod_ip6(1)}\n"
         )
-        pod = Pod(name, self, namespace, self._cluster.traffic, ip, ip6)
+        pod = Pod(name, self, interface, namespace, ip, ip6)
         self.pods.append(pod)
         await pod.serve(http=http, udp=udp, sctp=sctp)
         return pod
@@ -83,6 +85,8 @@ class Node(Host):
     def remove_pod(self, pod: Pod) -> None:
         """Take a pod away as a crash does: its packets go nowhere, nothing is closed in order."""
         self.pods.remove(pod)
+        # The kernel takes a namespace's interfaces down some time after its name is gone; until then it would refuse.
+        self.namespace.ip(f"link delete {pod.interface}\n")
         pod.close()
 
     async def kroute(

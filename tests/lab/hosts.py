@@ -21,7 +21,7 @@ class Host:
         self.namespace = namespace
         self.ip = ip
         self.ip6 = ip6
-        self._traffic = traffic
+        self.traffic = traffic
         self._server = Server(name, namespace)
         self._streams: list[Stream] = []
 
@@ -35,16 +35,16 @@ class Host:
     ) -> Self:
         """Start servers at the given ports, on every address of the host or on `address`."""
         if http is not None:
-            await self._traffic.run(self._server.listen_http(http, address=address))
+            await self.traffic.run(self._server.listen_http(http, address=address))
         if sctp is not None:
-            await self._traffic.run(self._server.listen_http(sctp, socket.IPPROTO_SCTP, address))
+            await self.traffic.run(self._server.listen_http(sctp, socket.IPPROTO_SCTP, address))
         if udp is not None:
-            await self._traffic.run(self._server.listen_udp(udp, address))
+            await self.traffic.run(self._server.listen_udp(udp, address))
         return self
 
     async def stop_serving(self, *, reset: bool = False) -> None:
         """End the servers and their connections: in order, or with a TCP reset."""
-        await self._traffic.run(self._server.close(reset=reset))
+        await self.traffic.run(self._server.close(reset=reset))
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class Host:
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
         """Ask over HTTP on a new TCP connection; `source` is (address, port or 0), else the kernel chooses."""
-        return await self._traffic.run(
+        return await self.traffic.run(
             ask_http(self.namespace, address, port, socket.IPPROTO_TCP, source, timeout),
         )
 
@@ -60,7 +60,7 @@ class Host:
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
         """Ask over HTTP on a new SCTP association."""
-        return await self._traffic.run(
+        return await self.traffic.run(
             ask_http(self.namespace, address, port, socket.IPPROTO_SCTP, source, timeout),
         )
 
@@ -68,7 +68,7 @@ class Host:
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
         """Ask with one datagram."""
-        return await self._traffic.run(ask_udp(self.namespace, address, port, source, timeout))
+        return await self.traffic.run(ask_udp(self.namespace, address, port, source, timeout))
 
     async def spread(self, address: str, port: int, calls: int, protocol: str = "http") -> Counter[str]:
         """Call `calls` times, one after the other, by `http`, `udp` or `sctp`; count who answered."""
@@ -77,20 +77,20 @@ class Host:
 
     async def http_status(self, address: str, port: int, path: str = "/", timeout: float = PATIENCE) -> int:
         """Return the status of the answer to a GET, of whatever server."""
-        return await self._traffic.run(ask_status(self.namespace, address, port, path, timeout))
+        return await self.traffic.run(ask_status(self.namespace, address, port, path, timeout))
 
     async def connect(self, address: str, port: int, protocol: int = socket.IPPROTO_TCP) -> "OpenConnection":
         """Open an HTTP connection for several requests."""
         opening = Connection.open(self.namespace, address, port, protocol)
-        return OpenConnection(await self._traffic.run(opening), self._traffic)
+        return OpenConnection(await self.traffic.run(opening), self.traffic)
 
     async def open_stream(
         self, address: str, port: int, *, interval: float = 0.1, patience: float = PATIENCE
     ) -> "OpenStream":
         """Open a connection over which a byte goes to the server and back every `interval` seconds."""
-        stream = await self._traffic.run(self._start_stream(address, port, interval, patience))
+        stream = await self.traffic.run(self._start_stream(address, port, interval, patience))
         self._streams.append(stream)
-        return OpenStream(stream, self._traffic)
+        return OpenStream(stream, self.traffic)
 
     async def _start_stream(self, address: str, port: int, interval: float, patience: float) -> Stream:
         connection = await Connection.open(self.namespace, address, port, socket.IPPROTO_TCP)
@@ -126,8 +126,8 @@ class Host:
     def close(self) -> None:
         """End servers, streams and the namespace. Nobody is told: to others the host has vanished."""
         for stream in self._streams:
-            self._traffic.call(stream.close())
-        self._traffic.call(self._server.close())
+            self.traffic.call(stream.close())
+        self.traffic.call(self._server.close())
         self.namespace.delete()
 
 

@@ -116,7 +116,7 @@ _VOLATILE = re.compile(
       | (?:valid_lft|preferred_lft|expires)[ ]\S+
       | initval[ ]0x[0-9a-f]+                 # the random seed of a set
       | (?<=[ ])state[ ](?:UP|DOWN|UNKNOWN|disabled|listening|learning|forwarding)\b  # a link settles; its flags stay
-      | ,LOWER_UP | NO-CARRIER,
+      | ,LOWER_UP | NO-CARRIER, | [ ]linkdown\b
     """,
     re.MULTILINE | re.VERBOSE,
 )
