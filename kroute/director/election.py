@@ -76,8 +76,7 @@ class Election:
         """Take part until cancelled."""
         while True:
             await self.attempt()
-            pause = self._settings.retry_period
-            await self._sleep(pause if self.role is Role.ACTIVE else pause * (1 + JITTER * self._rng.random()))
+            await self._sleep(self._pause())
 
     async def attempt(self) -> None:
         """Renew the Lease, or take it if it is free. Whatever the API says, this returns."""
@@ -101,6 +100,15 @@ class Election:
         except (ApiError, msgspec.DecodeError, TimeoutError) as error:
             log.warning("lease.unreleased", error=str(error), consequence="a standby waits until it has expired")
         self.role = Role.STANDBY
+
+    def _pause(self) -> float:
+        """Seconds until the next attempt; a standby is there when the Lease expires, if that is sooner."""
+        pause = self._settings.retry_period
+        if self.role is Role.ACTIVE:
+            return pause
+        pause *= 1 + JITTER * self._rng.random()
+        left = self._expires_at(self._lease) - self._clock() if self._lease is not None else 0.0
+        return min(pause, left) if left > 0 else pause
 
     async def _renew_or_take(self) -> None:
         if self.role is Role.ACTIVE and self._lease is not None and await self._still_writes(self._lease):
@@ -154,8 +162,10 @@ class Election:
 
     def _is_free(self, lease: Lease) -> bool:
         """Whether nobody holds the Lease, or its holder has not renewed it for the time that it promised."""
-        duration = lease.spec.lease_duration_seconds or self._settings.duration
-        return not lease.spec.holder_identity or self._clock() >= self._seen_at + duration
+        return not lease.spec.holder_identity or self._clock() >= self._expires_at(lease)
+
+    def _expires_at(self, lease: Lease) -> float:
+        return self._seen_at + (lease.spec.lease_duration_seconds or self._settings.duration)
 
     def _spec(
         self,

@@ -1,7 +1,7 @@
 """Leader election against the stand-in API server: two candidates, on one clock that tests move."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,7 +43,9 @@ class Candidates:
         self.able = True
         self._api = api
 
-    def candidate(self, name: str, settings: LeaseSettings = LEASE) -> Election:
+    def candidate(
+        self, name: str, settings: LeaseSettings = LEASE, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> Election:
         self.roles[name] = []
         lock = LeaseLock(self._api, settings.namespace, settings.name)
         return Election(
@@ -54,6 +56,7 @@ class Candidates:
             lambda: self.able,
             clock=self.clock,
             now=self.clock.wall,
+            sleep=sleep,
         )
 
     @property
@@ -115,6 +118,23 @@ async def test_another_waits_for_the_whole_duration_since_it_saw_the_last_renewa
     assert candidates.lease["holderIdentity"] == "two"
     assert candidates.lease["leaseTransitions"] == 1
     assert candidates.lease["acquireTime"] == "2026-01-01T00:00:20.000000Z"
+
+
+async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if two.role is Role.ACTIVE:
+            raise asyncio.CancelledError
+        pauses.append(seconds)
+        candidates.clock.now += seconds
+
+    await candidates.candidate("one").attempt()
+    two = candidates.candidate("two", sleep=sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await two.run()
+    assert all(2.0 <= pause <= 2.4 for pause in pauses[:6])
+    assert candidates.lease["acquireTime"].startswith("2026-01-01T00:00:15.0")
 
 
 async def test_who_has_lost_the_lease_gives_up_as_soon_as_it_writes(candidates: Candidates) -> None:
