@@ -1,10 +1,15 @@
-"""Which tests go to which machine: files stay whole, and the loads are even by the durations of the last run."""
+"""Which tests go to which machine: files stay whole, and the loads are even by the durations of the last run.
+
+Where there was none, as in a new clone, `usual_durations.json` says what a test of each file usually takes. Running
+this module writes that file from the durations of the last run.
+"""
 
 import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Self
 
 import pytest
@@ -12,29 +17,38 @@ import pytest
 from tests.lab.machine import cache
 
 UNKNOWN = 2.0
-"""Seconds that a test is taken for when it has never run."""
+"""Seconds that a test is taken for when nothing is known of its file."""
+USUAL = Path(__file__).with_name("usual_durations.json")
 
 
 class Durations:
     """Seconds that each test took when it last ran, kept in the cache."""
 
-    def __init__(self, known: dict[str, float]) -> None:
+    def __init__(self, known: dict[str, float], usual: dict[str, float]) -> None:
         self._known = known
+        self._usual = usual
         self._now: defaultdict[str, float] = defaultdict(float)
 
     @classmethod
     def read(cls) -> Self:
-        """Return what the last runs left; nothing, when there were none."""
+        """Return what the last runs left, and what is usual."""
         path = cls._path()
-        return cls(json.loads(path.read_text()) if path.exists() else {})
+        return cls(json.loads(path.read_text()) if path.exists() else {}, json.loads(USUAL.read_text()))
 
     def add(self, nodeid: str, seconds: float) -> None:
         """Count a phase of a test."""
         self._now[nodeid] += seconds
 
     def of(self, nodeid: str) -> float:
-        """Return what a test took last."""
-        return self._known.get(nodeid, UNKNOWN)
+        """Return what a test took last, or usually takes."""
+        return self._known.get(nodeid) or self._usual.get(file_of(nodeid), UNKNOWN)
+
+    def by_file(self) -> dict[str, float]:
+        """Return what a test of each lab file took last, on average."""
+        files: defaultdict[str, list[float]] = defaultdict(list)
+        for nodeid, seconds in self._known.items():
+            files[file_of(nodeid)].append(seconds)
+        return {name: round(fmean(files[name]), 1) for name in sorted(files)}
 
     def write(self) -> None:
         """Keep them for the next run."""
@@ -47,6 +61,11 @@ class Durations:
         return cache() / "durations.json"
 
 
+def file_of(nodeid: str) -> str:
+    """Return the path of a test's file."""
+    return nodeid.partition("::")[0]
+
+
 def shares(items: Sequence[pytest.Item], count: int, durations: Durations) -> list[list[pytest.Item]]:
     """Divide `items` into at most `count` lists, the longest file first, each to the list with the least to do.
 
@@ -54,7 +73,7 @@ def shares(items: Sequence[pytest.Item], count: int, durations: Durations) -> li
     """
     files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        files[item.nodeid.partition("::")[0]].append(item)
+        files[file_of(item.nodeid)].append(item)
     seconds = {name: sum(durations.of(item.nodeid) for item in members) for name, members in files.items()}
     loads: list[tuple[float, list[pytest.Item]]] = [(0.0, []) for _ in range(min(count, len(files)))]
     for name in sorted(files, key=seconds.__getitem__, reverse=True):
@@ -62,3 +81,7 @@ def shares(items: Sequence[pytest.Item], count: int, durations: Durations) -> li
         load, members = loads[least]
         loads[least] = (load + seconds[name], [*members, *files[name]])
     return [members for _, members in loads]
+
+
+if __name__ == "__main__":
+    USUAL.write_text(json.dumps(Durations.read().by_file(), indent=2) + "\n")

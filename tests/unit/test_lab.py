@@ -17,12 +17,18 @@ def items(*nodeids: str) -> list[pytest.Item]:
 
 def test_files_stay_whole_and_the_longest_is_alone() -> None:
     tests = items("a.py::1", "a.py::2", "b.py::1", "c.py::1")
-    divided = shares(tests, 2, Durations({"a.py::1": 1, "a.py::2": 1, "b.py::1": 9, "c.py::1": 1}))
+    divided = shares(tests, 2, Durations({"a.py::1": 1, "a.py::2": 1, "b.py::1": 9, "c.py::1": 1}, {}))
     assert [[item.nodeid for item in share] for share in divided] == [["b.py::1"], ["a.py::1", "a.py::2", "c.py::1"]]
 
 
 def test_there_are_no_more_machines_than_files() -> None:
-    assert len(shares(items("a.py::1", "a.py::2"), 4, Durations({}))) == 1
+    assert len(shares(items("a.py::1", "a.py::2"), 4, Durations({}, {}))) == 1
+
+
+def test_what_has_never_run_here_takes_what_its_file_usually_does() -> None:
+    durations = Durations({"a.py::1": 5, "a.py::2": 3}, {"a.py": 9, "b.py": 7})
+    assert [durations.of(nodeid) for nodeid in ("a.py::1", "a.py::3", "b.py::1", "c.py::1")] == [5, 9, 7, 2]
+    assert durations.by_file() == {"a.py": 4}
 
 
 def test_durations_are_remembered_with_those_of_tests_that_did_not_run(
