@@ -59,12 +59,14 @@ class Subscription:
         depth = len(self._waiting)
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
-    def put(self, plans: Iterable[ServicePlan]) -> None:
-        """Let these plans wait; called by the broadcaster."""
+    def put(self, plans: Iterable[ServicePlan], *, wake: bool = True) -> None:
+        """Let these plans wait, without telling anybody unless `wake`; called by the broadcaster."""
         if not self._waiting:
             self._since = time.monotonic()
         for plan in plans:
             self._waiting[plan.key] = plan
+        if not wake:
+            return
         self._arrived.set()
         if self._waker is not None:
             self._waker.set()
@@ -73,13 +75,19 @@ class Subscription:
 class Broadcaster:
     """Keeps the newest plan of each Service and passes each published plan to every subscriber.
 
-    The first `publish` says that the plans are complete: it wakes the subscribers even when there is no Service.
+    The first full list may come in parts. What it does not name is not to be served any more, so no subscriber is told
+    of any part before all are there; then every one is, even when there is no Service.
     """
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
         self._current: dict[ObjectKey, ServicePlan] = {}
         self._started = False
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the first full list has been complete."""
+        return self._started
 
     @property
     def current(self) -> Mapping[ObjectKey, ServicePlan]:
@@ -92,17 +100,20 @@ class Broadcaster:
         self._subscriptions.append(subscription)
         return subscription
 
-    def publish(self, plans: Iterable[ServicePlan]) -> None:
-        """Pass plans on. A plan without content is that of a Service which is gone."""
+    def publish(self, plans: Iterable[ServicePlan], *, more: bool = False) -> None:
+        """Pass plans on. A plan without content is that of a Service which is gone.
+
+        `more`: the first full list goes on. Once it has been complete this means nothing: what is there goes out.
+        """
         batch = list(plans)
-        self._started = True
+        self._started |= not more
         for plan in batch:
             if plan.is_empty:
                 self._current.pop(plan.key, None)
             else:
                 self._current[plan.key] = plan
         for subscription in self._subscriptions:
-            subscription.put(batch)
+            subscription.put(batch, wake=self._started)
 
     def statistics(self) -> list[QueueStatistics]:
         """The state of every subscriber's queue."""

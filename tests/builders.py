@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import (
     SERVICE_NAME_LABEL,
@@ -155,6 +156,11 @@ def endpoint_slice(
         tuple(endpoint(it) if isinstance(it, str) else it for it in endpoints),
         tuple(EndpointPort(name="", port=it) if isinstance(it, int) else it for it in ports),
     )
+
+
+def read(*slices: EndpointSlice) -> list[BackendSlice]:
+    """The slices as planning keeps them."""
+    return [read_slice(it) for it in slices]
 
 
 def virtual_server(

@@ -16,6 +16,7 @@ from kroute.director.plan import (
     external_frontends,
     plan_director,
 )
+from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.claims import Claimant, Claims
 from kroute.planning.frontends import Frontends
 from kroute.planning.objects import (
@@ -40,7 +41,7 @@ class DirectorCatalog:
         self._settings = settings
         self._awaited: set[type[KubernetesObject]] = {Service, EndpointSlice, Node}
         self._services: dict[ObjectKey, Service] = {}
-        self._slices: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
+        self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._node_objects: dict[ObjectKey, Node] = {}
         self._nodes: tuple[DirectorNode, ...] = ()
@@ -139,7 +140,7 @@ class DirectorCatalog:
         service = piece.service_key if piece is not None else None
         if piece is not None and service is not None:
             self._service_of_slice[key] = service
-            self._slices.setdefault(service, {})[key] = piece
+            self._slices.setdefault(service, {})[key] = read_slice(piece)
             self._dirty[service] = None
 
     def _settle_claims(self) -> dict[ObjectKey, Frontends]:
@@ -151,7 +152,7 @@ class DirectorCatalog:
                 affected = self._claims.withdraw(key)
             else:
                 renewed[key] = external_frontends(service, self._settings, self._taken)
-                affected = self._claims.claim(Claimant.of(service), [it.key for it in renewed[key].served])
+                affected = self._claims.claim(Claimant.of(key, service), [it.key for it in renewed[key].served])
             self._dirty.update(dict.fromkeys(affected))
         self._claims_dirty.clear()
         return renewed

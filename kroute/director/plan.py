@@ -9,10 +9,11 @@ import msgspec
 
 from kroute.planning.addresses import canonical, family_of
 from kroute.planning.annotations import PREFIXES
+from kroute.planning.backend_slices import BackendSlice
 from kroute.planning.endpoints import choose, merge
 from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import EndpointSlice, Node, ObjectKey, Service, ServiceStatus
+from kroute.planning.objects import Node, ObjectKey, Service, ServiceStatus
 from kroute.planning.plan import (
     Problem,
     Protocol,
@@ -105,7 +106,7 @@ def external_frontends(service: Service, settings: Settings, taken: Mapping[str,
 
 def plan_director(
     service: Service,
-    slices: Collection[EndpointSlice],
+    slices: Collection[BackendSlice],
     nodes: Sequence[DirectorNode],
     settings: Settings,
     held: Mapping[VirtualServerKey, ObjectKey],

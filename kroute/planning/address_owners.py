@@ -1,6 +1,6 @@
 """Whose an address is already: what keeps one Service's external address from taking a node or another Service down."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Generic, TypeVar
 
 from kroute.planning.addresses import canonical
@@ -14,26 +14,30 @@ class _Index(Generic[K]):
     """Who names which addresses, in canonical text."""
 
     def __init__(self) -> None:
-        self._addresses: dict[K, frozenset[str]] = {}
-        self._owners: dict[str, set[K]] = {}
+        self._addresses: dict[K, tuple[str, ...]] = {}
+        self._owners: dict[str, tuple[K, ...]] = {}
 
     def put(self, owner: K, written: Iterable[str]) -> Set[str]:
         """Replace what `owner` names; returns the addresses that it did not name before, or names no longer."""
-        before = self._addresses.pop(owner, frozenset())
-        after = frozenset(address for address in map(canonical, written) if address is not None)
+        before = self._addresses.pop(owner, ())
+        after = tuple(dict.fromkeys(address for address in map(canonical, written) if address is not None))
         if after:
             self._addresses[owner] = after
-        for address in before - after:
-            self._owners[address].discard(owner)
-            if not self._owners[address]:
-                del self._owners[address]
-        for address in after - before:
-            self._owners.setdefault(address, set()).add(owner)
-        return before ^ after
+        changed = set(before).symmetric_difference(after)
+        for address in changed:
+            owners = self._owners.pop(address, ())
+            left = (*owners, owner) if owner not in owners else tuple(it for it in owners if it != owner)
+            if left:
+                self._owners[address] = left
+        return changed
 
-    def owners(self, address: str) -> Set[K]:
+    def owners(self, address: str) -> Collection[K]:
         """Who names this address."""
-        return self._owners.get(address, frozenset())
+        return self._owners.get(address, ())
+
+    def all_owners(self) -> Collection[K]:
+        """Who names any address."""
+        return self._addresses.keys()
 
 
 class AddressOwners:
@@ -51,29 +55,34 @@ class AddressOwners:
     def place_node(self, node: Node) -> set[ObjectKey]:
         """Take a Node's InternalIPs and ExternalIPs."""
         addresses = node.status.addresses or ()
-        return self._naming(self._nodes.put(node.key.name, (it.address for it in addresses if it.type.endswith("IP"))))
+        return self.naming(self._nodes.put(node.key.name, (it.address for it in addresses if it.type.endswith("IP"))))
 
     def forget_node(self, name: str) -> set[ObjectKey]:
         """The Node is gone."""
-        return self._naming(self._nodes.put(name, ()))
+        return self.naming(self._nodes.put(name, ()))
 
-    def place_service(self, service: Service) -> set[ObjectKey]:
+    def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
         """Take a Service's addresses."""
-        self._external_ips.put(service.key, external_ips(service))
-        return self._naming(self._cluster_ips.put(service.key, cluster_ips(service)))
+        self._external_ips.put(key, external_ips(service))
+        return self.naming(self._cluster_ips.put(key, cluster_ips(service)))
 
     def forget_service(self, key: ObjectKey) -> set[ObjectKey]:
         """The Service is gone."""
         self._external_ips.put(key, ())
-        return self._naming(self._cluster_ips.put(key, ()))
+        return self.naming(self._cluster_ips.put(key, ()))
 
-    def nodes_with(self, address: str) -> Set[str]:
+    def nodes_with(self, address: str) -> Collection[str]:
         """The names of the Nodes that have this address."""
         return self._nodes.owners(address)
 
-    def services_with(self, address: str) -> Set[ObjectKey]:
+    def services_with(self, address: str) -> Collection[ObjectKey]:
         """The Services that have this ClusterIP."""
         return self._cluster_ips.owners(address)
 
-    def _naming(self, addresses: Iterable[str]) -> set[ObjectKey]:
+    def with_external_ips(self) -> Collection[ObjectKey]:
+        """The Services that name an address from outside."""
+        return self._external_ips.all_owners()
+
+    def naming(self, addresses: Iterable[str]) -> set[ObjectKey]:
+        """The Services that name one of these addresses as one from outside."""
         return {key for address in addresses for key in self._external_ips.owners(address)}

@@ -1,13 +1,15 @@
 """Addresses as plans hold them: valid, in canonical text, so that equal addresses are equal strings."""
 
-from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Literal
 
 Family = Literal["IPv4", "IPv6"]
 """An address family, spelled as `addressType` of an EndpointSlice spells it."""
 
-_MAPPED_IPV4 = bytes(10) + b"\xff\xff"
+_SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
+"""First octets: this network, loopback, multicast, reserved and broadcast."""
+_LINK_LOCAL_IPV4 = b"\xa9\xfe"
+_IPV4_IN_IPV6 = frozenset({bytes(12), bytes(10) + b"\xff\xff"})
 
 
 def family_of(address: str) -> Family:
@@ -24,7 +26,6 @@ def canonical(text: str) -> str | None:
     return None if packed is None else _text(packed, text)
 
 
-@lru_cache(maxsize=1 << 14)
 def unicast(text: str) -> str | None:
     """The address in canonical text if a VIP or an endpoint may have it, else None.
 
@@ -34,12 +35,10 @@ def unicast(text: str) -> str | None:
     packed = _packed(text)
     if packed is None:
         return None
-    first = packed[0]
     if len(packed) == 4:
-        special = first in {0, 127} or first >= 224 or packed[:2] == b"\xa9\xfe"
-    else:
-        link_local = first == 0xFE and packed[1] & 0xC0 == 0x80
-        special = first == 0xFF or link_local or packed[:12] in {bytes(12), _MAPPED_IPV4}
+        return None if packed[0] in _SPECIAL_IPV4 or packed[:2] == _LINK_LOCAL_IPV4 else text
+    link_local = packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
+    special = packed[0] == 0xFF or link_local or packed[:12] in _IPV4_IN_IPV6
     return None if special else _text(packed, text)
 
 

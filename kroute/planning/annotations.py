@@ -191,6 +191,9 @@ ANNOTATIONS = (
 )
 """Every annotation, in the order in which they apply: the flags are read once the scheduler is known."""
 
+ANNOTATION_NAMES = frozenset(prefix + row.name for prefix in PREFIXES for row in ANNOTATIONS)
+"""The full names of all of them."""
+
 
 def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -> tuple[Options, list[Problem]]:
     """Let a Service's annotations override `options`; a Problem for each value that cannot be obeyed."""

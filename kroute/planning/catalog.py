@@ -1,19 +1,19 @@
 """Join Services with their slices and the node, and plan again what a change touches.
 
-`take` and `set_node` keep what they are given and mark what it touches; `commit` plans what is marked. Any number of
-changes may lie between two commits: each Service they touch is planned once. Nothing here awaits or is shared between
-threads. Objects are kept as they were decoded; the catalog adds indexes by key, no copies.
+`take` and `set_node` keep what they are given and mark what it touches; `commit` plans what is marked, all of it or so
+many Services at a time. Any number of changes may lie between two commits: each Service they touch is planned once.
+Nothing here awaits or is shared between threads. Of an object only what planning reads is kept, and nothing twice.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import assert_never
 
-import msgspec
-
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.addresses import canonical, family_of
+from kroute.planning.addresses import Family, family_of
+from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.claims import Claimant, Claims
-from kroute.planning.endpoints import has_hints
+from kroute.planning.condensing import condensed
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import (
@@ -31,11 +31,11 @@ from kroute.planning.objects import (
 from kroute.planning.plan import ServicePlan
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
-from kroute.planning.service_addresses import cluster_ips, external_ips, has_node_ports
+from kroute.planning.service_addresses import cluster_ips, has_node_ports
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
-_PROBES = {"IPv4": "0.0.0.0", "IPv6": "::"}
+_PROBES: dict[Family, str] = {"IPv4": "0.0.0.0", "IPv6": "::"}
 
 
 class Catalog:
@@ -51,14 +51,20 @@ class Catalog:
         self._node_object: Node | None = None
         self._awaited = set(_KINDS)
         self._services: dict[ObjectKey, Service] = {}
-        self._slices: dict[ObjectKey, dict[ObjectKey, EndpointSlice]] = {}
+        self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._claims = Claims()
         self._owners = AddressOwners()
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
-        self._dirty: dict[ObjectKey, None] = {}
-        self._claims_dirty: dict[ObjectKey, None] = {}
+        self._marked: dict[ObjectKey, bool] = {}
+        """What is to be planned, the first first; whether what it claims may have changed, too."""
+        self._is_node_marked = True
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether there is something to plan."""
+        return self._is_node_marked or bool(self._marked)
 
     @property
     def ready(self) -> bool:
@@ -108,43 +114,47 @@ class Catalog:
         before, self._node = self._node, node
         if node == before:
             return
-        families = {family for family, probe in _PROBES.items() if _as_source(before, probe) != _as_source(node, probe)}
-        moved = before.own ^ node.own
+        self._is_node_marked = True
+        families = [family for family, probe in _PROBES.items() if _as_source(before, probe) != _as_source(node, probe)]
         node_ports_moved = before.node_port_addresses != node.node_port_addresses
-        for key, service in self._services.items():
-            if (
-                any(family_of(address) in families for address in cluster_ips(service))
-                or (node_ports_moved and has_node_ports(service))
-                or not moved.isdisjoint(map(canonical, external_ips(service)))
-                or (before.pod_cidrs != node.pod_cidrs and external_ips(service))
-            ):
-                self._mark(key)
+        if node_ports_moved:
+            self._mark(*[key for key, service in self._services.items() if has_node_ports(service)])
+        for family in families:
+            self._mark(*[key for key, service in self._services.items() if _has_family(service, family)])
+        if before.pod_cidrs != node.pod_cidrs:
+            self._mark(*self._owners.with_external_ips())
+        self._mark(*self._owners.naming(before.own ^ node.own))
         if before.zone != node.zone:
-            self._dirty.update(
-                dict.fromkeys(key for key, slices in self._slices.items() if any(map(has_hints, slices.values())))
-            )
+            for key, slices in self._slices.items():
+                if any(piece.has_hints for piece in slices):
+                    self._marked.setdefault(key, False)
 
-    def commit(self) -> list[ServicePlan]:
+    def commit(self, limit: int | None = None) -> list[ServicePlan]:
         """Plan what is marked; return the plans that differ from those before, an empty one for a Service that went.
 
-        The node's own plan is the first, if it is among them.
+        With a `limit` only so many Services, those that have waited longest; `has_marked` says whether some are left.
+        Services between which an address changes hands come together, whatever the limit, so that nobody sees it
+        without a holder. The node's own plan comes first of all.
 
         Before the catalog is ready there is nothing to return: half of the endpoints would be a plan to drop the rest.
         """
         if not self.ready:
             return []
-        frontends = self._settle_claims()
-        plans = [plan_node(self._settings, self._node, is_known=self._node_object is not None)]
-        plans += [self._plan(key, frontends.pop(key, None)) for key in self._dirty]
-        self._dirty.clear()
-        return [
-            self._keep(plan) for plan in plans if not plan.same_as(self._plans.get(plan.key) or ServicePlan(plan.key))
-        ]
+        plans: list[ServicePlan] = []
+        if self._is_node_marked:
+            self._is_node_marked = False
+            plans.append(plan_node(self._settings, self._node, is_known=self._node_object is not None))
+        due = self._take_marked(limit)
+        plans += [self._plan(key, frontends) for key, frontends in due.items()]
+        return [kept for plan in plans if (kept := self._keep(plan)) is not None]
 
-    def _keep(self, plan: ServicePlan) -> ServicePlan:
-        """Give the plan its generation, and remember it."""
+    def _keep(self, plan: ServicePlan) -> ServicePlan | None:
+        """Give the plan its generation, and remember it; None if it says what the one before it said."""
+        before = self._plans.get(plan.key)
+        if plan.same_as(before) if before is not None else plan.is_empty:
+            return None
         self._generation += 1
-        plan = msgspec.structs.replace(plan, generation=self._generation)
+        plan = plan.renewing(before, self._generation)
         if plan.is_empty:
             del self._plans[plan.key]
         else:
@@ -154,19 +164,20 @@ class Catalog:
     def _mark(self, *keys: ObjectKey) -> None:
         """Plan these Services again; what they claim may have changed, too."""
         for key in keys:
-            self._dirty[key] = None
-            self._claims_dirty[key] = None
+            self._marked[key] = True
 
     def _apply(self, item: KubernetesObject) -> None:
         match item:
             case Service():
-                self._services[item.key] = item
-                self._mark(item.key, *self._owners.place_service(item))
+                key = item.key  # one object for all the indexes
+                self._services[key] = condensed(item)
+                self._mark(key, *self._owners.place_service(key, item))
             case EndpointSlice():
                 self._place_slice(item.key, item)
             case Node():
                 self._mark(*self._owners.place_node(item))
                 if item.key.name == self._settings.node_name:
+                    self._is_node_marked |= self._node_object is None
                     self._node_object = item
                     self.set_node(node_facts(self._settings, item, self._interfaces))
             case _:
@@ -183,43 +194,63 @@ class Catalog:
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and take it from the one that it named before."""
-        before = self._service_of_slice.pop(key, None)
-        if before is not None:
-            self._slices[before].pop(key)
-            if not self._slices[before]:
-                del self._slices[before]
-            self._dirty[before] = None
+        replaced: BackendSlice | None = None
+        owner = self._service_of_slice.pop(key, None)
+        if owner is not None:
+            [replaced] = [it for it in self._slices[owner] if it.name == key.name]
+            self._set_slices(owner, (it for it in self._slices[owner] if it is not replaced))
         if piece is None or HEADLESS_LABEL in (piece.metadata.labels or {}):
             return
         service = piece.service_key
         if service is not None:
             self._service_of_slice[key] = service
-            self._slices.setdefault(service, {})[key] = piece
-            self._dirty[service] = None
+            self._set_slices(service, (*self._slices.get(service, ()), read_slice(piece, replaced)))
 
-    def _settle_claims(self) -> dict[ObjectKey, Frontends]:
-        """Renew the claims of the marked Services, whose frontends are returned, and mark those that this affects."""
-        renewed: dict[ObjectKey, Frontends] = {}
-        for key in self._claims_dirty:
-            service = self._services.get(key)
-            if service is None:
-                affected = self._claims.withdraw(key)
-            else:
-                frontends = renewed[key] = frontends_of(service, self._node, self._settings, self._owners)
-                affected = self._claims.claim(Claimant.of(service), [frontend.key for frontend in frontends.served])
-            self._dirty.update(dict.fromkeys(affected))
-        self._claims_dirty.clear()
-        return renewed
+    def _set_slices(self, service: ObjectKey, slices: Iterable[BackendSlice]) -> None:
+        self._slices[service] = tuple(slices)
+        if not self._slices[service]:
+            del self._slices[service]
+        self._marked.setdefault(service, False)
+
+    def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
+        """Take the first of what is marked, and settle what they claim; with the frontends of those that claim anew.
+
+        A Service that finds or loses an address this way is taken with them.
+        """
+        keys = list(islice(self._marked, limit))
+        due: dict[ObjectKey, Frontends | None] = {}
+        for key in keys:  # which grows while it is walked through
+            claims_anew = self._marked.pop(key, False)
+            due.setdefault(key, None)
+            if claims_anew:
+                due[key], affected = self._settle_claims(key)
+                keys += [other for other in affected if other not in due]
+        if not self._marked:
+            self._marked = {}  # Python walks through the room of one that was large once, however few it holds
+        return due
+
+    def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
+        """Renew the claims of a Service; returns its frontends, and the other Services whose plans this may change."""
+        service = self._services.get(key)
+        if service is None:
+            return None, self._claims.withdraw(key)
+        frontends = frontends_of(service, self._node, self._settings, self._owners)
+        keys = [frontend.key for frontend in frontends.served]
+        return frontends, self._claims.claim(Claimant.of(key, service), keys)
 
     def _plan(self, key: ObjectKey, frontends: Frontends | None) -> ServicePlan:
         service = self._services.get(key)
         if service is None:
             return ServicePlan(key)
-        slices = self._slices.get(key, {}).values()
+        slices = self._slices.get(key, ())
         held = self._claims.held_by_others(key)
         if frontends is None:
             frontends = frontends_of(service, self._node, self._settings, self._owners)
         return plan_service(service, slices, self._node, self._settings, held, frontends)
+
+
+def _has_family(service: Service, family: Family) -> bool:
+    return any(family_of(address) == family for address in cluster_ips(service))
 
 
 def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:

@@ -15,10 +15,10 @@ class Claimant(NamedTuple):
     key: ObjectKey
 
     @classmethod
-    def of(cls, service: Service) -> Self:
+    def of(cls, key: ObjectKey, service: Service) -> Self:
         """The rank of a Service. Timestamps of the API are RFC 3339 in UTC, whose text sorts by age."""
         created = service.metadata.creation_timestamp
-        return cls(created is None, created or "", service.key)
+        return cls(created is None, created or "", key)
 
 
 class Claims:

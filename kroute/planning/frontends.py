@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.addresses import unicast
 from kroute.planning.admission import Allowed, Place, admit
-from kroute.planning.endpoints import PortKey
+from kroute.planning.backend_slices import PortKey, port_key
 from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
 from kroute.planning.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
@@ -77,9 +77,9 @@ def frontends_of(
                 problems.append(_protected(kind, address, number))
                 continue
             key = VirtualServerKey(protocol, address, number)
-            served[key] = Frontend(key, PortKey(port.name, port.protocol), kind, place is Place.VIP)
+            served[key] = Frontend(key, port_key(port.name, port.protocol), kind, place is Place.VIP)
     for key, port in _node_ports(service, node, ports.values(), problems):
-        served.setdefault(key, Frontend(key, PortKey(port.name, port.protocol), Kind.NODE_PORT, is_bound=False))
+        served.setdefault(key, Frontend(key, port_key(port.name, port.protocol), Kind.NODE_PORT, is_bound=False))
     return Frontends(tuple(served.values()), tuple(dict.fromkeys(problems)))
 
 
@@ -126,10 +126,12 @@ def _addresses(
                 yield kind, address, place
 
 
-def _written_addresses(service: Service) -> Iterator[tuple[Kind, str]]:
-    yield from ((Kind.CLUSTER_IP, ip) for ip in cluster_ips(service))
-    yield from ((Kind.EXTERNAL_IP, ip) for ip in service.spec.external_ips or ())
-    yield from ((Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service))
+def _written_addresses(service: Service) -> list[tuple[Kind, str]]:
+    return [
+        *[(Kind.CLUSTER_IP, ip) for ip in cluster_ips(service)],
+        *[(Kind.EXTERNAL_IP, ip) for ip in service.spec.external_ips or ()],
+        *[(Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service)],
+    ]
 
 
 def _allowed(kind: Kind, settings: Settings) -> Allowed:

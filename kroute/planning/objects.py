@@ -154,7 +154,6 @@ class Endpoint(_Struct, frozen=True):
     addresses: tuple[str, ...]
     conditions: EndpointConditions = EndpointConditions()
     node_name: str | None = None
-    zone: str | None = None
     hints: EndpointHints | None = None
 
 

@@ -1,12 +1,14 @@
 """What one Service means on this node: the values that planning makes and the controllers apply."""
 
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from kroute.planning.node_facts import NodeFacts
 from kroute.planning.objects import ObjectKey
+
+T = TypeVar("T")
 
 NODE_PLAN = ObjectKey("", "this node")
 """The key of the plan that comes from no Service: what the node itself means to the rules."""
@@ -58,6 +60,15 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     flags: int
     persistence: Persistence | None
     real_servers: tuple[RealServer, ...]
+
+    def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
+        """The same, made of the same objects as the one before it as far as they are equal."""
+        if before is None:
+            return self
+        if self == before:
+            return before
+        real_servers = _renewed(self.real_servers, before.real_servers)
+        return msgspec.structs.replace(self, key=before.key, real_servers=real_servers)
 
 
 class Vip(NamedTuple):
@@ -133,6 +144,14 @@ def quoted(text: str) -> str:
     return repr(shortened(text))
 
 
+def _renewed(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
+    """What is equal to something before is that."""
+    if after == before:
+        return before
+    known = {it: it for it in before}
+    return tuple([known.get(it, it) for it in after])
+
+
 class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     """Everything that one Service means on this node. The plan of an absent Service is empty.
 
@@ -153,7 +172,24 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     def same_as(self, other: "ServicePlan") -> bool:
         """Whether both say the same, whenever they were made."""
-        return msgspec.structs.replace(self, generation=other.generation) == other
+        return self is other or msgspec.structs.replace(self, generation=other.generation) == other
+
+    def renewing(self, before: "ServicePlan | None", generation: int) -> "ServicePlan":
+        """The same with this generation, and made of the same objects as the plan before it as far as they are equal.
+
+        Whoever holds parts of a plan, a key in an index for instance, then never holds them twice.
+        """
+        if before is None:
+            return msgspec.structs.replace(self, generation=generation)
+        servers = {server.key: server for server in before.virtual_servers}
+        return msgspec.structs.replace(
+            self,
+            key=before.key,
+            generation=generation,
+            virtual_servers=tuple([it.renewing(servers.get(it.key)) for it in self.virtual_servers]),
+            vips=_renewed(self.vips, before.vips),
+            set_entries=_renewed(self.set_entries, before.set_entries),
+        )
 
     @property
     def is_empty(self) -> bool:

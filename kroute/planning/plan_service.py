@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from kroute.planning.addresses import Family, family_of
 from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.planning.endpoints import Backends, Chosen, MergedSlices, PortKey, choose, is_ready, merge
+from kroute.planning.backend_slices import BackendSlice, PortKey
+from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merge
 from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
 from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import EndpointSlice, ObjectKey, Service
+from kroute.planning.objects import ObjectKey, Service
 from kroute.planning.plan import (
     AddressSet,
     HealthCheck,
@@ -43,7 +44,7 @@ class _Reach(NamedTuple):
 
 def plan_service(
     service: Service,
-    slices: Collection[EndpointSlice],
+    slices: Collection[BackendSlice],
     node: NodeFacts,
     settings: Settings,
     held: Mapping[VirtualServerKey, ObjectKey] = NOTHING_HELD,
@@ -51,7 +52,7 @@ def plan_service(
 ) -> ServicePlan:
     """Plan one Service for one node.
 
-    `slices` are the Service's EndpointSlices. `held` names the older Service behind each address and port that is
+    `slices` are those of the Service. `held` names the older Service behind each address and port that is
     not this Service's to have. `frontends` are not computed again if the caller has asked for them already.
     Never fails: whatever cannot be done is a Problem of the plan, and the rest is planned. The parts of a plan are
     sorted, so plans that say the same are equal.
@@ -126,8 +127,8 @@ def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -
 def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
     if not chosen:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
-    near = tuple(server for server, endpoint in chosen if endpoint.node_name is None or endpoint.node_name == node.name)
-    return _Reach(tuple(server for server, _ in chosen), near, sets)
+    near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
+    return _Reach(tuple([server for server, _ in chosen]), near, sets)
 
 
 def _virtual_server(key: VirtualServerKey, options: Options, reach: _Reach) -> VirtualServer:
@@ -165,8 +166,8 @@ def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node:
             {
                 server.address
                 for backends in slices.backends.values()
-                for server, endpoint in backends.items()
-                if endpoint.node_name == node.name and is_ready(endpoint)
+                for server, traits in backends.items()
+                if traits.node_name == node.name and traits.is_ready
             }
         )
         for slices in merged.values()

@@ -3,10 +3,13 @@
 from kroute.planning.annotations import Options, apply_annotations
 from kroute.planning.objects import Service
 
+_NO_CLUSTER_IP = frozenset({"", "None"})
+
 
 def cluster_ips(service: Service) -> tuple[str, ...]:
     """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` beats `clusterIP`."""
-    return tuple(ip for ip in service.spec.cluster_ips or (service.spec.cluster_ip,) if ip not in {"", "None"})
+    written = service.spec.cluster_ips or (service.spec.cluster_ip,)
+    return tuple([ip for ip in written if ip not in _NO_CLUSTER_IP])
 
 
 def external_ips(service: Service) -> tuple[str, ...]:

@@ -15,10 +15,12 @@ def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
     A family with a /0 is not. One of which nothing is said is closed where the other one is restricted: no client of it
     is in the list. Text that is no network lets nobody in, and is a Problem.
     """
-    written = [text.strip() for text in service.spec.load_balancer_source_ranges or ()]
+    if not service.spec.load_balancer_source_ranges:
+        return {}
+    written = [text.strip() for text in service.spec.load_balancer_source_ranges]
     networks = list(dict.fromkeys(network for text in written if (network := _parse(text, problems)) is not None))
     open_families = {family_of(network) for network in networks if network.endswith("/0")}
-    if not written or (open_families and len({family_of(network) for network in networks}) == 1):
+    if open_families and len({family_of(network) for network in networks}) == 1:
         return {}
     families: tuple[Family, ...] = ("IPv4", "IPv6")
     return {

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from kroute.watchers.backoff import Backoff
-from kroute.watchers.decoding import Event, Malformed, ObjectDecoder, Page, read_event, read_identity, read_page
+from kroute.watchers.decoding import Event, ListMeta, Malformed, ObjectDecoder, read_event, read_identity, read_page
 from kroute.watchers.errors import ApiError, UnreachableError, UntrustedStreamError
 from kroute.watchers.inventory import Inventory, Listing
 from kroute.watchers.requests import LineStream, Requests
@@ -86,6 +86,11 @@ class Reflector:
         """How many objects there are."""
         return len(self._inventory)
 
+    @property
+    def resource_version(self) -> str:
+        """The newest resourceVersion that has been read; empty before the first list is complete."""
+        return "" if self._must_list or self._resource_version is None else self._resource_version
+
     async def run(self) -> None:
         """List and watch until cancelled; every failure of the API is followed by a pause and another try."""
         while True:
@@ -146,23 +151,25 @@ class Reflector:
         size = {"limit": str(limit)} if limit else {}
         params = {**self._selectors, **size, **({"resourceVersion": version} if version else {})}
         while True:
-            page = await self._get_page(params)
-            for raw in page.items or ():
-                await self._pass_on_full_batch()
-                self._saw(raw, listing)
-            if not page.metadata.token:
+            metadata = await self._list_page(params, listing)
+            if not metadata.token:
                 break
             self._paging_honoured = True
-            params = {**self._selectors, **size, "continue": page.metadata.token}
-        self._complete(listing, page.metadata.resource_version)
+            params = {**self._selectors, **size, "continue": metadata.token}
+        self._complete(listing, metadata.resource_version)
 
-    async def _get_page(self, params: Mapping[str, str]) -> Page:
+    async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
+        """Take in one page. Its objects are parts of its bytes, which go with it before the next one is asked for."""
         self.statistics.lists += 1
         body = await self._requests.get(self._resource.path, params)
         try:
-            return read_page(body)
+            page = read_page(body)
         except msgspec.DecodeError as error:
             raise UnreachableError(f"the answer to a list is unreadable: {error}") from error
+        for raw in page.items or ():
+            await self._pass_on_full_batch()
+            self._saw(raw, listing)
+        return page.metadata
 
     def _complete(self, listing: Listing, version: str) -> None:
         self._pending += listing.complete()

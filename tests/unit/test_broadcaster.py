@@ -108,6 +108,34 @@ async def test_the_first_publish_wakes_subscribers_even_without_any_service() ->
     assert not await waits(broadcaster.subscribe("late"))
 
 
+async def test_of_a_first_full_list_in_parts_subscribers_are_told_when_it_is_complete() -> None:
+    broadcaster = Broadcaster()
+    early = broadcaster.subscribe("early")
+    waker = asyncio.Event()
+    early.notify(waker)
+    broadcaster.publish([plan("a", generation=1)], more=True)
+    between = broadcaster.subscribe("between")
+    broadcaster.publish([plan("b", generation=2)], more=True)
+    assert [await waits(early), waker.is_set(), await waits(between), broadcaster.has_started] == [
+        *(True, False, True, False)
+    ]
+    broadcaster.publish([])
+    assert [await waits(early), waker.is_set(), await waits(between), broadcaster.has_started] == [
+        *(False, True, False, True)
+    ]
+    assert generations(early) == generations(between) == {"a": 1, "b": 2}
+
+
+async def test_after_the_first_full_list_each_part_goes_out_at_once() -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    broadcaster.publish([])
+    subscription.take()
+    broadcaster.publish([plan("a", generation=1)], more=True)
+    assert not await waits(subscription)
+    assert generations(subscription) == {"a": 1}
+
+
 @pytest.mark.parametrize("batches", [1, 50])
 async def test_a_queue_is_never_deeper_than_there_are_services(batches: int) -> None:
     broadcaster = Broadcaster()

@@ -17,7 +17,6 @@ from kroute.planning.objects import (
     KubernetesObject,
     Listed,
     Node,
-    ObjectKey,
     ObjectMeta,
     Service,
 )
@@ -384,12 +383,13 @@ def test_the_uid_of_a_service_is_known_while_it_exists() -> None:
     assert catalog.uid_of(item.key) == ""
 
 
-def test_objects_are_kept_as_they_were_decoded_and_nothing_is_kept_of_those_that_went() -> None:
+def test_nothing_is_kept_of_objects_that_went() -> None:
     piece = endpoint_slice("web-1", "10.244.1.5")
     catalog = listed(service(), piece, node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6), name=NODE))
-    assert catalog._slices[ObjectKey("default", "web")][piece.key] is piece
     delete(catalog, piece)
     delete(catalog, service())
-    kept = (catalog._services, catalog._slices, catalog._service_of_slice, catalog._plans, catalog._dirty)
+    kept = (catalog._services, catalog._slices, catalog._service_of_slice, catalog._plans, catalog._marked)
     assert [list(it) for it in kept] == [[], [], [], [NODE_PLAN], []]
     assert (catalog._claims._claimants, catalog._claims._claims) == ({}, {})
+    owners = catalog._owners
+    assert [(it._addresses, it._owners) for it in (owners._cluster_ips, owners._external_ips)] == [({}, {})] * 2

@@ -143,6 +143,16 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catalog.set_node(node)
         self.take(at_once=at_once)
 
+    @rule(limit=st.integers(1, 2))
+    def commit_some(self, limit: int) -> None:
+        """Take the plans of a slice of what waits; more changes may come before the rest."""
+        for plan in self.catalog.commit(limit):
+            assert plan.generation > self.generation
+            self.generation = plan.generation
+            self.plans[plan.key] = plan
+        self.plans = {key: plan for key, plan in self.plans.items() if not plan.is_empty}
+        self.committed = not self.catalog.has_marked
+
     def take(self, *changes: Change, at_once: bool) -> None:
         self.catalog.take(changes)
         self.committed = False

@@ -1,5 +1,8 @@
 """Claims: what Services want, what the kernel has, and the difference."""
 
+import asyncio
+
+from kroute.controllers.batches import BATCH
 from kroute.controllers.claims import Claims, Difference
 from kroute.planning.objects import ObjectKey
 
@@ -64,20 +67,27 @@ def test_an_object_that_failed_stays_a_difference_until_it_is_right() -> None:
     assert list(claims.differences()) == list(claims.differences()) != []
 
 
-def test_a_first_reading_that_agrees_with_the_claims_leaves_nothing_to_do() -> None:
+async def read(claims: Claims[str, int], found: dict[str, int]) -> list[Difference[str, int]]:
+    reading = claims.read_anew()
+    for key, value in found.items():
+        reading.found(key, value)
+    return await reading.complete()
+
+
+async def test_a_first_reading_that_agrees_with_the_claims_leaves_nothing_to_do() -> None:
     claims: Claims[str, int] = Claims()
-    claims.replace_applied({"x": 1, "y": 2})
+    await read(claims, {"x": 1, "y": 2})
     claims.claim(A, {"x": 1, "y": 2})
     assert list(claims.differences()) == []
 
 
-def test_a_reading_tells_what_has_drifted_and_only_that() -> None:
+async def test_a_reading_tells_what_has_drifted_and_only_that() -> None:
     claims: Claims[str, int] = Claims()
     claims.claim(A, {"x": 1, "y": 2, "z": 3})
     for key, value in {"x": 1, "y": 2, "z": 3}.items():
         claims.note(key, value)
     claims.claim(B, {"new": 9})
-    drift = claims.replace_applied({"x": 1, "y": 5, "stray": 7})
+    drift = await read(claims, {"x": 1, "y": 5, "stray": 7})
     assert sorted(drift) == [Difference("stray", 7, None), Difference("y", 5, 2), Difference("z", None, 3)]
     assert sorted(claims.differences(), key=str) == sorted([*drift, Difference("new", None, 9)], key=str)
 
@@ -89,8 +99,57 @@ def test_agreement_is_the_owners_matter() -> None:
     assert claims.is_right("x")
 
 
-def test_what_is_there_and_nobody_claims_is_known() -> None:
+async def test_what_is_there_and_nobody_claims_is_known() -> None:
     claims: Claims[str, int] = Claims()
-    claims.replace_applied({"x": 1, "y": 2})
+    await read(claims, {"x": 1, "y": 2})
     claims.claim(A, {"x": 1})
     assert claims.unclaimed() == ["y"]
+
+
+async def test_what_was_there_and_is_not_found_has_gone() -> None:
+    claims: Claims[str, int] = Claims()
+    claims.claim(A, {"x": 1})
+    claims.note("x", 1)
+    claims.note("stray", 2)
+    assert await read(claims, {}) == [Difference("x", None, 1)]
+    assert claims.applied == {}
+
+
+async def test_what_equals_the_wanted_value_is_one_object_with_it() -> None:
+    claims: Claims[str, tuple[int, ...]] = Claims()
+    wanted, found = tuple(range(2)), tuple(range(2))
+    reading = claims.read_anew()
+    reading.found("x", found)
+    await reading.complete()
+    claims.claim(A, {"x": wanted})
+    assert claims.differences() == []
+    assert claims.applied["x"] is wanted
+    reading = claims.read_anew()
+    reading.found("x", found)
+    assert await reading.complete() == []
+    assert claims.applied["x"] is wanted
+
+
+async def test_what_only_agrees_with_the_wanted_value_is_remembered_as_it_is() -> None:
+    claims: Claims[str, int] = Claims(lambda applied, wanted: applied >= wanted)
+    claims.claim(A, {"x": 1})
+    claims.note("x", 5)
+    claims.recheck("x")
+    assert claims.differences() == []
+    assert claims.applied["x"] == 5
+
+
+async def test_all_differences_lets_others_run_between_slices() -> None:
+    claims: Claims[int, int] = Claims()
+    claims.claim(A, dict.fromkeys(range(3 * BATCH), 1))
+    turns: list[int] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert len(await claims.all_differences()) == 3 * BATCH
+    counting.cancel()
+    assert len(turns) >= 2

@@ -5,10 +5,11 @@ from itertools import permutations
 
 import pytest
 
-from kroute.planning.endpoints import Backends, MergedSlices, PortKey, choose, merge
+from kroute.planning.backend_slices import PortKey, traits_of
+from kroute.planning.endpoints import Backends, MergedSlices, choose, merge
 from kroute.planning.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.planning.plan import RealServer
-from tests.builders import NODE, endpoint, endpoint_slice, facts
+from tests.builders import NODE, endpoint, endpoint_slice, facts, read
 
 UNNAMED = PortKey("", "TCP")
 
@@ -19,12 +20,12 @@ def addresses(merged: MergedSlices, port: PortKey = UNNAMED) -> list[str]:
 
 def test_the_endpoints_of_all_slices_serve_sorted() -> None:
     slices = [endpoint_slice("web-2", "10.244.1.9"), endpoint_slice("web-1", "10.244.1.7", "10.244.1.5")]
-    assert addresses(merge(slices, "IPv4")) == ["10.244.1.5:8080", "10.244.1.7:8080", "10.244.1.9:8080"]
+    assert addresses(merge(read(*slices), "IPv4")) == ["10.244.1.5:8080", "10.244.1.7:8080", "10.244.1.9:8080"]
 
 
 def test_a_slice_port_belongs_to_the_service_port_of_its_name_and_protocol() -> None:
     ports = [EndpointPort("dns", 5353, "UDP"), EndpointPort("dns", 5354, "TCP"), EndpointPort("metrics", 9153)]
-    merged = merge([endpoint_slice("dns-1", "10.244.1.5", ports=ports)], "IPv4")
+    merged = merge(read(endpoint_slice("dns-1", "10.244.1.5", ports=ports)), "IPv4")
     assert addresses(merged, PortKey("dns", "UDP")) == ["10.244.1.5:5353"]
     assert addresses(merged, PortKey("dns", "TCP")) == ["10.244.1.5:5354"]
     assert addresses(merged, PortKey("metrics", "TCP")) == ["10.244.1.5:9153"]
@@ -33,7 +34,7 @@ def test_a_slice_port_belongs_to_the_service_port_of_its_name_and_protocol() -> 
 
 def test_one_port_name_may_mean_different_numbers_in_different_slices() -> None:
     slices = [endpoint_slice("web-1", "10.244.1.5", ports=[8080]), endpoint_slice("web-2", "10.244.1.6", ports=[9090])]
-    assert addresses(merge(slices, "IPv4")) == ["10.244.1.5:8080", "10.244.1.6:9090"]
+    assert addresses(merge(read(*slices), "IPv4")) == ["10.244.1.5:8080", "10.244.1.6:9090"]
 
 
 def test_one_address_may_serve_two_ports_from_two_slices() -> None:
@@ -41,25 +42,25 @@ def test_one_address_may_serve_two_ports_from_two_slices() -> None:
         endpoint_slice("web-1", "10.244.1.5", ports=[EndpointPort("a", 1000)]),
         endpoint_slice("web-2", "10.244.1.5", ports=[EndpointPort("b", 2000)]),
     ]
-    merged = merge(slices, "IPv4")
+    merged = merge(read(*slices), "IPv4")
     assert addresses(merged, PortKey("a", "TCP")) == ["10.244.1.5:1000"]
     assert addresses(merged, PortKey("b", "TCP")) == ["10.244.1.5:2000"]
 
 
 @pytest.mark.parametrize("port", [EndpointPort(None, 80), EndpointPort("", None), EndpointPort("", 0)])
 def test_a_slice_port_without_name_or_number_is_skipped(port: EndpointPort) -> None:
-    assert merge([endpoint_slice("web-1", "10.244.1.5", ports=[port])], "IPv4") == MergedSlices({}, ())
+    assert merge(read(endpoint_slice("web-1", "10.244.1.5", ports=[port])), "IPv4") == MergedSlices({}, ())
 
 
 @pytest.mark.parametrize("field", ["ports", "endpoints"])
 def test_a_slice_may_be_empty(field: str) -> None:
     whole = endpoint_slice("web-1", "10.244.1.5")
     parts = {"endpoints": whole.endpoints, "ports": whole.ports, field: None}
-    assert addresses(merge([EndpointSlice(whole.metadata, "IPv4", **parts)], "IPv4")) == []  # type: ignore[arg-type]
+    assert addresses(merge(read(EndpointSlice(whole.metadata, "IPv4", **parts)), "IPv4")) == []  # type: ignore[arg-type]
 
 
 def test_only_the_first_address_of_an_endpoint_counts() -> None:
-    merged = merge([endpoint_slice("web-1", Endpoint(("10.244.1.5", "10.244.1.6")))], "IPv4")
+    merged = merge(read(endpoint_slice("web-1", Endpoint(("10.244.1.5", "10.244.1.6")))), "IPv4")
     assert addresses(merged) == ["10.244.1.5:8080"]
 
 
@@ -69,28 +70,28 @@ def test_only_slices_of_the_family_are_merged() -> None:
         endpoint_slice("web-6", "fd00:10::5", address_type="IPv6"),
         endpoint_slice("web-f", "example.org", address_type="FQDN"),
     ]
-    assert addresses(merge(slices, "IPv4")) == ["10.244.1.5:8080"]
-    assert addresses(merge(slices, "IPv6")) == ["fd00:10::5:8080"]
-    assert merge(slices, "IPv4").refused == ()
+    assert addresses(merge(read(*slices), "IPv4")) == ["10.244.1.5:8080"]
+    assert addresses(merge(read(*slices), "IPv6")) == ["fd00:10::5:8080"]
+    assert merge(read(*slices), "IPv4").refused == ()
 
 
 def test_one_address_written_in_two_ways_is_one_endpoint() -> None:
     slices = [endpoint_slice("web-1", "fd00:10::5", "FD00:10:0::5", address_type="IPv6")]
-    assert addresses(merge(slices, "IPv6")) == ["fd00:10::5:8080"]
+    assert addresses(merge(read(*slices), "IPv6")) == ["fd00:10::5:8080"]
 
 
 @pytest.mark.parametrize(
     "bad", [Endpoint(("10.244.1",)), Endpoint(("fd00::1",)), Endpoint(("127.0.0.1",)), Endpoint(())]
 )
 def test_a_bad_address_is_refused_and_the_rest_serves(bad: Endpoint) -> None:
-    merged = merge([endpoint_slice("web-1", bad, "10.244.1.5")], "IPv4")
+    merged = merge(read(endpoint_slice("web-1", bad, "10.244.1.5")), "IPv4")
     assert addresses(merged) == ["10.244.1.5:8080"]
     assert len(merged.refused) == 1
 
 
 @pytest.mark.parametrize("number", [65536, -1])
 def test_a_bad_port_is_refused_and_the_rest_serves(number: int) -> None:
-    merged = merge([endpoint_slice("web-1", "10.244.1.5", ports=[number, 8080])], "IPv4")
+    merged = merge(read(endpoint_slice("web-1", "10.244.1.5", ports=[number, 8080])), "IPv4")
     assert addresses(merged) == ["10.244.1.5:8080"]
     assert merged.refused == (f"endpoint port {number}",)
 
@@ -109,17 +110,17 @@ CONDITIONS = {
 
 @pytest.mark.parametrize(("alone", "serves"), CONDITIONS.values(), ids=list(CONDITIONS))
 def test_conditions_decide_whether_an_only_endpoint_serves(alone: Endpoint, serves: bool) -> None:
-    assert bool(addresses(merge([endpoint_slice("web-1", alone)], "IPv4"))) is serves
+    assert bool(addresses(merge(read(endpoint_slice("web-1", alone)), "IPv4"))) is serves
 
 
 def test_terminating_endpoints_serve_only_when_none_is_ready() -> None:
     ready = endpoint("10.244.1.5")
     leaving = endpoint("10.244.1.6", ready=False, serving=True, terminating=True)
     broken = endpoint("10.244.1.7", ready=False, serving=False, terminating=True)
-    backends: Backends = {RealServer(it.addresses[0], 80): it for it in (ready, leaving, broken)}
-    assert choose(backends, facts()) == [(RealServer("10.244.1.5", 80), ready)]
+    backends: Backends = {RealServer(it.addresses[0], 80): traits_of(it) for it in (ready, leaving, broken)}
+    assert choose(backends, facts()) == [(RealServer("10.244.1.5", 80), traits_of(ready))]
     del backends[RealServer("10.244.1.5", 80)]
-    assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), leaving)]
+    assert choose(backends, facts()) == [(RealServer("10.244.1.6", 80), traits_of(leaving))]
 
 
 COPIES: dict[str, Sequence[Endpoint]] = {
@@ -144,13 +145,13 @@ def test_of_two_copies_of_an_endpoint_the_better_one_is_believed_in_any_order(co
     for order in permutations(copies):
         for names in permutations(("web-1", "web-2")):
             slices = [endpoint_slice(name, it) for name, it in zip(names, order, strict=True)]
-            [kept] = merge(slices, "IPv4").backends[UNNAMED].values()
+            [kept] = merge(read(*slices), "IPv4").backends[UNNAMED].values()
             assert kept.node_name == "right"
 
 
 def test_equal_copies_are_merged_the_same_way_in_any_order() -> None:
     slices = [endpoint_slice("web-1", endpoint(on="node1")), endpoint_slice("web-2", endpoint(on="node2"))]
-    kept = [merge(order, "IPv4").backends[UNNAMED] for order in permutations(slices)]
+    kept = [merge(read(*order), "IPv4").backends[UNNAMED] for order in permutations(slices)]
     assert kept[0] == kept[1]
 
 
@@ -170,7 +171,7 @@ LOCAL = {
 
 
 def chosen(endpoints: Sequence[Endpoint], *, zone: str | None = None, only_local: bool = False) -> list[str]:
-    backends = {RealServer(it.addresses[0], 80): it for it in endpoints}
+    backends = {RealServer(it.addresses[0], 80): traits_of(it) for it in endpoints}
     return [server.address for server, _ in choose(backends, facts(zone=zone), only_local=only_local)]
 
 

@@ -8,7 +8,7 @@ from kroute.planning.objects import Endpoint, LoadBalancerIngress, Service
 from kroute.planning.plan import AddressSet, HealthCheck, ServicePlan
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
-from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, service, settings
+from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
 
 HERE = endpoint("10.244.1.1", on=NODE)
 THERE = endpoint("10.244.1.2", on="node2")
@@ -20,7 +20,7 @@ NODE_PORT = [port(80, node_port=30080)]
 
 
 def make(of: Service, *endpoints: Endpoint, own: tuple[str, ...] = (NODE_IPV4,), **known: Any) -> ServicePlan:
-    return plan_service(of, [endpoint_slice("web-1", *endpoints)], facts(own=own, **known), settings())
+    return plan_service(of, read(endpoint_slice("web-1", *endpoints)), facts(own=own, **known), settings())
 
 
 def served(plan: ServicePlan) -> dict[str, list[str]]:
@@ -234,7 +234,7 @@ class TestHairpin:
     @pytest.mark.parametrize(("setting", "annotations", "on"), SWITCHES.values(), ids=list(SWITCHES))
     def test_hairpin_is(self, setting: bool, annotations: dict[str, str], on: bool) -> None:
         slices = [endpoint_slice("web-1", HERE)]
-        plan = plan_service(service(annotations=annotations), slices, facts(), settings(hairpin=setting))
+        plan = plan_service(service(annotations=annotations), read(*slices), facts(), settings(hairpin=setting))
         assert (AddressSet.HAIRPIN in {it.set for it in plan.set_entries}) is on
         assert len(plan.problems) == ("maybe" in annotations.values())
 
@@ -255,7 +255,7 @@ class TestHealthCheck:
             endpoint_slice("web-6", endpoint("fd00:10::1", on=NODE), address_type="IPv6"),
         ]
         of = service("web", "10.96.0.10", "fd00:96::a", **self.LOCAL)
-        assert plan_service(of, slices, facts(), settings()).health_check == HealthCheck(31000, 2)
+        assert plan_service(of, read(*slices), facts(), settings()).health_check == HealthCheck(31000, 2)
 
     def test_without_local_endpoints_it_counts_none(self) -> None:
         assert make(service(**self.LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)

@@ -16,7 +16,7 @@ from kroute.planning.frontends import cluster_ips
 from kroute.planning.objects import Applied, Change, EndpointSlice, Listed, Node, ObjectKey, Service, ServicePort
 from kroute.planning.plan import NODE_PLAN, AddressSet, Persistence, RealServer, ServicePlan, SetEntry, Vip
 from kroute.planning.plan_service import DEFAULT_AFFINITY_TIMEOUT, plan_service
-from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, service, settings
+from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
 from tests.unit.golden_plans import render
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.yaml"))
@@ -40,7 +40,7 @@ def test_manifests_make_the_golden_plans(path: Path) -> None:
 
 
 def make(*slices: EndpointSlice, of: Service | None = None, **known: str | None) -> ServicePlan:
-    return plan_service(of or service(), slices, facts(**known), settings())  # type: ignore[arg-type]
+    return plan_service(of or service(), read(*slices), facts(**known), settings())  # type: ignore[arg-type]
 
 
 def addresses(plan: ServicePlan) -> set[str]:
@@ -213,7 +213,7 @@ def test_a_thousand_bad_endpoints_are_one_problem() -> None:
 def test_an_address_that_an_older_service_has_is_a_problem_and_the_rest_is_served() -> None:
     held = {make().virtual_servers[0].key: ObjectKey("default", "older")}
     slices = [endpoint_slice("web-1", "10.244.1.5")]
-    plan = plan_service(service(ports=[port(80), port(81, "")]), slices, facts(), settings(), held)
+    plan = plan_service(service(ports=[port(80), port(81, "")]), read(*slices), facts(), settings(), held)
     assert [str(server.key) for server in plan.virtual_servers] == ["TCP 10.96.0.10:81"]
     assert entries(plan, AddressSet.CLUSTER_IP) == [("10.96.0.10", 6, 81)]
     assert [(it.reason, it.subject) for it in plan.problems] == [("AddressConflict", "address TCP 10.96.0.10:80")]
@@ -223,7 +223,7 @@ def test_an_address_that_an_older_service_has_is_a_problem_and_the_rest_is_serve
 def test_a_service_that_loses_everything_brings_nothing_to_the_node() -> None:
     held = {make().virtual_servers[0].key: ObjectKey("default", "older")}
     slices = [endpoint_slice("web-1", endpoint(on=NODE))]
-    plan = plan_service(service(), slices, facts(), settings(), held)
+    plan = plan_service(service(), read(*slices), facts(), settings(), held)
     assert (plan.virtual_servers, plan.vips, plan.set_entries) == ((), (), ())
     assert not plan.is_empty
 

@@ -1,0 +1,159 @@
+"""EndpointSlices as planning keeps them: checked once, in the terms of plans, and sharing what is alike.
+
+A cluster has a hundred thousand endpoints, but few ways for them to differ beside their address: a node, conditions,
+hints. What an endpoint is beside its address is therefore one object for all that are alike, and its real server is the
+very object that stands in the plans. A slice is read once for each version of it, and what has not changed since the
+version before is the same object as before.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.planning.addresses import Family, unicast
+from kroute.planning.objects import Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
+from kroute.planning.plan import RealServer, quoted
+
+_KINDS_OF_ENDPOINTS = 1 << 14
+"""How many different `Traits` are shared at most; more than there are in any cluster that Kubernetes supports."""
+
+
+class PortKey(NamedTuple):
+    """What a Service port and a slice port have in common; the numbers may differ from slice to slice."""
+
+    name: str
+    protocol: str
+
+
+@lru_cache(maxsize=1 << 10)
+def port_key(name: str, protocol: str) -> PortKey:
+    """The key of a port; equal ones are one object, as far as there are not too many."""
+    return PortKey(name, protocol)
+
+
+class Traits(msgspec.Struct, frozen=True, gc=False):
+    """What decides whether an endpoint takes traffic.
+
+    `is_leaving`: it still serves while it terminates. `preference`: of two copies of one endpoint the one with the
+    greater is believed. `has_hints`: `for_nodes` and `for_zones` say where its traffic should come from.
+    """
+
+    node_name: str | None
+    is_ready: bool
+    is_leaving: bool
+    preference: tuple[bool, bool, bool]
+    has_hints: bool
+    for_nodes: frozenset[str]
+    for_zones: frozenset[str]
+
+
+class SlicePort(NamedTuple):
+    """One of a slice's ports: the real server of each of its endpoints."""
+
+    key: PortKey
+    real_servers: tuple[RealServer, ...]
+
+
+class BackendSlice(msgspec.Struct, frozen=True, gc=False):
+    """A slice as far as it can serve. `traits` are those of the real servers of each port, in the same order.
+
+    `family` is None for a slice of names; `refused` are the addresses and ports that cannot be.
+    """
+
+    name: str
+    family: Family | None
+    ports: tuple[SlicePort, ...]
+    traits: tuple[Traits, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def has_hints(self) -> bool:
+        """Whether the choice among these endpoints may depend on where a node is."""
+        return any(traits.has_hints for traits in self.traits)
+
+
+def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> BackendSlice:
+    """Check a slice; `before` is the version that it replaces.
+
+    Absent conditions mean ready, serving and not terminating; only the first address of an endpoint counts; a port
+    without a name or a number is not served (kube-proxy does the same).
+    """
+    refused: dict[str, None] = {}
+    family = _FAMILIES.get(piece.address_type)
+    ports = [port for port in piece.ports or () if _is_served(port, refused)] if family is not None else []
+    if not ports:
+        return BackendSlice(piece.metadata.name, family, (), (), tuple(refused))
+    endpoints = sorted(_endpoints(piece, refused).items(), key=itemgetter(0))
+    known = {it: it for port in before.ports for it in port.real_servers} if before is not None else {}
+    return BackendSlice(
+        piece.metadata.name,
+        family,
+        tuple(
+            [
+                SlicePort(port_key(port.name or "", port.protocol), _real_servers(endpoints, port.port or 0, known))
+                for port in ports
+            ]
+        ),
+        tuple([traits for _, traits in endpoints]),
+        tuple(refused),
+    )
+
+
+def traits_of(endpoint: Endpoint) -> Traits:
+    """What an endpoint is beside its address; equal ones are one object."""
+    return _traits(endpoint.node_name, endpoint.conditions, endpoint.hints)
+
+
+_FAMILIES: dict[str, Family] = {"IPv4": "IPv4", "IPv6": "IPv6"}
+"""The families by `addressType`, which may also be FQDN."""
+
+
+def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
+    if port.name is None or not port.port:
+        return False
+    if not 1 <= port.port <= 65535:
+        refused[f"endpoint port {port.port}"] = None
+        return False
+    return True
+
+
+def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Traits]:
+    """The endpoints that can be, each address once."""
+    endpoints: dict[str, Traits] = {}
+    is_ipv6 = piece.address_type == "IPv6"
+    for endpoint in piece.endpoints or ():
+        written = endpoint.addresses[0] if endpoint.addresses else ""
+        address = unicast(written)
+        if address is None or (":" in address) is not is_ipv6:
+            refused[f"endpoint address {quoted(written)}"] = None
+            continue
+        traits = _traits(endpoint.node_name, endpoint.conditions, endpoint.hints)
+        known = endpoints.setdefault(address, traits)
+        if traits.preference > known.preference:
+            endpoints[address] = traits
+    return endpoints
+
+
+def _real_servers(
+    endpoints: Iterable[tuple[str, Traits]], port: int, known: dict[RealServer, RealServer]
+) -> tuple[RealServer, ...]:
+    real_servers = [RealServer(address, port) for address, _ in endpoints]
+    return tuple([known.get(it, it) for it in real_servers] if known else real_servers)
+
+
+@lru_cache(maxsize=_KINDS_OF_ENDPOINTS)
+def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
+    not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
+    serving = conditions.serving is not False
+    return Traits(
+        node_name,
+        is_ready=ready,
+        is_leaving=serving and not not_terminating,
+        preference=(not_terminating, ready, serving),
+        has_hints=hints is not None,
+        for_nodes=frozenset(hint.name for hint in hints.for_nodes or ()) if hints else frozenset(),
+        for_zones=frozenset(hint.name for hint in hints.for_zones or ()) if hints else frozenset(),
+    )

@@ -1,0 +1,55 @@
+"""Freed memory goes back to the system."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kroute import heap
+
+PROGRAM = """
+import sys
+from kroute import heap
+
+def resident():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+{before}
+large = b"x" * (30 << 20)
+del large  # from here on glibc would serve blocks of up to 30 MiB from its heap
+base = resident()
+blocks = []
+for _ in range(8):
+    blocks.append(b"x" * (8 << 20))
+    blocks.append(b"x" * 100_000)
+blocks = [block for block in blocks if len(block) == 100_000]
+{after}
+print(resident() - base)
+"""
+
+
+def growth(before: str = "", after: str = "") -> float:
+    """How many MiB stay resident of 64 that were needed for a moment."""
+    program = PROGRAM.format(before=before, after=after)
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return float(shown.stdout)
+
+
+class TestGlibc:
+    """What its heap would keep."""
+
+    def test_left_to_itself_it_keeps_what_was_freed(self) -> None:
+        assert growth() > 30
+
+    def test_large_blocks_are_returned_when_they_are_freed(self) -> None:
+        assert growth(before="heap.return_large_blocks()") < 5
+
+    def test_pages_that_hold_nothing_are_returned_on_demand(self) -> None:
+        assert growth(after="heap.return_free_pages()") < 5
+
+
+def test_another_c_library_need_not_have_these_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: object())
+    heap.return_large_blocks()
+    heap.return_free_pages()
