@@ -41,7 +41,7 @@ class Account:
 
     def is_waiting(self, key: Hashable) -> bool:
         """Whether this has failed, and is not to be tried yet."""
-        return self.retries.is_waiting(key, self.clock())
+        return key in self.retries and self.retries.is_waiting(key, self.clock())
 
     def wrote(self, changes: int) -> None:
         """Count changes that the kernel has accepted."""

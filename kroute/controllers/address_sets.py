@@ -1,6 +1,7 @@
 """The IP sets that the rules look up: one of each kind for each address family."""
 
 import socket
+import sys
 from typing import NamedTuple
 
 from kroute.kernel.ipset import SetDefinition
@@ -24,8 +25,8 @@ class Family(NamedTuple):
     set_prefix: str
 
     def set_name(self, which: AddressSet) -> str:
-        """The name of this family's set."""
-        return f"{self.set_prefix}{which}"
+        """The name of this family's set; each is one string, however many entries bear it."""
+        return sys.intern(f"{self.set_prefix}{which}")
 
 
 IPV4 = Family(socket.AF_INET, "IPv4", PREFIX)

@@ -1,6 +1,7 @@
 """Work in batches, so that the event loop is never held for long."""
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -14,4 +15,14 @@ def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
     """Cut into lists of at most `size`."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
+        yield batch
+
+
+async def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
+    """As `batched`; other tasks run between two batches, so that nothing may change what `items` walks through."""
+    is_first = True
+    for batch in batched(items, size):
+        if not is_first:
+            await asyncio.sleep(0)
+        is_first = False
         yield batch

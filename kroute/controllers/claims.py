@@ -6,9 +6,10 @@ and it stays until the last of them lets go. Beside the claims stands what was a
 objects for which either side has changed are compared, so a change does not cost more where there is more.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
+from kroute.controllers.batches import sliced
 from kroute.planning.objects import ObjectKey
 
 K = TypeVar("K")
@@ -40,7 +41,7 @@ class Claims(Generic[K, V]):
     """
 
     def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
-        self._agree = agree
+        self.agree = agree
         self._is_nothing = is_nothing
         self._claims: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
@@ -56,9 +57,10 @@ class Claims(Generic[K, V]):
         """Replace all that `owner` claims. Returns the applied objects that nobody claims any more."""
         before = self._claims.get(owner, {})
         released = [key for key in before if key not in wanted and self._release(key, owner)]
+        alone = (owner,)
         for key, value in wanted.items():
             if key not in before or before[key] != value:
-                self._own(key, owner)
+                self._own(key, alone)
                 self._dirty.add(key)
         if wanted:
             self._claims[owner] = wanted
@@ -92,17 +94,41 @@ class Claims(Generic[K, V]):
         applied, wanted = self._applied.get(key), self.wanted(key)
         if applied is None:
             return wanted is None or self._is_nothing(wanted)
-        return wanted is not None and self._agree(applied, wanted)
+        return wanted is not None and self.agree(applied, wanted)
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether everything that this Service claims is as it should be."""
         return all(self.is_right(key) for key in self.claimed_by(owner))
 
-    def differences(self) -> list[Difference[K, V]]:
-        """Every object that is not as it should be. What is right by now is not looked at again."""
+    def differences(self, keys: Iterable[K] | None = None) -> list[Difference[K, V]]:
+        """Those of these objects (None: of all) that are not as they should be. What is right is not compared again.
+
+        An applied value that equals the wanted one gives way to it, so that there is one object in memory.
+        """
+        found: list[Difference[K, V]] = []
+        for key in self.doubtful() if keys is None else keys:
+            applied, wanted = self._applied.get(key), self.wanted(key)
+            if not self.is_right(key):
+                found.append(Difference(key, applied, wanted))
+                continue
+            self._dirty.discard(key)
+            if wanted is not None and applied is not None and applied == wanted:
+                self._applied[key] = wanted
+        return found
+
+    async def all_differences(self) -> list[Difference[K, V]]:
+        """Every object that is not as it should be; other tasks run meanwhile, which may not touch these claims."""
+        return [difference async for keys in sliced(self.doubtful()) for difference in self.differences(keys)]
+
+    def is_doubtful(self, key: K) -> bool:
+        """Whether the object may not be as it should be; it is yet to be compared, or to be written."""
+        return key in self._dirty
+
+    def doubtful(self) -> list[K]:
+        """The objects that may not be as they should be."""
         # A new set, because Python walks through the room of one that was large once, however few it holds.
-        self._dirty = {key for key in self._dirty if not self.is_right(key)}
-        return [Difference(key, self._applied.get(key), self.wanted(key)) for key in self._dirty]
+        self._dirty = set(self._dirty)
+        return list(self._dirty)
 
     def note(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it is not there."""
@@ -119,32 +145,17 @@ class Claims(Generic[K, V]):
         """What makes the object right has changed: compare it again."""
         self._dirty.add(key)
 
-    def replace_applied(self, actual: dict[K, V]) -> list[Difference[K, V]]:
-        """Remember a whole reading of the kernel.
+    def read_anew(self) -> "Reading[K, V]":
+        """Begin to remember a whole reading of the kernel."""
+        return Reading(self)
 
-        Returns what is wrong now and was thought to be right: the drift, if this is not the first reading. Values
-        that agree with what is remembered are kept as they are, so that equal values stay one object in memory.
-        """
-        before, self._applied = self._applied, actual
-        drift: list[Difference[K, V]] = []
-        for key in before.keys() | actual.keys() | self._owners.keys():
-            known, found = before.get(key), actual.get(key)
-            if known is not None and found is not None and self._agree(found, known):
-                actual[key] = known
-                continue
-            if not self.is_right(key):
-                if key not in self._dirty:
-                    drift.append(Difference(key, found, self.wanted(key)))
-                self._dirty.add(key)
-        return drift
-
-    def _own(self, key: K, owner: ObjectKey) -> None:
-        """Put a claim behind those of others."""
+    def _own(self, key: K, alone: tuple[ObjectKey]) -> None:
+        """Put a claim behind those of others; `alone` is what one owner has in common for all that is its only."""
         owners = self._owners.get(key)
         if owners is None:
-            self._owners[key] = (owner,)
-        elif owners[-1] != owner:
-            self._owners[key] = (*(other for other in owners if other != owner), owner)
+            self._owners[key] = alone
+        elif owners[-1] != alone[0]:
+            self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
     def _release(self, key: K, owner: ObjectKey) -> bool:
         """Take one claim away; whether it was the last on an object that is there."""
@@ -155,3 +166,38 @@ class Claims(Generic[K, V]):
             return False
         del self._owners[key]
         return key in self._applied
+
+
+class Reading(Generic[K, V]):
+    """A reading of the kernel on its way into the claims, as it comes: no second copy of what is known is made.
+
+    Until it is `complete`, nothing else may happen to the claims.
+    """
+
+    def __init__(self, claims: Claims[K, V]) -> None:
+        self._claims = claims
+        self._unseen = set(claims.applied)
+        self._drift: list[Difference[K, V]] = []
+
+    def found(self, key: K, value: V) -> None:
+        """The kernel has this object. A value that agrees with what is remembered is dropped for that."""
+        self._unseen.discard(key)
+        known = self._claims.applied.get(key)
+        if known is None or not self._claims.agree(value, known):
+            self._note(key, value)
+
+    async def complete(self) -> list[Difference[K, V]]:
+        """Nothing else is in the kernel.
+
+        Returns what is wrong now and was thought to be right: the drift, if this is not the first reading.
+        """
+        async for keys in sliced(self._unseen):
+            for key in keys:
+                self._note(key, None)
+        return self._drift
+
+    def _note(self, key: K, value: V | None) -> None:
+        was_right = not self._claims.is_doubtful(key)
+        self._claims.note(key, value)
+        if was_right and not self._claims.is_right(key):
+            self._drift.append(Difference(key, value, self._claims.wanted(key)))

@@ -21,7 +21,7 @@ import msgspec
 
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import Account, ControllerStatistics
-from kroute.controllers.batches import batched
+from kroute.controllers.batches import sliced
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.exclusion import Exclusion
 from kroute.controllers.ledger import LedgerError
@@ -30,6 +30,9 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.monitor import Event, Monitor, Overrun
 from kroute.planning.plan import ServicePlan
 from kroute.settings import Settings
+
+PLANS_A_SLICE = 64
+"""Plans that are taken into memory before other tasks run: all controllers do so at the same time."""
 
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
@@ -113,10 +116,8 @@ class Controller(ABC):
     async def step(self) -> None:
         """One pass over everything that waits. What the kernel refuses is logged and tried again, never raised."""
         self.wake.clear()
-        plans = [self._exclusion.apply(plan) for plan in self._subscription.take().values()]
-        for batch in batched(plans):
-            self.accept(batch)
-            await asyncio.sleep(0)
+        async for plans in sliced(self._subscription.take().values(), PLANS_A_SLICE):
+            self.accept([self._exclusion.apply(plan) for plan in plans])
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]
         if len(events) < len(taken):

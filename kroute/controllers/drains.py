@@ -1,8 +1,8 @@
 """Real servers that take no new connections and are kept for the ones they have."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
-from kroute.kernel.ipvs import RealServerKey, VirtualServerState
+from kroute.kernel.ipvs import RealServerKey, RealServerState
 from kroute.kernel.ipvs import VirtualServerKey as KernelKey
 from kroute.planning.plan import Protocol, VirtualServerKey
 
@@ -19,6 +19,13 @@ class Drains:
         self._timeout = timeout
         self._since: dict[VirtualServerKey, dict[RealServerKey, float]] = {}
         self._polled = 0.0
+        self._newest = 0.0
+        self._oldest = 0.0
+
+    @property
+    def virtual_servers(self) -> Collection[VirtualServerKey]:
+        """Those of which something drains."""
+        return self._since.keys()
 
     def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
         """The draining real servers of a virtual server."""
@@ -27,7 +34,8 @@ class Drains:
     def start(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
         """This real server has weight 0 from now on; one that drains already goes on."""
         if not self._since:
-            self._polled = now
+            self._polled = self._oldest = now
+        self._newest = now
         self._since.setdefault(key, {}).setdefault(real_server, now)
 
     def stop(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
@@ -42,40 +50,47 @@ class Drains:
         """The virtual server has gone."""
         self._since.pop(key, None)
 
-    def replace(self, draining: Mapping[VirtualServerKey, Collection[RealServerKey]], now: float) -> None:
+    def found(self, key: VirtualServerKey, real_servers: Collection[RealServerKey], now: float) -> None:
         """Remember what a reading of the kernel shows; what drained already keeps its time."""
-        before = self._since
-        self._since = {
-            key: {real_server: before.get(key, {}).get(real_server, now) for real_server in real_servers}
-            for key, real_servers in draining.items()
-            if real_servers
-        }
+        before = self._since.pop(key, {})
+        if real_servers:
+            self._since[key] = {real_server: before.get(real_server, now) for real_server in real_servers}
+
+    def keep_only(self, keys: Container[VirtualServerKey]) -> None:
+        """A reading has found no other virtual servers than these with something that drains."""
+        self._since = {key: since for key, since in self._since.items() if key in keys}
+        self._look_at_ages()
 
     def next_poll(self) -> float | None:
         """When to look at the connections next; None if nothing drains."""
         if not self._since:
             return None
-        starts = [start for since in self._since.values() for start in since.values()]
-        age = max(0.0, self._polled - max(starts))
+        age = max(0.0, self._polled - self._newest)
         poll = self._polled + min(LAST_POLL, max(FIRST_POLL, age / 10))
         if self._timeout > 0:
-            poll = min(poll, max(min(starts) + self._timeout, self._polled + FIRST_POLL))
+            poll = min(poll, max(self._oldest + self._timeout, self._polled + FIRST_POLL))
         return poll
 
     def over(
-        self, table: Mapping[KernelKey, VirtualServerState], now: float
+        self, table: Mapping[KernelKey, Mapping[RealServerKey, RealServerState]], now: float
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
         """The real servers that may be deleted: without connections, out of time, or not of TCP."""
         self._polled = now
+        self._look_at_ages()
         return [
             (key, real_server)
             for key, since in self._since.items()
             if key in table
             for real_server, start in since.items()
-            if (state := table[key].real_servers.get(real_server)) is not None
+            if (state := table[key].get(real_server)) is not None
             and (
                 key.protocol != Protocol.TCP
                 or state.active + state.inactive == 0
                 or (self._timeout > 0 and now >= start + self._timeout)
             )
         ]
+
+    def _look_at_ages(self) -> None:
+        """Once a look at the kernel, and not for each change: what has gone since makes the next look too early."""
+        starts = [start for since in self._since.values() for start in since.values()]
+        self._newest, self._oldest = max(starts, default=0.0), min(starts, default=0.0)

@@ -14,6 +14,7 @@ import structlog
 
 from kroute.broadcaster import Subscription
 from kroute.controllers.address_sets import FAMILIES, PREFIX, Family, family_of, set_definitions
+from kroute.controllers.batches import sliced
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.milestones import Milestones, Stage
@@ -84,7 +85,7 @@ class Masquerade(Preparer[AddEntry, Present]):
         to replace it takes away the rules for a moment, and without plans for as long as there are none.
         """
         drift: list[str] = []
-        actual: dict[AddEntry, Present] = {}
+        reading = self.claims.read_anew()
         present = await self._ipset.names()
         definitions = set_definitions()
         self._has_misfits = False
@@ -93,8 +94,9 @@ class Masquerade(Preparer[AddEntry, Present]):
                 await self._ipset.create(definition)
                 drift.append(f"set {definition.name} was missing")
             elif await self._fits(definition):
-                entries = await self._ipset.read(definition.name)
-                actual |= {AddEntry(definition.name, element): True for element in entries}
+                async for elements in sliced(await self._ipset.read(definition.name)):
+                    for element in elements:
+                        reading.found(AddEntry(definition.name, element), True)
             elif self._node is None:
                 self._has_misfits = True
             else:
@@ -103,8 +105,7 @@ class Masquerade(Preparer[AddEntry, Present]):
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
         self._rules_due = True
         drift += [
-            f"entry {one.key} was {'not wanted' if one.applied else 'missing'}"
-            for one in self.claims.replace_applied(actual)
+            f"entry {one.key} was {'not wanted' if one.applied else 'missing'}" for one in await reading.complete()
         ]
         return drift
 
@@ -126,11 +127,11 @@ class Masquerade(Preparer[AddEntry, Present]):
             return  # what an earlier run's rules do may be right: that shows only with the first plans
         if self._rules_due:
             if self._looked_at_rules:
-                self.say_what_is_prepared()  # an audit of the rules may wait for the xtables lock
+                await self.say_what_is_prepared()  # an audit of the rules may wait for the xtables lock
             self._rules_due, self._looked_at_rules = False, True
             await self._rules.ensure(self._node)
             await self._destroy_leftover_sets()
-        self.say_what_is_prepared()
+        await self.say_what_is_prepared()
 
     async def apply(self, differences: Sequence[Difference[AddEntry, Present]]) -> Mapping[AddEntry, str]:
         """Write set entries."""

@@ -13,7 +13,8 @@ Everything here runs in the event loop's thread and awaits nothing, so each call
 """
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 from kroute.planning.objects import ObjectKey
@@ -40,6 +41,10 @@ class Stage(StrEnum):
     new connections."""
 
 
+Follower = Callable[[Stage, Sequence[ServicePlan]], None]
+"""Looks on while plans reach stages; must return soon, and change nothing."""
+
+
 class Milestones:
     """The newest generation of each Service's plan that has passed each stage."""
 
@@ -48,6 +53,8 @@ class Milestones:
         self._retracted: dict[Stage, set[ObjectKey]] = {stage: set() for stage in Stage}
         self._wakers: dict[Stage, list[asyncio.Event]] = {stage: [] for stage in Stage}
         self._owners: dict[Stage, list[asyncio.Event]] = {stage: [] for stage in Stage}
+        self._followers: list[Follower] = []
+        self.progress = -math.inf
 
     def watch(self, waker: asyncio.Event, *stages: Stage) -> None:
         """Set this event whenever one of the stages is reached by some plan."""
@@ -59,15 +66,26 @@ class Milestones:
         for stage in stages:
             self._owners[stage].append(waker)
 
+    def follow(self, follower: Follower) -> None:
+        """Call this with every stage and the plans that reach it."""
+        self._followers.append(follower)
+
     def reach(self, stage: Stage, plans: Iterable[ServicePlan]) -> None:
         """Say that these plans have passed the stage. A gone Service is forgotten once it has passed all of them."""
         reached = self._reached[stage]
+        plans = tuple(plans)
         for plan in plans:
             reached[plan.key] = max(plan.generation, reached.get(plan.key, -1))
             if plan.is_empty and plan is not PREDECESSOR:
                 self._forget_when_over(plan)
         for waker in self._wakers[stage]:
             waker.set()
+        for follower in self._followers:
+            follower(stage, plans)
+
+    def proceed(self, now: float) -> None:
+        """A controller has written something, and is not stuck: `progress` is when that was last so, in seconds."""
+        self.progress = now
 
     def has_reached(self, plan: ServicePlan, *stages: Stage) -> bool:
         """Whether this plan, or a newer one of the same Service, has passed all the stages."""

@@ -25,6 +25,7 @@ from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.links import Links
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.monitor import Monitor
+from kroute.kernel.netlink import NetlinkClient, NetlinkStatistics
 from kroute.kernel.routes import Routes
 from kroute.kernel.sysctl import Sysctls
 from kroute.kernel.xtables import Xtables
@@ -38,18 +39,21 @@ class NodeControllers:
     """
 
     def __init__(self, settings: Settings, broadcaster: Broadcaster, report: Report) -> None:
-        milestones = Milestones()
+        self.milestones = milestones = Milestones()
         self._ledger = Ledger.open(settings.state_dir)
         links, ipvs, addresses, routes, ipset, conntrack = Links(), Ipvs(), Addresses(), Routes(), Ipset(), Conntrack()
+        self._sockets: dict[str, NetlinkClient] = {
+            "links": links,
+            "ipvs": ipvs,
+            "addresses": addresses,
+            "routes": routes,
+            "ipset": ipset,
+            "conntrack": conntrack,
+        }
         xtables = {family: Xtables(family.number) for family in FAMILIES}
         monitors = [Monitor(only_interface=settings.dummy_interface, routes=routes) for routes in (False, True)]
         self._clients: tuple[AbstractAsyncContextManager[object], ...] = (
-            links,
-            ipvs,
-            addresses,
-            routes,
-            ipset,
-            conntrack,
+            *self._sockets.values(),
             *xtables.values(),
             *monitors,
         )
@@ -116,6 +120,10 @@ class NodeControllers:
     def statistics(self) -> dict[str, ControllerStatistics]:
         """Each controller's counters, by its name."""
         return {controller.name: controller.statistics() for controller in self._all}
+
+    def sockets(self) -> dict[str, NetlinkStatistics]:
+        """What each netlink socket has done, by what it speaks of."""
+        return {name: client.statistics for name, client in self._sockets.items()}
 
     async def cleanup(self) -> CleanupReport:
         """Undo what earlier runs did on this node; not while `run` runs."""

@@ -13,7 +13,7 @@ import structlog
 
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import names_of
-from kroute.controllers.batches import batched
+from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.controller import Controller
@@ -87,13 +87,14 @@ class Preparer(Controller, Generic[K, V]):
     async def write(self) -> None:
         """Write what may be written now, then say which plans are prepared."""
         await self.write_differences()
-        self.say_what_is_prepared()
+        await self.say_what_is_prepared()
 
     async def write_differences(self) -> None:
         """Write what may be written now."""
-        for key in self.milestones.take_retracted(self.stage) & self._plans.keys():
-            self.retracted(self._plans[key])
-        for batch in batched(self._due()):
+        async for keys in sliced(self.milestones.take_retracted(self.stage)):
+            for key in self._plans.keys() & keys:
+                self.retracted(self._plans[key])
+        async for batch in sliced(await self._due()):
             refusals = await self.apply(batch)
             done = [difference for difference in batch if difference.key not in refusals]
             log_changes(log, done, self.event_of, self._fields)
@@ -102,6 +103,8 @@ class Preparer(Controller, Generic[K, V]):
                 if difference.wanted is None:
                     self._departures.over(difference.key)
             self.account.wrote(len(done))
+            if done:
+                self.milestones.proceed(self.clock())
             self.account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
 
     def may_write(self, difference: Difference[K, V]) -> bool:
@@ -124,22 +127,23 @@ class Preparer(Controller, Generic[K, V]):
         owners = self.claims.owners(difference.key) or [self._departures.plan_of(difference.key).key]
         return {"service": " ".join(names_of(owners)), **self.fields_of(difference)}
 
-    def _due(self) -> list[Difference[K, V]]:
+    async def _due(self) -> list[Difference[K, V]]:
         """The differences that may be written now."""
         return [
             difference
-            for difference in self.claims.differences()
+            async for keys in sliced(self.claims.doubtful())
+            for difference in self.claims.differences(keys)
             if not self.account.is_waiting(difference.key) and self.may_write(difference)
         ]
 
-    def say_what_is_prepared(self) -> None:
+    async def say_what_is_prepared(self) -> None:
         """An absent Service is over only when its last object has gone."""
-        prepared = [
-            plan
-            for plan in self._unprepared.values()
-            if self.claims.is_settled(plan.key) and (not plan.is_empty or self._departures.is_over(plan.key))
-        ]
-        if prepared:
+        async for plans in sliced(list(self._unprepared.values())):
+            prepared = [plan for plan in plans if self._is_prepared(plan)]
             for plan in prepared:
                 del self._unprepared[plan.key]
-            self.milestones.reach(self.stage, prepared)
+            if prepared:
+                self.milestones.reach(self.stage, prepared)
+
+    def _is_prepared(self, plan: ServicePlan) -> bool:
+        return self.claims.is_settled(plan.key) and (not plan.is_empty or self._departures.is_over(plan.key))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from kroute.controllers.account import NAMED_SERVICES, names_of
+from kroute.controllers.batches import sliced
 from kroute.controllers.milestones import Milestones, Stage
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import ServicePlan
@@ -12,7 +13,11 @@ from kroute.planning.plan import ServicePlan
 log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
-"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries."""
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries, counted anew with all
+that is written meanwhile: at the start of a large cluster each controller has its hands full for longer."""
+
+LONGEST_PATIENCE = 60.0
+"""Seconds that end all waiting, for instance for entries that the kernel refuses while others come and go."""
 
 
 class Readiness:
@@ -26,27 +31,37 @@ class Readiness:
     def __init__(self, milestones: Milestones) -> None:
         self._milestones = milestones
         self._waiting: dict[ObjectKey, ServicePlan] = {}
-        self._deadlines: dict[ObjectKey, float] = {}
+        self._since: dict[ObjectKey, float] = {}
+        self._overdue: set[ObjectKey] = set()
 
     def await_(self, plan: ServicePlan) -> None:
-        """This plan is new, or has lost something. A newer plan inherits the deadline of the one that it replaces."""
+        """This plan is new, or has lost something. A newer plan has waited for as long as the one that it replaces."""
         self._waiting[plan.key] = plan
 
     def forget(self, key: ObjectKey) -> None:
         """There is nothing to wait for."""
         self._waiting.pop(key, None)
-        self._deadlines.pop(key, None)
+        self._since.pop(key, None)
+        self._overdue.discard(key)
 
-    def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
+    def look_at_clock(self, now: float) -> None:
+        """Find out who has waited for long enough; before anything that depends on it."""
+        due = self.next_due()
+        if due is not None and now >= due:
+            self._overdue.update(key for key, since in self._since.items() if now >= self._due(since))
+
+    async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
         """Let go those that are ready, and, with a warning, those that were waited for long enough."""
-        late = []
-        for key, plan in list(self._waiting.items()):
-            deadline = self._deadlines.setdefault(key, now + PATIENCE)
-            if is_served(key) and self._milestones.has_reached(plan, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED):
-                self.forget(key)
-            elif now >= deadline:
-                late.append(key)
-                self.forget(key)
+        late: list[ObjectKey] = []
+        async for waiting in sliced(list(self._waiting.items())):
+            for key, plan in waiting:
+                if self._milestones.has_reached(plan, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED) and is_served(key):
+                    self.forget(key)
+                elif key in self._overdue:
+                    late.append(key)
+                    self.forget(key)
+                else:
+                    self._since.setdefault(key, now)
         if late:
             _warn(late)
 
@@ -59,18 +74,17 @@ class Readiness:
         """Whether the Service's addresses may be bound: all is there, or was waited for long enough."""
         return key not in self._waiting
 
-    def may_let_in(self, key: ObjectKey, now: float) -> bool:
+    def may_let_in(self, key: ObjectKey) -> bool:
         """Whether virtual servers may be made and edited for the Service's newest plan."""
         plan = self._waiting.get(key)
-        return (
-            plan is None
-            or self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
-            or (key in self._deadlines and now >= self._deadlines[key])
-        )
+        return plan is None or key in self._overdue or self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
 
     def next_due(self) -> float | None:
         """When the next Service has been waited for long enough."""
-        return min(self._deadlines.values(), default=None)
+        return self._due(min(self._since.values())) if self._since else None
+
+    def _due(self, since: float) -> float:
+        return min(max(since, self._milestones.progress) + PATIENCE, since + LONGEST_PATIENCE)
 
 
 def _warn(keys: Iterable[ObjectKey]) -> None:

@@ -11,9 +11,11 @@ it, and no event says so. For IPv6 the kernel's own route has metric 0 and alway
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ESRCH
+from functools import lru_cache
 from typing import NamedTuple
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.batches import sliced
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.dummy_interface import DummyInterface
@@ -33,6 +35,12 @@ class SourceRoute(NamedTuple):
 
     def __str__(self) -> str:
         return " and ".join(self.sources) + ("" if self.wins else ", behind the kernel's own")
+
+
+@lru_cache(64)
+def _route_from(source: str) -> SourceRoute:
+    """What almost all VIPs want is one object for each address of the node's."""
+    return SourceRoute((source,))
 
 
 ANY_SOURCE = SourceRoute(())
@@ -85,7 +93,7 @@ class RouteFix(Preparer[str, SourceRoute]):
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""
-        return {vip.address: SourceRoute((vip.source,)) if vip.source else ANY_SOURCE for vip in plan.vips}
+        return {vip.address: _route_from(vip.source) if vip.source else ANY_SOURCE for vip in plan.vips}
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Claim the routes; where the node's own address is not known there is nothing to write."""
@@ -116,22 +124,22 @@ class RouteFix(Preparer[str, SourceRoute]):
     async def read(self) -> Iterable[str]:
         """Read the routes on the dummy interface. Without the interface there are none."""
         self._revision = self._interface.revision
+        reading = self.claims.read_anew()
         if self._interface.index is None:
-            self.claims.replace_applied({})
+            await reading.complete()
             return []
-        found = await self._routes.read(self._interface.name)
-        known = self.claims.claimed() | self.claims.applied.keys()
-        actual = {address: ANY_SOURCE for address in known if self.claims.wanted(address) == ANY_SOURCE}
-        actual |= {
-            address: ours
-            for address, routes in found.items()
-            if (ours := ours_among(address, routes)) is not None
-            and (self._interface.is_ours or address in known)
-            and not self._exclusion.covers(address)
-        }
+        unwritten = {address for address in self.claims.claimed() if self.claims.wanted(address) == ANY_SOURCE}
+        async for batch in sliced((await self._routes.read(self._interface.name)).items()):
+            for address, routes in batch:
+                ours = ours_among(address, routes)
+                if ours is not None and self._is_ours(address):
+                    reading.found(address, ours)
+                    unwritten.discard(address)
+        for address in unwritten:
+            reading.found(address, ANY_SOURCE)
         return [
             f"route to {drift.key} had source {drift.applied}" if drift.applied else f"route to {drift.key} was missing"
-            for drift in self.claims.replace_applied(actual)
+            for drift in await reading.complete()
         ]
 
     async def write(self) -> None:
@@ -173,6 +181,10 @@ class RouteFix(Preparer[str, SourceRoute]):
     def fields_of(self, difference: Difference[str, SourceRoute]) -> dict[str, object]:
         """The VIP and the source."""
         return {"vip": difference.key, "src": str(difference.wanted or difference.applied)}
+
+    def _is_ours(self, address: str) -> bool:
+        is_known = address in self.claims.applied or bool(self.claims.owners(address))
+        return (self._interface.is_ours or is_known) and not self._exclusion.covers(address)
 
     def retracted(self, plan: ServicePlan) -> None:
         """Take the plan's routes for lost: with an address the kernel may delete routes and not say so."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.batches import sliced
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
@@ -23,7 +24,7 @@ from kroute.controllers.timeouts import Timeouts
 from kroute.controllers.udp_flows import UdpFlows
 from kroute.controllers.vip_addresses import VipAddresses, describe
 from kroute.controllers.virtual_server_changes import planned_key
-from kroute.controllers.virtual_servers import Report, Table, VirtualServers
+from kroute.controllers.virtual_servers import Report, VirtualServers
 from kroute.kernel.addresses import Addresses, UnbindAddress
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipvs import DeleteVirtualServer, Ipvs
@@ -83,6 +84,7 @@ class ServiceProxy(Controller):
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._withdrawing: dict[ObjectKey, ServicePlan] = {}
         self._unserved: dict[ObjectKey, ServicePlan] = {}
+        self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
         self._first_write = True
         self._serves_ipv6 = False
@@ -112,7 +114,7 @@ class ServiceProxy(Controller):
             else:
                 self._readiness.forget(plan.key)
             if self._are_routes_in_doubt:
-                self._prepare_again(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
+                self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
 
     def notice(self, events: Sequence[Event]) -> None:
         """A link or an address has gone: put it back at once."""
@@ -122,24 +124,24 @@ class ServiceProxy(Controller):
         lost = [address for address, gone in newest.items() if gone and address in self._vips.claims.applied]
         for address in lost:
             self._vips.lost(address)
-        lost = [address for address in lost if self._vips.claims.wanted(address) is not None]
-        self.account.repaired(f"address {address} was missing" for address in lost)
-        self._prepare_again(lost)
+        if lost:
+            lost = [address for address in lost if self._vips.claims.wanted(address) is not None]
+            self.account.repaired(f"address {address} was missing" for address in lost)
+            self._lose(lost)
 
     async def read(self) -> Iterable[str]:
         """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
-        table = await self._ipvs.read()
         bound = await self._addresses.read(self._interface.name)
-        await self._settle_owner(table, bound)
+        await self._settle_owner(bound)
         wrong = await self._interface.ensure()
         if wrong:
             bound = await self._addresses.read(self._interface.name)
         elif self._ledger.restore():
             wrong = [f"the ledger {self._ledger.path} was missing"]
-        drift = self._vips.learn(bound, self._exclusion)
+        drift = await self._vips.learn(bound, self._exclusion)
         wrong += [describe(one) for one in drift]
-        self._prepare_again(one.key for one in drift if one.applied is None)
-        wrong += await self._servers.learn(table, self._exclusion)
+        self._lose(one.key for one in drift if one.applied is None)
+        wrong += await self._servers.learn(self._exclusion)
         wrong += self._ensure_sysctls()
         wrong += await self._timeouts.ensure()
         return wrong
@@ -154,16 +156,22 @@ class ServiceProxy(Controller):
             self._flows.suspect(self._servers.ours())
         if self._sysctls_due:
             self._ensure_sysctls()
+        if self._lost is not None:
+            await self._prepare_again(self._lost)
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
-            self._prepare_again([])
+            await self._prepare_again(())
+        self._readiness.look_at_clock(self.clock())
+        written = self.account.counters.writes
         await self._servers.write(self._vips.is_leaving, self._is_held)
-        self._readiness.settle(self._servers.claims.is_settled, self.clock())
-        self._say_what_is_served()
+        if self.account.counters.writes > written:
+            self._milestones.proceed(self.clock())
+        await self._readiness.settle(self._servers.claims.is_settled, self.clock())
+        await self._say_what_is_served()
         await self._vips.bind(self._readiness.is_ready, self._has_route)
         if self._readiness.is_over:
             self.live.set()
-        self._say_what_is_withdrawn()
+        await self._say_what_is_withdrawn()
         await self._flows.end_stale(self._servers.serving)
 
     def next_due(self) -> float | None:
@@ -174,9 +182,8 @@ class ServiceProxy(Controller):
     async def cleanup(self, report: CleanupReport) -> None:
         """Take away our addresses and virtual servers, then put sysctls and timeouts back."""
         with report.step("addresses and virtual servers"):
-            table = await self._ipvs.read()
             bound = await self._addresses.read(self._interface.name)
-            await self._settle_owner(table, bound)
+            await self._settle_owner(bound)
             servers = sorted(key for key in self._ledger.virtual_servers if not self._exclusion.covers(key.address))
             if not self._interface.is_ours:
                 bound &= {address for _, address, _ in servers}
@@ -196,20 +203,20 @@ class ServiceProxy(Controller):
         if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
-            self._prepare_again(self._vips.missing())
+            self._lose(())
         elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
             self.audit_soon()
 
-    async def _settle_owner(self, table: Table, bound: Set[str]) -> None:
+    async def _settle_owner(self, bound: Set[str]) -> None:
         """Decide what of an earlier run's is ours, once, and write that down."""
         if self._is_owner_settled:
             return
         links = {self._interface.name} if await self._interface.exists() else set()
         if self._ledger.exists:
-            ours = list(self._ledger.virtual_servers)  # a reading of the kernel may lack some of them
+            ours = self._ledger.virtual_servers  # a reading of the kernel may lack some of them
             links &= self._ledger.links
         else:
-            ours = [planned_key(key) for key in table if key[1] in bound]
+            ours = {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
         if self._ledger.exists or ours or links:
             self._ledger.adopt(ours, links)
         self._is_owner_settled = True
@@ -219,20 +226,27 @@ class ServiceProxy(Controller):
         circumstances = Circumstances(self._kernel_version, self._serves_ipv6, self._settings.strict_arp)
         return self._sysctls.ensure(circumstances)
 
-    def _prepare_again(self, lost: Iterable[str]) -> None:
+    def _lose(self, addresses: Iterable[str]) -> None:
+        """Addresses have gone, and maybe their routes too: that is seen to before anything else is written."""
+        self._lost = set() if self._lost is None else self._lost
+        self._lost.update(addresses)
+
+    async def _prepare_again(self, lost: Iterable[str]) -> None:
         """Have route_fix see to the routes of these addresses, before they are bound again.
 
         A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound,
         and of those that are wanted again before route_fix has let go of them.
         """
+        self._lost = None
         addresses = set(lost)
         if not any(":" not in address for address in self._vips.claims.applied):
-            addresses.update(address for address in self._vips.missing() if ":" not in address)
+            addresses.update(await self._vips.missing())
             self._are_routes_in_doubt = True
-        keys = {owner for address in addresses for owner in self._vips.claims.owners(address)}
-        for key in keys:
-            self._readiness.await_(self._plans[key])
-        self._milestones.retract(Stage.ROUTES_PREPARED, keys)
+        async for batch in sliced(addresses):
+            keys = {owner for address in batch for owner in self._vips.claims.owners(address)}
+            for key in keys:
+                self._readiness.await_(self._plans[key])
+            self._milestones.retract(Stage.ROUTES_PREPARED, keys)
 
     def _has_route(self, key: ObjectKey) -> bool:
         return self._milestones.has_reached(self._plans[key], Stage.ROUTES_PREPARED)
@@ -249,14 +263,15 @@ class ServiceProxy(Controller):
         It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
         """
         owners = self._servers.claims.owners(key)
-        return bool(owners) and not self._readiness.may_let_in(owners[-1], self.clock())
+        return bool(owners) and not self._readiness.may_let_in(owners[-1])
 
-    def _say_what_is_served(self) -> None:
-        served = [plan for plan in self._unserved.values() if self._is_served(plan)]
-        if served:
+    async def _say_what_is_served(self) -> None:
+        async for plans in sliced(list(self._unserved.values())):
+            served = [plan for plan in plans if self._is_served(plan)]
             for plan in served:
                 del self._unserved[plan.key]
-            self._milestones.reach(Stage.SERVED, served)
+            if served:
+                self._milestones.reach(Stage.SERVED, served)
 
     def _is_served(self, plan: ServicePlan) -> bool:
         """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
@@ -264,12 +279,13 @@ class ServiceProxy(Controller):
             self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
         )
 
-    def _say_what_is_withdrawn(self) -> None:
-        withdrawn = [plan for plan in self._withdrawing.values() if self._is_withdrawn(plan)]
-        if withdrawn:
+    async def _say_what_is_withdrawn(self) -> None:
+        async for plans in sliced(list(self._withdrawing.values())):
+            withdrawn = [plan for plan in plans if self._is_withdrawn(plan)]
             for plan in withdrawn:
                 del self._withdrawing[plan.key]
-            self._milestones.reach(Stage.WITHDRAWN, withdrawn)
+            if withdrawn:
+                self._milestones.reach(Stage.WITHDRAWN, withdrawn)
         if not self._withdrawing:
             self._are_routes_in_doubt = False
 

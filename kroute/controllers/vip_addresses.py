@@ -4,13 +4,13 @@ An address goes live last: it is bound when a Service that claims it is ready, w
 away first. One that somebody has taken away is bound again in the same order as at first.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
 from kroute.controllers.account import Account, names_of
-from kroute.controllers.batches import batched
+from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.departures import Departures
@@ -50,15 +50,16 @@ class VipAddresses:
         for address in vips:
             self.departures.over(address)
 
-    def learn(self, bound: Iterable[str], exclusion: Exclusion) -> list[Difference[str, Vip]]:
+    async def learn(self, bound: Collection[str], exclusion: Exclusion) -> list[Difference[str, Vip]]:
         """Take a reading of the kernel into memory; says what is not as it was left."""
-        known = self.claims.claimed() | self.claims.applied.keys()
-        actual = {
-            address: self.claims.wanted(address) or Vip(address, None)
-            for address in bound
-            if (self._interface.is_ours or address in known) and not exclusion.covers(address)
-        }
-        return self.claims.replace_applied(actual)
+        reading = self.claims.read_anew()
+        async for addresses in sliced(bound):
+            for address in addresses:
+                wanted, known = self.claims.wanted(address), self.claims.applied.get(address)
+                is_known = wanted is not None or known is not None
+                if (self._interface.is_ours or is_known) and not exclusion.covers(address):
+                    reading.found(address, wanted or known or Vip(address, None))
+        return await reading.complete()
 
     def lost(self, address: str) -> None:
         """Somebody has taken the address away."""
@@ -75,15 +76,15 @@ class VipAddresses:
         """Whether the address is still to be taken away."""
         return address in self.claims.applied and self.claims.wanted(address) is None
 
-    def missing(self) -> list[str]:
+    async def missing(self) -> list[str]:
         """The addresses that are claimed and not bound."""
-        return [difference.key for difference in self.claims.differences() if difference.applied is None]
+        return [difference.key for difference in await self.claims.all_differences() if difference.applied is None]
 
     async def unbind(self) -> list[str]:
         """Take away what nobody claims any more; returns what has gone."""
-        due = [difference.key for difference in self.claims.differences() if difference.wanted is None]
+        due = [difference.key for difference in await self.claims.all_differences() if difference.wanted is None]
         gone: list[str] = []
-        for batch in batched(address for address in due if not self._account.is_waiting(address)):
+        async for batch in sliced([address for address in due if not self._account.is_waiting(address)]):
             failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
             refusals = {
                 failure.change.address: str(failure)
@@ -107,30 +108,29 @@ class VipAddresses:
 
         Where a claimant's route stands, the kernel's own would only be in its way, and goes with the same write.
         """
-        due = []
-        for address in self.missing():
-            owners = self.claims.owners(address)
-            if not self._account.is_waiting(address) and any(is_ready(owner) for owner in owners):
-                vip = self.claims.wanted(address)
-                routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
-                due.append(BindAddress(address, keep_kernel_route=not routed))
-        for batch in batched(due):
-            failures = await self._addresses.write(self._interface.name, batch)
-            refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
-            done = [change.address for change in batch if change.address not in refusals]
-            log_changes(log, done, lambda _: "vip.bound", self._fields)
-            for address in done:
-                self.claims.note(address, self.claims.wanted(address))
-            self._account.wrote(len(done))
-            self._account.refused(
-                refusals,
-                (
-                    owner
-                    for change in batch
-                    if change.address in refusals
-                    for owner in self.claims.owners(change.address)
-                ),
-            )
+        async for batch in sliced(await self.missing()):
+            if changes := [it for address in batch if (it := self._binding(address, is_ready, has_route))]:
+                await self._bind(changes)
+
+    def _binding(
+        self, address: str, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]
+    ) -> BindAddress | None:
+        owners = self.claims.owners(address)
+        if self._account.is_waiting(address) or not any(is_ready(owner) for owner in owners):
+            return None
+        vip = self.claims.wanted(address)
+        routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
+        return BindAddress(address, keep_kernel_route=not routed)
+
+    async def _bind(self, batch: Sequence[BindAddress]) -> None:
+        failures = await self._addresses.write(self._interface.name, batch)
+        refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
+        done = [change.address for change in batch if change.address not in refusals]
+        log_changes(log, done, lambda _: "vip.bound", self._fields)
+        for address in done:
+            self.claims.note(address, self.claims.wanted(address))
+        self._account.wrote(len(done))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
 
     def _fields(self, address: str) -> dict[str, object]:
         owners = self.claims.owners(address) or [self.departures.plan_of(address).key]

@@ -7,14 +7,13 @@ One that is planned without real servers is not in the kernel: there, it would k
 stays only for as long as old real servers of it drain.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from errno import ENOENT
 
 import structlog
 
 from kroute.controllers.account import Account, names_of
-from kroute.controllers.batches import batched
+from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.departures import Departures
@@ -56,7 +55,8 @@ from kroute.planning.plan import Problem, VirtualServer, VirtualServerKey
 
 log = structlog.get_logger(__name__)
 
-Table = Mapping[KernelKey, VirtualServerState]
+VIRTUAL_SERVERS_A_BATCH = 32
+"""Virtual servers that are written together: one may have hundreds of real servers."""
 
 Report = Callable[[ObjectKey, Problem], None]
 """Called with a problem of a Service that only the kernel could show."""
@@ -91,23 +91,28 @@ class VirtualServers:
         self._foreign: set[KernelKey] = set()
         self._ask_again = False
 
-    async def learn(self, table: Table, exclusion: Exclusion) -> list[str]:
-        """Take a reading of the kernel into memory; says what is not as it was left."""
-        actual: dict[VirtualServerKey, VirtualServer] = {}
-        draining: dict[VirtualServerKey, set[RealServerKey]] = {}
-        self._foreign = {key for key in table if key not in self._ledger.virtual_servers}
-        for batch in batched(table.items()):
+    async def learn(self, exclusion: Exclusion) -> list[str]:
+        """Read the kernel's table into memory; says what is not as it was left."""
+        reading = self.claims.read_anew()
+        draining: set[VirtualServerKey] = set()
+        foreign: set[KernelKey] = set()
+        now = self._account.clock()
+        async for batch in self._ipvs.scan():
             for found, state in batch:
-                if found in self._foreign or exclusion.covers(found[1]):
-                    continue
-                key = planned_key(found)
-                self._schedulers.found(state.options.scheduler)
-                draining[key] = self._idle(key, state)
-                actual[key] = from_kernel(key, state, draining[key])
-            await asyncio.sleep(0)
-        self._drains.replace(draining, self._account.clock())
+                if found not in self._ledger.virtual_servers:
+                    foreign.add(found)
+                elif not exclusion.covers(found[1]):
+                    key = planned_key(found)
+                    self._schedulers.found(state.options.scheduler)
+                    idle = self._idle(key, state)
+                    self._drains.found(key, idle, now)
+                    if idle:
+                        draining.add(key)
+                    reading.found(key, from_kernel(key, state, idle))
+        self._foreign = foreign
+        self._drains.keep_only(draining)
         self._ask_again = True
-        return [describe(drift) for drift in self.claims.replace_applied(actual)]
+        return [describe(drift) for drift in await reading.complete()]
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the difference.
@@ -136,17 +141,18 @@ class VirtualServers:
         return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
-        due = []
-        for difference in self.claims.differences():
-            key, applied, wanted = difference
-            if wanted is None:
-                must_wait = is_leaving(key.address)
-            else:
-                must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
-            if not must_wait and not self._account.is_waiting(key):
-                due.append(difference)
-        for batch in batched(due):
-            await self._write(self._without_foreign(batch))
+        async for doubtful in sliced(self.claims.doubtful()):
+            due = []
+            for difference in self.claims.differences(doubtful):
+                key, applied, wanted = difference
+                if wanted is None:
+                    must_wait = is_leaving(key.address)
+                else:
+                    must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
+                if not must_wait and not self._account.is_waiting(key):
+                    due.append(difference)
+            async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
+                await self._write(self._without_foreign(batch))
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
@@ -256,7 +262,7 @@ class VirtualServers:
         poll, now = self._drains.next_poll(), self._account.clock()
         if poll is None or now < poll:
             return
-        over = self._drains.over(await self._ipvs.read(), now)
+        over = self._drains.over(await self._ipvs.real_servers(list(self._drains.virtual_servers)), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
         self._suspect(changes.values())
         failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]

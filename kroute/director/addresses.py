@@ -64,10 +64,10 @@ class DirectorAddresses:
         present = await self._addresses.of_node()
         ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
         self._foreign = {it.address for it in present} - ours
-        actual = {address: self.claims.wanted(address) or Vip(address, None) for address in ours}
-        return [
-            f"address {drift.key} was missing" for drift in self.claims.replace_applied(actual) if drift.applied is None
-        ]
+        reading = self.claims.read_anew()
+        for address in ours:
+            reading.found(address, self.claims.wanted(address) or Vip(address, None))
+        return [f"address {drift.key} was missing" for drift in await reading.complete() if drift.applied is None]
 
     def lost(self, address: str) -> bool:
         """Somebody has taken the address away; whether it was ours."""

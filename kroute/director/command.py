@@ -103,10 +103,12 @@ from kroute.settings import IpvsTimeouts, Settings
 def director(**values: Any) -> int:
     """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
     chosen = director_settings(values)
-    from kroute import agent, logs  # noqa: PLC0415 - the other commands do without
-    from kroute.director.director import serve  # noqa: PLC0415
+    from kroute import logs  # noqa: PLC0415 - the other commands do without
 
     logs.configure(chosen.common.log_format, chosen.common.log_level)
+    from kroute import agent  # noqa: PLC0415 - after the logs, which decide what structlog loads
+    from kroute.director.director import serve  # noqa: PLC0415
+
     return agent.run_to_the_end(serve(chosen))
 
 

@@ -133,15 +133,15 @@ class DirectRouting(Controller):
 
     async def read(self) -> Iterable[str]:
         """Read IPVS, the addresses and the sysctls; put right at once what needs no order."""
-        table = await self._ipvs.read()
         if not self._is_owner_settled:
             if self._ledger.exists:
-                ours = [planned_key(key) for key in table if key in self._ledger.virtual_servers]
+                there = await self._ipvs.read()
+                ours = [planned_key(key) for key in there if key in self._ledger.virtual_servers]
                 self._ledger.adopt(ours, self._ledger.links)
             self._is_owner_settled = True
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
         wrong += await self.vips.learn()
-        wrong += await self._servers.learn(table, self._exclusion)
+        wrong += await self._servers.learn(self._exclusion)
         wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
         wrong += await self._timeouts.ensure()
         return wrong

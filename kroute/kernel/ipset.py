@@ -4,6 +4,7 @@ Each element travels in a message of its own, many messages in one `send()`. (ip
 too, but stops at the first one that it refuses; a message for each keeps every refusal apart.)
 """
 
+import asyncio
 import errno
 import socket
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from kroute.kernel.ipset_messages import (
     encode_entry,
     encode_list_flags,
     encode_type_query,
+    entry_message,
     parse_definition,
     parse_elements,
     parse_name,
@@ -40,6 +42,8 @@ IPSET_ERR_BUSY = 4100
 IPSET_ERR_TYPE_MISMATCH = 4102
 WRITE_SLICE = 256
 """How many changes are encoded before other tasks get a turn."""
+PARTS_A_TURN = 16
+"""How many parts of a listing, of some hundred elements each, are put together before other tasks get a turn."""
 
 
 class SetDefinition(NamedTuple):
@@ -140,8 +144,14 @@ class Ipset(NetlinkClient):
         """The elements of the set. KernelError ENOENT when there is none of that name."""
         words = await self._words_of(name)
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name))
-        parts = await self._netlink.request(query, lambda _, payload: parse_elements(words, payload))
-        return {element for part in parts for element in part}
+        elements: set[Element] = set()
+        for number, part in enumerate(
+            await self._netlink.request(query, lambda _, payload: parse_elements(words, payload))
+        ):
+            elements.update(part)
+            if number % PARTS_A_TURN == 0:
+                await asyncio.sleep(0)
+        return elements
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
@@ -179,7 +189,7 @@ class Ipset(NetlinkClient):
                 failures.append(Failure(change, IPSET_ERR_TYPE_MISMATCH))
             else:
                 command = CMD_ADD if isinstance(change, AddEntry) else CMD_DEL
-                messages.append(set_message(command, 0, set_name(change.set), entry))
+                messages.append(entry_message(command, change.set, entry))
                 sent.append(change)
         refused = await self._netlink.transact(messages)
         return failures + [Failure(sent[index], number) for index, number in refused.items()]

@@ -1,9 +1,9 @@
 """ip_set requests and answers as netlink messages (include/uapi/linux/netfilter/ipset/ip_set.h)."""
 
-import socket
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
 
 from kroute.kernel.netlink_message import (
     NLA_F_NESTED,
@@ -14,7 +14,6 @@ from kroute.kernel.netlink_message import (
     iterate_attributes,
     message,
     nested,
-    pack_address,
     text,
     to_be16,
     u8,
@@ -39,13 +38,25 @@ Element = tuple[str | int, ...]
 
 _NFGEN = struct.Struct("=BBH")
 """family, version, resource id."""
+_ADDRESS4, _ADDRESS6 = struct.Struct("=HHHH4s"), struct.Struct("=HHHH16s")
+"""An attribute that holds one attribute with an address."""
 _BE32 = struct.Struct("!I")
 
 
-def set_message(command: int, flags: int, *parts: bytes, family: int = socket.AF_INET) -> bytes:
+def set_message(command: int, flags: int, *parts: bytes, family: int = AF_INET) -> bytes:
     """A request to ip_set."""
     header = _NFGEN.pack(family, 0, 0) + u8(ATTR_PROTOCOL, PROTOCOL_VERSION)
     return message(NFNL_SUBSYS_IPSET << 8 | command, flags, header + b"".join(parts))
+
+
+@lru_cache(64)
+def _entry_head(name: str) -> bytes:
+    return _NFGEN.pack(AF_INET, 0, 0) + u8(ATTR_PROTOCOL, PROTOCOL_VERSION) + set_name(name)
+
+
+def entry_message(command: int, name: str, entry: bytes) -> bytes:
+    """The request to put an encoded entry into a set, or to take it out."""
+    return message(NFNL_SUBSYS_IPSET << 8 | command, 0, _entry_head(name) + entry)
 
 
 def set_name(name: str) -> bytes:
@@ -142,16 +153,16 @@ def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | i
         yield address
 
 
-@lru_cache(16384)
 def _encode_address(kind: int, address: str) -> bytes:
-    inner = IPADDR_IPV6 if ":" in address else IPADDR_IPV4
-    return attribute(kind | NLA_F_NESTED, attribute(inner | NLA_F_NET_BYTEORDER, pack_address(address)))
+    if ":" in address:
+        packed = inet_pton(AF_INET6, address)
+        return _ADDRESS6.pack(24, kind | NLA_F_NESTED, 20, IPADDR_IPV6 | NLA_F_NET_BYTEORDER, packed)
+    return _ADDRESS4.pack(12, kind | NLA_F_NESTED, 8, IPADDR_IPV4 | NLA_F_NET_BYTEORDER, inet_pton(AF_INET, address))
 
 
-@lru_cache(16384)
 def _decode_address(payload: bytes) -> str:
-    [packed] = attributes(payload).values()
-    return unpack_address(packed)
+    """The one attribute inside holds nothing but the address."""
+    return unpack_address(payload[4:])
 
 
 def _be32(kind: int, value: int) -> bytes:

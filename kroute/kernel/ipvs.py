@@ -2,7 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from kroute.kernel.errors import Failure, KernelError, describe_errno
@@ -11,8 +12,10 @@ from kroute.kernel.ipvs_messages import (
     FAMILY_NAME,
     encode_change,
     encode_dump,
+    encode_real_server_dump,
     encode_timeouts,
     encode_timeouts_query,
+    parse_real_server,
     parse_timeouts,
     parse_virtual_server,
 )
@@ -72,6 +75,8 @@ __all__ = [
 TABLE = Path("/proc/net/ip_vs")
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks get a turn."""
+DUMPS_FOR_A_SCAN = 1000
+"""So many netlink dumps of one virtual server each cost more than a scan of 10,000 virtual servers."""
 
 
 class Ipvs(NetlinkClient):
@@ -91,22 +96,43 @@ class Ipvs(NetlinkClient):
             raise
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+        """All that `scan` yields."""
+        return {key: state async for part in self.scan() for key, state in part}
+
+    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
 
-        One read of /proc/net/ip_vs; when some virtual server has options that it does not print, also one netlink dump
-        of the virtual servers. One that vanishes between the two is left out.
+        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs; when some virtual server has
+        options that it does not print, also one netlink dump of the virtual servers. One that vanishes between the two
+        is left out.
         """
-        contents = await asyncio.to_thread(TABLE.read_text)
-        virtual_servers, incomplete = await parse_table(contents)
-        if incomplete:
-            options = dict(
-                await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_virtual_server(payload))
-            )
-            for key in incomplete:
-                state = virtual_servers.pop(key)
-                if key in options:
-                    virtual_servers[key] = VirtualServerState(options[key], state.real_servers)
-        return virtual_servers
+        options: dict[VirtualServerKey, VirtualServerOptions] | None = None
+        for sections in parse_table(await asyncio.to_thread(TABLE.read_bytes)):
+            if options is None and not all(section.is_complete for section in sections):
+                options = await self._read_options()
+            yield [
+                (key, state if is_complete or options is None else state._replace(options=options[key]))
+                for key, state, is_complete in sections
+                if is_complete or options is None or key in options
+            ]
+            await asyncio.sleep(0)
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        """The real servers of these virtual servers; of one that is not there, none.
+
+        One netlink dump each, or, when there are very many, all of `scan`.
+        """
+        if len(keys) > DUMPS_FOR_A_SCAN:
+            wanted = frozenset(keys)
+            return {key: state.real_servers async for part in self.scan() for key, state in part if key in wanted}
+        found = {}
+        for key in keys:
+            query = encode_real_server_dump(self._family, key)
+            found[key] = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
+            await asyncio.sleep(0)
+        return found
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.
@@ -119,6 +145,10 @@ class Ipvs(NetlinkClient):
             refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
             failures += [Failure(part[index], number) for index, number in refused.items()]
         return failures
+
+    async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
+        query = encode_dump(self._family)
+        return dict(await self._netlink.request(query, lambda _, payload: parse_virtual_server(payload)))
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Connection timeouts in seconds; the kernel keeps its own where 0 is given."""
@@ -148,3 +178,7 @@ class Ipvs(NetlinkClient):
         for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
             if number != errno.ESRCH:
                 raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+
+def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:
+    return parse_real_server(payload, key)

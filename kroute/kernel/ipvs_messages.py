@@ -1,13 +1,14 @@
 """IPVS changes as netlink messages (include/uapi/linux/ip_vs.h), encoded for speed.
 
-A virtual server's key and a real server's address make up most of a message and come back all the time: their encoded
-form is cached, and a message is a few pieces of bytes joined.
+A virtual server comes with all of its real servers, so everything up to a real server's address is the same in message
+after message and is kept for the next one; the rest is one pack() and a tail that hundreds of messages share. To keep
+the encoded form of every real server would cost more memory than the time is worth.
 """
 
-import socket
 import struct
 from functools import lru_cache
 from ipaddress import IPv4Network
+from socket import AF_INET, AF_INET6, htons, inet_pton
 
 from kroute.kernel.generic import GENERIC_HEADER, generic_message
 from kroute.kernel.ipvs_objects import (
@@ -21,6 +22,7 @@ from kroute.kernel.ipvs_objects import (
     DeleteVirtualServer,
     IpvsChange,
     RealServerKey,
+    RealServerState,
     SetRealServer,
     SetVirtualServer,
     VirtualServerKey,
@@ -49,7 +51,7 @@ from kroute.kernel.netlink_message import (
 FAMILY_NAME = "IPVS"
 
 CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
-CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST = 5, 6, 7
+CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST, CMD_GET_DEST = 5, 6, 7, 8
 CMD_SET_CONFIG, CMD_GET_CONFIG = 12, 13
 
 ATTR_SERVICE, ATTR_DEST = 1, 2
@@ -57,11 +59,15 @@ ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
 
 SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHED, SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK = range(1, 10)
 DEST_ADDR, DEST_PORT, DEST_FWD_METHOD, DEST_WEIGHT, DEST_U_THRESH, DEST_L_THRESH = range(1, 7)
+DEST_ACTIVE_CONNS, DEST_INACT_CONNS = 7, 8
 
 FORWARDING = {MASQUERADING: 0, DIRECT_ROUTING: 3}
 """IP_VS_CONN_F_MASQ and IP_VS_CONN_F_DROUTE."""
+FORWARDING_MASK = 0x7
+_FORWARDING_NAMES = {0: MASQUERADING, 1: "Local", 2: "Tunnel", 3: DIRECT_ROUTING}
 ALL_FLAGS = 0xFFFFFFFF
-CACHED_ENDPOINTS = 16384
+CACHED_HEADS = 64
+"""Messages about one virtual server stand together: few heads are in use at any time."""
 
 _COMMANDS: dict[type[object], int] = {
     AddVirtualServer: CMD_NEW_SERVICE,
@@ -72,23 +78,21 @@ _COMMANDS: dict[type[object], int] = {
     DeleteRealServer: CMD_DEL_DEST,
 }
 _NEST = struct.Struct("=HH")
+_ENDPOINT = struct.Struct("=HH16sHHHxx")
+"""The attributes of an address (IPv4 is padded to the length of IPv6) and a port in network byte order."""
 _FLAGS = struct.Struct("=II")
 
 
 def encode_change(family: int, change: IpvsChange) -> bytes:
     """The message that makes the change; `family` is the number of the IPVS family."""
+    command = _COMMANDS[type(change)]
+    if isinstance(change, AddRealServer | SetRealServer | DeleteRealServer):
+        tail = b"" if isinstance(change, DeleteRealServer) else _encode_weight(change.weight, change.method)
+        return _encode_head(family, command, change.key, len(tail)) + _encode_real_server(change.real_server) + tail
     service = _encode_key(change.key)
-    if isinstance(change, AddVirtualServer | SetVirtualServer):
-        body = _nest(ATTR_SERVICE, service + _encode_options(change.key, change.options))
-    elif isinstance(change, DeleteVirtualServer):
-        body = _nest(ATTR_SERVICE, service)
-    else:
-        dest = _encode_real_server(change.real_server)
-        if not isinstance(change, DeleteRealServer):
-            dest += _encode_weight(change.weight, change.method)
-        body = _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, dest)
-    header = HEADER.pack(HEADER.size + GENERIC_HEADER.size + len(body), family, NLM_F_REQUEST, 0, 0)
-    return header + GENERIC_HEADER.pack(_COMMANDS[type(change)], 1, 0) + body
+    if not isinstance(change, DeleteVirtualServer):
+        service += _encode_options(change.key, change.options)
+    return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
 
 
 def encode_dump(family: int) -> bytes:
@@ -101,7 +105,7 @@ def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServe
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
     if SVC_FWMARK in service:
         return None
-    is_ipv6 = to_u16(service[SVC_AF]) == socket.AF_INET6
+    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
     address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
     key = (to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT]))
     flags, _mask = _FLAGS.unpack(service[SVC_FLAGS])
@@ -111,6 +115,20 @@ def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServe
     prefix = to_u32(netmask) if is_ipv6 else int.from_bytes(netmask, "big").bit_count()
     options = VirtualServerOptions(to_text(service[SVC_SCHED]), flags & OPTION_FLAGS, timeout, prefix if timeout else 0)
     return key, options
+
+
+def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:
+    """The request for the real servers of one virtual server; one that is not there has none."""
+    return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, _nest(ATTR_SERVICE, _encode_key(key)))
+
+
+def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerState]:
+    """One answer to `encode_real_server_dump`."""
+    dest = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DEST])
+    address = unpack_address(dest[DEST_ADDR][: 16 if ":" in key[1] else 4])
+    method = _FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
+    counts = to_u32(dest[DEST_ACTIVE_CONNS]), to_u32(dest[DEST_INACT_CONNS])
+    return (address, to_be16(dest[DEST_PORT])), RealServerState(to_u32(dest[DEST_WEIGHT]), *counts, method)
 
 
 def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:
@@ -134,7 +152,7 @@ def _nest(kind: int, contents: bytes) -> bytes:
     return _NEST.pack(4 + len(contents), kind | NLA_F_NESTED) + contents
 
 
-@lru_cache(CACHED_ENDPOINTS)
+@lru_cache(CACHED_HEADS)
 def _encode_key(key: VirtualServerKey) -> bytes:
     protocol, address, port = key
     family = u16(SVC_AF, address_family(address))
@@ -142,10 +160,19 @@ def _encode_key(key: VirtualServerKey) -> bytes:
     return family + u16(SVC_PROTOCOL, protocol) + attribute(SVC_ADDR, packed) + be16(SVC_PORT, port)
 
 
-@lru_cache(CACHED_ENDPOINTS)
+@lru_cache(CACHED_HEADS)
+def _encode_head(family: int, command: int, key: VirtualServerKey, tail: int) -> bytes:
+    """A message about a real server up to its address; `tail` is how many bytes follow the address and port."""
+    service = _nest(ATTR_SERVICE, _encode_key(key))
+    dest = _NEST.pack(_NEST.size + _ENDPOINT.size + tail, ATTR_DEST | NLA_F_NESTED)
+    body = GENERIC_HEADER.pack(command, 1, 0) + service + dest
+    return HEADER.pack(HEADER.size + len(body) + _ENDPOINT.size + tail, family, NLM_F_REQUEST, 0, 0) + body
+
+
 def _encode_real_server(real_server: RealServerKey) -> bytes:
     address, port = real_server
-    return attribute(DEST_ADDR, pack_address(address).ljust(16, b"\0")) + be16(DEST_PORT, port)
+    packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+    return _ENDPOINT.pack(20, DEST_ADDR, packed, 6, DEST_PORT, htons(port))
 
 
 @lru_cache(1024)

@@ -12,11 +12,13 @@ import asyncio
 import errno
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.netlink_chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
 from kroute.kernel.netlink_message import (
     HEADER,
     HEADER_SIZE,
@@ -40,9 +42,10 @@ NETLINK_CAP_ACK = 10
 NETLINK_GET_STRICT_CHK = 12
 SO_RCVBUFFORCE = 33
 
-CHUNK_MESSAGES = 128
-"""What one send() may hold: the event loop stands still while the kernel works (about 20 us a message)."""
-CHUNK_BYTES = 48 * 1024
+SEND_TIMEOUT = 5.0
+"""Seconds for which a send may wait for room."""
+OUT_OF_MEMORY_WAITS = (0.01, 0.05, 0.25)
+"""Seconds between attempts to send when the kernel has no memory for a message (ENOBUFS)."""
 RECEIVE_SIZE = 64 * 1024
 """The kernel's dumps come in buffers of at most 32 KiB."""
 DUMP_ATTEMPTS = 10
@@ -52,11 +55,19 @@ SEQUENCE_OFFSET = 8
 
 @dataclass
 class NetlinkStatistics:
-    """What one socket has done so far."""
+    """What one socket has done so far.
+
+    `transactions` are the chunks that `transact` has sent, and the rest is about these: how many seconds they took,
+    when by the monotonic clock the first one began, and when the last one was over.
+    """
 
     messages: int = 0
     bytes: int = 0
     sends: int = 0
+    transactions: int = 0
+    seconds: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
 
 class NetlinkSocket:
@@ -69,6 +80,8 @@ class NetlinkSocket:
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._busy = asyncio.Lock()
+        self._chunk_messages = CHUNK_MESSAGES
+        self._datagram = memoryview(bytearray(RECEIVE_SIZE))
 
     async def open(self, groups: Sequence[int] = ()) -> None:
         """Make the socket and join the multicast groups; KernelError when the kernel lacks the protocol."""
@@ -100,13 +113,18 @@ class NetlinkSocket:
         when the kernel's answers are lost: the outcome is then unknown, and the caller must read the state again.
         """
         refused: dict[int, int] = {}
+        start = 0
         async with self._busy:
-            for start, end in _chunks(messages):
+            while start < len(messages):
                 if start:
                     await asyncio.sleep(0)
-                first = self._send(messages[start:end], NLM_F_ACK)
+                end = end_of_chunk(messages, start, self._chunk_messages)
+                began = time.monotonic()
+                first = await self._send(messages[start:end], NLM_F_ACK)
                 for index, number in (await self._collect_errors(first, end - start)).items():
                     refused[start + index] = number
+                self._count_transaction(end - start, began, time.monotonic())
+                start = end
         return refused
 
     async def request(self, message: bytes, parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
@@ -118,7 +136,7 @@ class NetlinkSocket:
         is_dump = HEADER.unpack_from(message)[2] & NLM_F_DUMP == NLM_F_DUMP
         async with self._busy:
             for _ in range(DUMP_ATTEMPTS):
-                first = self._send([message], 0 if is_dump else NLM_F_ACK)
+                first = await self._send([message], 0 if is_dump else NLM_F_ACK)
                 answers = await self._collect_answers(first, parse)
                 if answers is not None:
                     return answers
@@ -126,22 +144,33 @@ class NetlinkSocket:
 
     async def receive(self) -> bytes:
         """The next datagram, for subscribers. OSError ENOBUFS when the kernel dropped some."""
-        loop = asyncio.get_running_loop()
-        return await loop.sock_recv(self._opened(), RECEIVE_SIZE)
+        while (datagram := self.receive_now()) is None:
+            loop = asyncio.get_running_loop()
+            await _ready(self._opened(), loop.add_reader, loop.remove_reader)
+        return datagram
 
     def receive_now(self) -> bytes | None:
         """The next datagram if one waits."""
         try:
-            return self._opened().recv(RECEIVE_SIZE)
+            size = self._opened().recv_into(self._datagram)
         except BlockingIOError:
             return None
+        return self._datagram[:size].tobytes()
+
+    def _count_transaction(self, messages: int, began: float, ended: float) -> None:
+        statistics = self.statistics
+        statistics.transactions += 1
+        statistics.seconds += ended - began
+        statistics.first = statistics.first or began
+        statistics.last = ended
+        self._chunk_messages = next_chunk(self._chunk_messages, messages, ended - began)
 
     def _opened(self) -> socket.socket:
         if self._socket is None:
             raise KernelError("the netlink socket is not open; open() comes first", errno=errno.EBADF)
         return self._socket
 
-    def _send(self, messages: Sequence[bytes], last_flags: int) -> int:
+    async def _send(self, messages: Sequence[bytes], last_flags: int) -> int:
         """Number the messages, send them at once, and return the first one's sequence number."""
         first = self._sequence + 1
         self._sequence += len(messages)
@@ -154,14 +183,33 @@ class NetlinkSocket:
             offset += len(piece)
         buffer[last + FLAGS_OFFSET] |= last_flags
         try:
-            self._opened().send(buffer)
-        except OSError as error:
-            sentence = f"cannot send {len(messages)} netlink messages: {error.strerror}; trying later"
-            raise KernelError(sentence, errno=error.errno) from error
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await self._send_bytes(buffer)
+        except OSError as error:  # TimeoutError is one
+            reason = error.strerror or "it takes no more"
+            sentence = f"cannot send {len(messages)} netlink messages: {reason}; trying later"
+            raise KernelError(sentence, errno=error.errno or errno.EAGAIN) from error
         self.statistics.messages += len(messages)
         self.statistics.bytes += len(buffer)
         self.statistics.sends += 1
         return first
+
+    async def _send_bytes(self, buffer: bytearray) -> None:
+        """Send all in one datagram, when there is room and memory for it: the kernel then takes it whole."""
+        waits = iter(OUT_OF_MEMORY_WAITS)
+        is_sent = False
+        while not is_sent:
+            try:
+                self._opened().send(buffer)
+                is_sent = True
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                await _ready(self._opened(), loop.add_writer, loop.remove_writer)
+            except OSError as error:
+                wait = next(waits, None)
+                if error.errno != errno.ENOBUFS or wait is None:
+                    raise
+                await asyncio.sleep(wait)
 
     async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
         errors: dict[int, int] = {}
@@ -242,16 +290,18 @@ def iterate_messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def _chunks(messages: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Slices of the messages that fit into one send()."""
-    start = size = 0
-    for index, piece in enumerate(messages):
-        if index > start and (index - start >= CHUNK_MESSAGES or size + len(piece) > CHUNK_BYTES):
-            yield start, index
-            start, size = index, 0
-        size += len(piece)
-    if start < len(messages):
-        yield start, len(messages)
+async def _ready(
+    netlink: socket.socket,
+    watch: Callable[[socket.socket, Callable[[], None]], None],
+    unwatch: Callable[[socket.socket], bool],
+) -> None:
+    """Wait until the socket can be read or written, as `watch` and `unwatch` of the loop say."""
+    is_ready = asyncio.Event()
+    watch(netlink, is_ready.set)
+    try:
+        await is_ready.wait()
+    finally:
+        unwatch(netlink)
 
 
 def _enlarge_receive_buffer(netlink: socket.socket, size: int) -> None:

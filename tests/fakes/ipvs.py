@@ -1,7 +1,7 @@
 """The IPVS table of a fake kernel."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs import (
@@ -10,6 +10,7 @@ from kroute.kernel.ipvs import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
+    RealServerKey,
     RealServerState,
     SetRealServer,
     SetVirtualServer,
@@ -30,6 +31,16 @@ class FakeIpvs(FakeClient):
             key: VirtualServerState(state.options, dict(state.real_servers))
             for key, state in self.kernel.virtual_servers.items()
         }
+
+    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        for key, state in (await self.read()).items():
+            yield [(key, state)]
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        there = await self.read()
+        return {key: there[key].real_servers if key in there else {} for key in keys}
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         self.check_open()

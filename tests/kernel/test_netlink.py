@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink import CHUNK_MESSAGES, NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink_chunks import CHUNK_MESSAGES
 from kroute.kernel.netlink_message import HEADER, NLM_F_DUMP, NLM_F_REQUEST, message
 from kroute.kernel.rtnetlink import LINK_HEADER, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK
 from tests.kernel.nodes import RealNode

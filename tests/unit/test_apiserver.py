@@ -12,8 +12,9 @@ import pytest
 from yarl import URL
 
 from tests.apiserver import ApiServer, Features
+from tests.apiserver.encoding import EventEncoder, encode
 from tests.apiserver.recording import NAMES, Recording, recorded_objects, replay
-from tests.apiserver.resources import Object
+from tests.apiserver.resources import Object, key_of
 from tests.apiserver.store import Store
 
 SECOND = 0.005
@@ -272,6 +273,25 @@ async def test_a_cut_watch_ends_within_a_line(session: aiohttp.ClientSession) ->
     assert json.loads(first)["object"]["metadata"]["name"] == "a"
     assert rest
     assert not rest.endswith(b"}")
+
+
+def test_an_event_of_kept_bytes_reads_like_any_other() -> None:
+    encoder = EventEncoder()
+    for item in recorded_objects():
+        event = {"type": "ADDED", "object": item}
+        assert encoder.encode(event) == encoder.encode(event) == encode(event)
+
+
+async def test_objects_encoded_ahead_are_listed_as_they_are_now(session: aiohttp.ClientSession) -> None:
+    query = {"watch": "1", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "timeoutSeconds": "1"}
+    async with ApiServer(second=SECOND) as server:
+        server.store.restore(recorded_objects(), 5420)
+        server.encode_ahead()
+        (changed,) = (item for item in server.objects("Service") if item["metadata"]["name"] == "nodeport")
+        server.apply({**changed, "metadata": {**changed["metadata"], "labels": {"new": "label"}}})
+        async with session.get(f"{server.url}/api/v1/services", params=query) as answer:
+            listed = [json.loads(line)["object"] for line in (await answer.read()).splitlines()]
+        assert listed == sorted(server.objects("Service"), key=key_of)
 
 
 def test_it_runs_as_a_process_with_the_objects_of_a_directory(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """IPVS changes as bytes, and /proc/net/ip_vs as objects."""
 
-import asyncio
 import struct
 
 import pytest
@@ -18,14 +17,20 @@ from kroute.kernel.ipvs import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs_messages import encode_change, encode_timeouts, parse_virtual_server
+from kroute.kernel.ipvs_messages import (
+    encode_change,
+    encode_real_server_dump,
+    encode_timeouts,
+    parse_real_server,
+    parse_virtual_server,
+)
 from kroute.kernel.ipvs_table import parse_table
-from kroute.kernel.netlink_message import HEADER, attributes, iterate_attributes
+from kroute.kernel.netlink_message import HEADER, attributes, iterate_attributes, nested, u32
 
 KEY = (6, "10.0.0.1", 80)
 KEY6 = (17, "fd00::1", 53)
 
-TABLE = """\
+TABLE = b"""\
 IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
   -> RemoteAddress:Port Forward Weight ActiveConn InActConn
@@ -125,9 +130,9 @@ def test_timeouts_of_zero_are_not_sent() -> None:
     assert sent == [(4, struct.pack("=I", 600)), (6, struct.pack("=I", 100))]
 
 
-async def test_the_table_is_parsed() -> None:
-    table = await parse_table(TABLE)
-    assert table.virtual_servers == {
+def test_the_table_is_parsed() -> None:
+    [sections] = parse_table(TABLE)
+    assert {section.key: section.state for section in sections} == {
         (6, "fd00::2", 80): VirtualServerState(
             VirtualServerOptions("rr"), {("fd01::1", 8080): RealServerState(1, 2, 3, "Masq")}
         ),
@@ -144,32 +149,51 @@ async def test_the_table_is_parsed() -> None:
     }
 
 
-async def test_what_the_table_does_not_tell_is_named() -> None:
-    assert (await parse_table(TABLE)).incomplete == {(6, "fd00::2", 80), (6, "10.0.0.2", 80), (6, "10.0.0.1", 80)}
+def test_what_the_table_does_not_tell_is_named() -> None:
+    [sections] = parse_table(TABLE)
+    incomplete = {section.key for section in sections if not section.is_complete}
+    assert incomplete == {(6, "fd00::2", 80), (6, "10.0.0.2", 80), (6, "10.0.0.1", 80)}
 
 
-async def test_an_empty_table_has_only_its_heading() -> None:
-    assert (await parse_table("\n".join(TABLE.splitlines()[:3]))).virtual_servers == {}
+def test_an_empty_table_has_only_its_heading() -> None:
+    assert [section for sections in parse_table(b"".join(TABLE.splitlines(True)[:3])) for section in sections] == []
+    assert list(parse_table(b"")) == []
 
 
-async def test_other_tasks_run_while_a_long_table_is_parsed() -> None:
+def test_a_long_table_comes_in_slices_that_end_between_virtual_servers() -> None:
     lines = TABLE.splitlines()[:3]
-    for number in range(10_000):
-        lines += [f"TCP  0A{number:06X}:0050 rr  ", f"  -> 0B{number:06X}:1F90      Masq    1      0          0"]
-    turns = 0
+    for number in range(3000):
+        lines.append(b"TCP  0A%06X:0050 rr  " % number)
+        lines += [b"  -> 0B%06X:%04X      Masq    1      0          0         " % (number, port) for port in range(9)]
+    slices = list(parse_table(b"\n".join(lines) + b"\n"))
+    sections = [section for sections in slices for section in sections]
+    assert len({section.key for section in sections}) == len(sections) == 3000
+    assert {len(section.state.real_servers) for section in sections} == {9}
+    assert len(slices) >= 20
+    assert max(len(sections) for sections in slices) < 150
 
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
-    async with asyncio.TaskGroup() as group:
-        counter = group.create_task(count_turns())
-        table = await parse_table("\n".join(lines))
-        counter.cancel()
-    assert len(table.virtual_servers) == 10_000
-    assert turns >= 10
+def test_a_virtual_server_larger_than_a_slice_stays_whole() -> None:
+    lines = TABLE.splitlines()[:3]
+    lines.append(b"TCP  0A000001:0050 rr  ")
+    lines += [b"  -> 0B000001:%04X      Masq    1      0          0         " % port for port in range(3000)]
+    lines.append(b"TCP  0A000002:0050 rr  ")
+    sections = [section for sections in parse_table(b"\n".join(lines) + b"\n") for section in sections]
+    assert [len(section.state.real_servers) for section in sections] == [3000, 0]
+
+
+@pytest.mark.parametrize(("key", "address"), [(KEY, "10.1.0.1"), (KEY6, "fd01::1")], ids=str)
+def test_a_real_server_is_read_with_its_connections(key: tuple[int, str, int], address: str) -> None:
+    encoded = encode_change(31, AddRealServer(key, (address, 8080), 5, "Route"))
+    dest = attributes(encoded, HEADER.size + GENERIC_HEADER.size)[2]
+    answer = GENERIC_HEADER.pack(5, 1, 0) + nested(2, dest + u32(7, 3) + u32(8, 4))
+    assert parse_real_server(answer, key) == ((address, 8080), RealServerState(5, 3, 4, "Route"))
+
+
+def test_a_dump_of_real_servers_names_their_virtual_server() -> None:
+    dump, change = encode_real_server_dump(31, KEY), encode_change(31, DeleteVirtualServer(KEY))
+    assert parts(dump)[1] == 8
+    assert dump[HEADER.size + GENERIC_HEADER.size :] == change[HEADER.size + GENERIC_HEADER.size :]
 
 
 def test_changes_are_sentences() -> None:

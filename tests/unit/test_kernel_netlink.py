@@ -1,14 +1,18 @@
 """Netlink messages as bytes, and how they are put into chunks."""
 
+import asyncio
 import errno
+import socket
 import struct
 
 import pytest
 
 from kroute.kernel.errors import Failure, KernelError, describe_errno
-from kroute.kernel.netlink import CHUNK_BYTES, CHUNK_MESSAGES, NETLINK_ROUTE, NetlinkSocket, _chunks, iterate_messages
+from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
+from kroute.kernel.netlink_chunks import CHUNK_BYTES, CHUNK_MESSAGES, CHUNK_SECONDS, end_of_chunk, next_chunk
 from kroute.kernel.netlink_message import (
     HEADER,
+    NLM_F_ACK,
     attributes,
     be16,
     iterate_attributes,
@@ -75,13 +79,133 @@ def test_the_header_is_that_of_netlink() -> None:
     ("sizes", "chunks"),
     [
         ([], []),
-        ([100], [(0, 1)]),
-        ([100] * CHUNK_MESSAGES, [(0, CHUNK_MESSAGES)]),
-        ([100] * (CHUNK_MESSAGES + 1), [(0, CHUNK_MESSAGES), (CHUNK_MESSAGES, CHUNK_MESSAGES + 1)]),
-        ([CHUNK_BYTES // 2] * 3, [(0, 2), (2, 3)]),
-        ([CHUNK_BYTES * 2, 1], [(0, 1), (1, 2)]),
+        ([100], [1]),
+        ([100] * 128, [128]),
+        ([100] * 129, [128, 1]),
+        ([CHUNK_BYTES // 2] * 3, [2, 1]),
+        ([CHUNK_BYTES * 2, 1], [1, 1]),
     ],
     ids=["none", "one", "full", "one more", "big ones", "too big alone"],
 )
-def test_a_chunk_is_bounded_in_messages_and_bytes(sizes: list[int], chunks: list[tuple[int, int]]) -> None:
-    assert list(_chunks([b"x" * size for size in sizes])) == chunks
+def test_a_chunk_is_bounded_in_messages_and_bytes(sizes: list[int], chunks: list[int]) -> None:
+    messages = [b"x" * size for size in sizes]
+    found = []
+    start = 0
+    while start < len(messages):
+        end = end_of_chunk(messages, start, 128)
+        found.append(end - start)
+        start = end
+    assert found == chunks
+
+
+@pytest.mark.parametrize(
+    ("size", "messages", "seconds", "following"),
+    [
+        (CHUNK_MESSAGES, CHUNK_MESSAGES, CHUNK_SECONDS / 2, CHUNK_MESSAGES),
+        (CHUNK_MESSAGES, CHUNK_MESSAGES, CHUNK_SECONDS * 4, CHUNK_MESSAGES // 4),
+        (8, 8, CHUNK_SECONDS / 100, 16),
+        (4, 1, 1.0, 1),
+        (16, 16, 0.0, 32),
+    ],
+    ids=["fast enough", "too slow", "fast again", "very slow", "no time at all"],
+)
+def test_chunks_are_as_large_as_the_kernel_is_fast(size: int, messages: int, seconds: float, following: int) -> None:
+    assert next_chunk(size, messages, seconds) == following
+
+
+class KernelSocket:
+    """A netlink socket whose kernel accepts all messages but those in `refused`, and raises `errors` on sends first."""
+
+    def __init__(self, *errors: int, refused: dict[int, int] | None = None) -> None:
+        self._ends = socket.socketpair()
+        self._errors = list(errors)
+        self._refused = refused or {}
+        self._answers: list[bytes] = []
+        self.sent: list[int] = []
+
+    def fileno(self) -> int:
+        return self._ends[0].fileno()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+    def send(self, buffer: bytes) -> None:
+        if self._errors:
+            number = self._errors.pop(0)
+            raise OSError(number, "refused")  # EAGAIN makes it a BlockingIOError
+        messages = list(iterate_messages(bytes(buffer)))
+        for index, (_, flags, sequence, _) in enumerate(messages, sum(self.sent)):
+            number = self._refused.get(index, 0)
+            if number or flags & NLM_F_ACK:
+                self._answers.append(HEADER.pack(HEADER.size + 4, 2, 0, sequence, 0) + struct.pack("=i", -number))
+        self.sent.append(len(messages))
+
+    def recv_into(self, buffer: memoryview) -> int:
+        if not self._answers:
+            raise BlockingIOError
+        answer = self._answers.pop(0)
+        buffer[: len(answer)] = answer
+        return len(answer)
+
+
+@pytest.fixture
+def transact():
+    """Send messages by a socket that is no netlink socket; it is closed in the end."""
+    sockets = []
+
+    async def send(kernel: KernelSocket, count: int) -> dict[int, int]:
+        sockets.append(kernel)
+        netlink = NetlinkSocket(NETLINK_ROUTE)
+        netlink._socket = kernel
+        return await netlink.transact([message(20, 0, b"")] * count)
+
+    yield send
+    for each in sockets:
+        each.close()
+
+
+async def test_a_send_that_would_block_waits_until_there_is_room(transact) -> None:
+    kernel = KernelSocket(errno.EAGAIN, errno.EAGAIN)
+    assert await transact(kernel, 200) == {}
+    assert kernel.sent == [128, 72]
+
+
+async def test_a_send_without_memory_is_tried_again(transact) -> None:
+    kernel = KernelSocket(errno.ENOBUFS, errno.ENOBUFS)
+    assert await transact(kernel, 3) == {}
+    assert kernel.sent == [3]
+
+
+async def test_without_memory_for_long_it_fails_with_a_sentence(transact) -> None:
+    kernel = KernelSocket(*[errno.ENOBUFS] * 10)
+    with pytest.raises(KernelError, match="cannot send 3 netlink messages") as failed:
+        await transact(kernel, 3)
+    assert failed.value.errno == errno.ENOBUFS
+    assert kernel.sent == []
+
+
+async def test_a_kernel_that_never_has_room_is_no_end(transact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kroute.kernel.netlink.SEND_TIMEOUT", 0.05)
+    kernel = KernelSocket(*[errno.EAGAIN] * 1_000_000)
+    with pytest.raises(KernelError, match="cannot send 3 netlink messages"):
+        await transact(kernel, 3)
+
+
+async def test_refusals_keep_their_messages_after_a_send_that_had_to_wait(transact) -> None:
+    refused = {0: errno.EEXIST, 127: errno.ENOENT, 128: errno.ESRCH, 199: errno.EEXIST}
+    assert await transact(KernelSocket(errno.EAGAIN, errno.ENOBUFS, refused=refused), 200) == refused
+
+
+async def test_other_tasks_run_between_chunks(transact) -> None:
+    turns: list[int] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await transact(KernelSocket(), 128 * 10)
+    counting.cancel()
+    assert len(turns) >= 9

@@ -1,0 +1,107 @@
+"""The agent's way from changes to published plans."""
+
+import asyncio
+
+import pytest
+
+from kroute import agent as module
+from kroute.agent import Agent
+from kroute.broadcaster import Subscription
+from kroute.operations.loop_watch import LoopWatch
+from kroute.planning.node_facts import NodeInterfaces
+from kroute.planning.objects import Applied, EndpointSlice, Listed, Node, Service
+from kroute.planning.plan import NODE_PLAN
+from tests.builders import NODE_IPV4, endpoint_slice, service, settings
+from tests.unit.watching import running
+
+LISTED = (Listed(Service), Listed(EndpointSlice), Listed(Node))
+SERVICES = [service(f"s{number}", f"10.96.1.{number}") for number in range(10)]
+
+
+async def nothing(_sink: object) -> None:
+    """A source without changes."""
+
+
+def new_agent() -> Agent:
+    interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
+    return Agent(settings(), interfaces, nothing, loop_watch=LoopWatch())
+
+
+async def taken(subscription: Subscription) -> list[str]:
+    """The Services whose plans come next."""
+    await subscription.wait()
+    return [key.name for key in subscription.take() if key != NODE_PLAN]
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE", 4)
+
+
+async def test_nothing_is_published_before_everything_has_been_listed() -> None:
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    async with running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED[:2]])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not subscription.has_arrived
+        agent._take(LISTED[2:])
+        assert len(await taken(subscription)) == len(SERVICES)
+
+
+async def test_the_first_list_comes_as_one_though_it_is_planned_in_slices_and_changes_come_between() -> None:
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    others: list[int] = []
+
+    async def change() -> None:
+        """What else runs in the loop."""
+        while not subscription.has_arrived:
+            others.append(len(agent._broadcaster.current))
+            await asyncio.sleep(0)
+
+    async with running(agent._plan()), asyncio.TaskGroup() as group:
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        group.create_task(change())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        agent._take([Applied(service("late", "10.96.2.1"))])
+    assert set(others) == {5, 9}  # plans, the node's own among them: it ran between the slices
+    assert sorted(await taken(subscription)) == sorted(["late", *(it.metadata.name for it in SERVICES)])
+
+
+async def test_without_any_service_the_first_list_is_published_too() -> None:
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    async with running(agent._plan()):
+        agent._take(LISTED)
+        assert await taken(subscription) == []
+
+
+async def test_a_change_goes_out_at_once_and_what_waits_goes_out_together() -> None:
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    async with running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        await taken(subscription)
+        agent._take([Applied(endpoint_slice("e3", "10.244.1.3", of="s3"))])
+        assert await taken(subscription) == ["s3"]
+        for number in (1, 2, 3):
+            agent._take([Applied(endpoint_slice(f"e{number}", "10.244.1.9", of=f"s{number}"))])
+        assert await taken(subscription) == ["s1", "s2", "s3"]
+
+
+async def test_a_small_change_behind_a_large_one_does_not_wait_for_its_subscribers() -> None:
+    """The slices of a large change go out one by one, so a controller begins with the first."""
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    async with running(agent._plan()):
+        agent._take([*map(Applied, SERVICES), *LISTED])
+        await taken(subscription)
+        agent._take_interfaces(NodeInterfaces(frozenset({"192.168.123.7"}), ("192.168.123.7",)))
+        agent._take([Applied(service("late", "10.96.2.1"))])
+        rounds = []
+        while "late" not in [name for names in rounds for name in names]:
+            rounds.append(await taken(subscription))
+        assert [len(names) for names in rounds] == [4, 4, 3]
