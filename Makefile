@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance lint lab clean
+.PHONY: help demo test unit conformance bench lint lab clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -22,6 +22,10 @@ unit: ## run the tests that need no kernel
 conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
 	@scripts/setup lab
 	@.venv/bin/python -m tests.conformance $(ARGS)
+
+bench: ## measure kroute beside the batch tools in C; write docs/performance.md (QUICK=1: a few minutes, no page)
+	@scripts/setup lab
+	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(ARGS)
 
 lint: ## check style, types and the direction of imports
 	@scripts/setup unit

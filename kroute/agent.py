@@ -1,26 +1,32 @@
 """Wire the parts of kroute together and run them: a source of changes, the catalog, the broadcaster, the controllers.
 
 All of it lives in one event loop. Changes go into the catalog as they arrive; one task plans what they touched and
-publishes it. What arrives while it plans goes out together in the next round, and nothing waits for a timer.
+publishes it, so much at a time that the loop is never held for long. What arrives meanwhile goes out with the next
+slice, and nothing waits for a timer.
 """
 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from kroute import __version__
+from kroute import __version__, heap
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.ledger import LedgerError
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.garbage import Collector
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs import Ipvs
-from kroute.operations import agent_socket, preflight, show, snapshot
+from kroute.operations import agent_socket, preflight, show, snapshot, statistics
 from kroute.operations.events import CreateObject, EventRecorder
+from kroute.operations.latency import ProgrammingLatency
+from kroute.operations.loop_watch import LoopWatch
 from kroute.operations.state_dir import StateDirectory, StateDirectoryError
+from kroute.operations.statistics import NewestMeasurements, WatchStatistics
 from kroute.planning.catalog import Catalog
 from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import Change
@@ -31,10 +37,16 @@ from kroute.watchers.manifests import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
+if TYPE_CHECKING:
+    from kroute.watchers.reflector import Reflector
+
 log = structlog.get_logger(__name__)
 
 STOP_WITHIN = 4.0
 """Seconds for which the controllers may finish the batch in hand after SIGTERM."""
+
+SLICE = 64
+"""Services planned between two looks at the event loop: a few milliseconds."""
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
@@ -46,25 +58,45 @@ REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 class Agent:
     """kroute on one node, which has these `interfaces`.
 
-    `follow` is where changes come from, `create` how Events are written (None: they are only logged).
+    `follow` is where changes come from, `create` how Events are written (None: they are only logged). `loop_watch` is
+    that of the event loop in which it runs, `watches` counts what the watches do.
     """
 
     def __init__(
-        self, settings: Settings, interfaces: NodeInterfaces, follow: Follow, create: CreateObject | None = None
+        self,
+        settings: Settings,
+        interfaces: NodeInterfaces,
+        follow: Follow,
+        create: CreateObject | None = None,
+        *,
+        loop_watch: LoopWatch,
+        watches: Callable[[], dict[str, WatchStatistics]] = dict,
     ) -> None:
         self._follow = follow
+        self._watches = watches
+        self._loop_watch = loop_watch
+        self._latency = ProgrammingLatency()
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
         self._changed = asyncio.Event()
+        self._collector = Collector()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
+        self._controllers.milestones.follow(self._latency.passed)
+        self._answers = {
+            show.QUESTION: self._shown,
+            statistics.QUESTION: self._counted,
+            statistics.NEWEST_QUESTION: self._measured,
+        }
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set; what is in the kernel then stays there."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._collector)
+            heap.return_large_blocks()
             await stack.enter_async_context(self._controllers)
-            await stack.enter_async_context(agent_socket.serve(state_dir.path, {show.QUESTION: self._shown}))
+            await stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers))
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -83,6 +115,7 @@ class Agent:
                 serving.cancel()
 
     def _take(self, changes: Sequence[Change]) -> None:
+        self._latency.read()
         self._catalog.take(changes)
         self._changed.set()
 
@@ -91,28 +124,36 @@ class Agent:
         self._changed.set()
 
     async def _plan(self) -> None:
-        """Publish the plans of what has changed. The first round goes out even if there is nothing to serve."""
-        published = False
+        """Publish the plans of what has changed, a slice at a time. The first list is published as one."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            plans = self._catalog.commit()
-            if not self._catalog.ready or (published and not plans):
-                continue
-            for plan in plans:
-                if plan.node is not None:
-                    _tell_of_node(plan.node)
-                if plan.is_empty:
-                    self._recorder.forget(plan.key)
-                for problem in plan.problems:
-                    self._recorder.report(plan.key, problem)
-            self._broadcaster.publish(plans)
-            if not published:
-                log.info("plans.first_published", services=_services_in(plans))
-                published = True
+            while self._catalog.ready and self._catalog.has_marked:
+                plans = self._catalog.commit(SLICE)
+                self._publish(plans)
+                self._collector.made(len(plans))
+                await asyncio.sleep(0)
+            self._latency.planned()
+
+    def _publish(self, plans: Sequence[ServicePlan]) -> None:
+        for plan in plans:
+            if plan.node is not None:
+                _tell_of_node(plan.node)
+            if plan.is_empty:
+                self._recorder.forget(plan.key)
+            for problem in plan.problems:
+                self._recorder.report(plan.key, problem)
+        is_first = not self._broadcaster.has_started
+        if not is_first:
+            self._latency.published(plans)
+        self._broadcaster.publish(plans, more=self._catalog.has_marked)
+        if is_first and self._broadcaster.has_started:
+            log.info("plans.first_published", services=_services_in(self._broadcaster.current.values()))
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
+        self._collector.loaded()
+        heap.return_free_pages()
         state_dir.mark_ready()
         log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
 
@@ -120,6 +161,20 @@ class Agent:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+    async def _counted(self) -> bytes:
+        counted = statistics.statistics(
+            self._watches(),
+            self._broadcaster.statistics(),
+            self._controllers.statistics(),
+            self._controllers.sockets(),
+            self._loop_watch.statistics(),
+            self._latency.statistics(),
+        )
+        return msgspec.json.encode(counted)
+
+    async def _measured(self) -> bytes:
+        return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._latency.newest)))
 
 
 def _services_in(plans: Iterable[ServicePlan]) -> int:
@@ -142,14 +197,18 @@ def _tell_of_node(node: NodeFacts) -> None:
 
 def main(settings: Settings) -> int:
     """Run kroute in the foreground; returns its exit code."""
-    return run_to_the_end(_serve(settings))
+    loop_watch = LoopWatch()
+    return run_to_the_end(_serve(settings, loop_watch), loop_watch.new_loop)
 
 
-def run_to_the_end(serving: Coroutine[None, None, int]) -> int:
+def run_to_the_end(
+    serving: Coroutine[None, None, int], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> int:
     """Run until it ends; what ends it with a sentence is logged. Returns the exit code."""
     refusals: list[BaseException] = []
     try:
-        return asyncio.run(serving)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(serving)
     except* REFUSALS as group:
         refusals += _leaves(group)
     for refusal in refusals:
@@ -165,7 +224,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
             yield error
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
     if lacks := await preflight.lacks():
         for lack in lacks:
             log.error("node.lacks", lack=lack)
@@ -176,21 +235,48 @@ async def _serve(settings: Settings) -> int:
     with StateDirectory.claim(settings.state_dir) as state_dir:
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         async with AsyncExitStack() as stack:
-            agent = await _agent(settings, stack)
+            agent = await _agent(settings, stack, loop_watch)
             await agent.run(stop, state_dir)
     log.info("kroute.stopped")
     return 0
 
 
-async def _agent(settings: Settings, stack: AsyncExitStack) -> Agent:
+async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
     """An agent with the source that the settings name; what it needs is closed with the stack."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     directory = settings.manifests
     if directory is not None:
-        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, sink).run())
+        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch)
     from kroute.watchers.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
     from kroute.watchers.kubernetes import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
     log.info("api.configured", server=api.server)
-    return Agent(settings, interfaces, lambda sink: KubernetesWatcher(api, sink).run(), api.create)
+    reflectors: dict[str, Reflector] = {}
+
+    async def follow(sink: Sink) -> None:
+        watcher = KubernetesWatcher(api, sink)
+        reflectors.update(watcher.reflectors)
+        await watcher.run()
+
+    return Agent(
+        settings,
+        interfaces,
+        follow,
+        api.create,
+        loop_watch=loop_watch,
+        watches=lambda: {kind: _watch_statistics(reflector) for kind, reflector in reflectors.items()},
+    )
+
+
+def _watch_statistics(reflector: "Reflector") -> WatchStatistics:
+    counted = reflector.statistics
+    return WatchStatistics(
+        lists=counted.lists,
+        watches=counted.watches,
+        events=counted.events,
+        failures=counted.failures,
+        objects=reflector.known,
+        malformed=reflector.malformed,
+        resource_version=reflector.resource_version,
+    )

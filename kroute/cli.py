@@ -162,9 +162,11 @@ def cli() -> None:
 def run(**values: Any) -> int:
     """Serve this node until SIGTERM; the data path stays in place afterwards."""
     chosen = _settings(values)
-    from kroute import agent, logs  # noqa: PLC0415 - the other commands do without
+    from kroute import logs  # noqa: PLC0415 - the other commands do without
 
     logs.configure(chosen.log_format, chosen.log_level)
+    from kroute import agent  # noqa: PLC0415 - after the logs, which decide what structlog loads
+
     return agent.main(chosen)
 
 

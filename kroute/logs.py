@@ -1,9 +1,30 @@
-"""Logs are events: one line for each change, JSON in a pod, colours on a terminal."""
+"""Logs are events: one line for each change, JSON in a pod, colours on a terminal.
+
+structlog loads rich where it is installed, 0.07 s and 5 MB, to draw tracebacks that plain text shows as well. For an
+agent to go without it, structlog has to be imported here first.
+"""
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import structlog
+
+@contextmanager
+def _without(package: str) -> Iterator[None]:
+    """Let a package seem not to be installed, unless it is there already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # which is how an import is told that there is none
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+with _without("rich"):
+    import structlog
 
 
 def configure(log_format: str, level: str) -> None:

@@ -3,17 +3,18 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs import Ipvs
 from kroute.operations import agent_socket, snapshot
 from kroute.operations.snapshot import RealServerRow, Snapshot, VirtualServerRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 QUESTION = "show"
 _HEADINGS = (
@@ -42,6 +43,8 @@ def main(state_dir: Path, *, as_json: bool) -> int:
         return 0
     if shown.source == "kernel":
         click.echo("No agent answers on this node: this is what the kernel has.", err=True)
+    from rich.console import Console  # noqa: PLC0415  # the agent, which imports this module, draws no tables
+
     print_table(shown, Console(width=None if sys.stdout.isatty() else 160))
     return 0
 
@@ -54,8 +57,11 @@ async def _ask_or_read(state_dir: Path) -> Snapshot:
             return snapshot.of_kernel(await ipvs.read())
 
 
-def print_table(shown: Snapshot, console: Console) -> None:
+def print_table(shown: Snapshot, console: "Console") -> None:
     """Print one line a real server, and the problems below."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)

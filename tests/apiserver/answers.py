@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -68,12 +69,16 @@ class LineWriter:
         await self.response.prepare(self._request)
         return not await self._struck(b"")
 
-    async def write(self, line: bytes) -> bool:
-        """Write a line; False when the stream is over."""
-        if await self._struck(line):
-            return False
-        await self.response.write(line)
-        self._written += 1
+    async def write(self, lines: Sequence[bytes]) -> bool:
+        """Write lines; False when the stream is over."""
+        if self._fault is None:
+            await self.response.write(b"".join(lines))
+            return True
+        for line in lines:
+            if await self._struck(line):
+                return False
+            await self.response.write(line)
+            self._written += 1
         return True
 
     async def _struck(self, line: bytes) -> bool:

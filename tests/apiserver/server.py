@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from multidict import CIMultiDict
 
 from tests.apiserver import status, writes
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
-from tests.apiserver.encoding import encode
+from tests.apiserver.encoding import EventEncoder, encode
 from tests.apiserver.faults import Fault, Faults, Where
 from tests.apiserver.lists import list_objects
 from tests.apiserver.resources import BY_KIND, Object, Target, object_key, parse_path
@@ -38,6 +39,9 @@ class Features:
 
 
 class RequestSeen(NamedTuple):
+    """A request, and the Unix time at which it came."""
+
+    at: float
     method: str
     path: str
     query: dict[str, str]
@@ -68,6 +72,7 @@ class ApiServer:
         self.requests: list[RequestSeen] = []
         self._host, self._port, self._tls, self._second = host, port, tls, second
         self._watches: dict[Watch, web.Request] = {}
+        self._encoder = EventEncoder()
         self._runner: web.AppRunner
         self._site: web.TCPSite
 
@@ -142,6 +147,13 @@ class ApiServer:
     def compact(self) -> None:
         """Forget the history: older resourceVersions and continue tokens are expired."""
         self.store.compact()
+        self._encoder.clear()
+
+    def encode_ahead(self) -> None:
+        """Encode every object now, so that whoever lists them does not wait for it."""
+        for kind in BY_KIND:
+            for item in self.objects(kind):
+                self._encoder.keep(item)
 
     def end_watches(self) -> None:
         """End every watch in good order; with `compact` before it, a storm of relists."""
@@ -166,7 +178,7 @@ class ApiServer:
         return web.json_response({"due": len(self.faults.due)}, status=201)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        seen = RequestSeen(request.method, request.path, dict(request.query), CIMultiDict(request.headers))
+        seen = RequestSeen(time.time(), request.method, request.path, dict(request.query), CIMultiDict(request.headers))
         self.requests.append(seen)
         try:
             self._authenticate(request)
@@ -234,8 +246,8 @@ class ApiServer:
         try:
             if await writer.start():
                 async with aclosing(watch.events()) as events:
-                    async for event in events:
-                        if not await writer.write(encode(event)):
+                    async for some in events:
+                        if not await writer.write([self._encoder.encode(event) for event in some]):
                             break
         except ConnectionResetError:
             pass  # the client hung up

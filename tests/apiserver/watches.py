@@ -15,10 +15,14 @@ LAST_BOOKMARKS = (2.1, 1.05)
 DEFAULT_TIMEOUT = 1800.0
 
 
-class Watch:
-    """One watch: an async iterator of events. Raises StatusError before the first one for a bad request.
+TOGETHER = 64
+"""Initial events that are sent at once."""
 
-    `second` is how long a second of the API takes here.
+
+class Watch:
+    """One watch: an async iterator of events, as many at a time as there are.
+
+    Raises StatusError before the first one for a bad request. `second` is how long a second of the API takes here.
     """
 
     def __init__(
@@ -49,19 +53,21 @@ class Watch:
         """End in good order, as a server does that shuts down."""
         self.ended = True
 
-    async def events(self) -> AsyncGenerator[Object, None]:
+    async def events(self) -> AsyncGenerator[list[Object], None]:
         if self._from_now:
             self._position = self._store.revision
-            for key, item in sorted(self._store.current(self._target.type).items()):
-                if self._in_scope(key) and self._selection(item):
-                    yield {"type": "ADDED", "object": item}
+            items = sorted(self._store.current(self._target.type).items())
+            for start in range(0, len(items), TOGETHER):
+                some = items[start : start + TOGETHER]
+                if events := [_added(item) for key, item in some if self._in_scope(key) and self._selection(item)]:
+                    yield events
             if self._initial_events and self._bookmarks:
-                yield self._bookmark({"k8s.io/initial-events-end": "true"})
+                yield [self._bookmark({"k8s.io/initial-events-end": "true"})]
         elif self._position < self._store.compacted:
-            yield self.expired()
+            yield [self.expired()]
             return
         async for event in self._follow():
-            yield event
+            yield [event]
 
     def expired(self) -> Object:
         return {"type": "ERROR", "object": status.version_expired(self._position, self._store.compacted).body}
@@ -126,3 +132,7 @@ class Watch:
             metadata["annotations"] = annotations
         item = {"kind": type_.kind, "apiVersion": type_.api_version, "metadata": metadata, **type_.zero}
         return {"type": "BOOKMARK", "object": item}
+
+
+def _added(item: Object) -> Object:
+    return {"type": "ADDED", "object": item}

@@ -48,12 +48,18 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, argv: list[str], *, environment: dict[str, str], output: IO[bytes] | None = None, terminal: bool = False
+        self,
+        argv: list[str],
+        *,
+        environment: dict[str, str],
+        output: IO[bytes] | None = None,
+        terminal: bool = False,
+        devices: tuple[str, ...] = (),
     ) -> None:
         """Boot, and run `argv` in the project's directory with `environment` added to the machine's own.
 
         Without `output` the command writes to the console log as well. With `terminal` it talks to this process's
-        terminal, for a person to type at.
+        terminal, for a person to type at. `devices` are further words of the kernel's command line.
 
         Raises:
             MachineError: the lab kernel is not there; `make lab` or `scripts/setup lab` fetches it.
@@ -62,7 +68,7 @@ class Machine:
         binary = kernel / "usr/bin/linux.uml"
         if not binary.exists():
             raise MachineError(f"no lab kernel in {kernel}: run scripts/setup lab")
-        for package in ("kroute", "tests"):
+        for package in ("kroute", "tests", "bench"):
             compileall.compile_dir(PROJECT / package, quiet=2)  # the machine, which cannot write it, would start slowly
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         (self.shared / "command").write_text(f"{exports}exec {shlex.join(argv)}\n")
@@ -80,6 +86,7 @@ class Machine:
                     *("con=null", f"con0=null,fd:{console.fileno()}", f"con1={second}", "hostname=lab", "quiet"),
                     *(f"LAB_RUN={self.shared}", f"LAB_PROJECT={PROJECT}", f"LAB_KERNEL={kernel}"),
                     f"LAB_INTERACTIVE={'yes' if terminal else 'no'}",
+                    *devices,
                     f"init={PROJECT / 'tests/lab/guest-init'}",
                 ],
                 stdin=None if terminal else subprocess.DEVNULL,
@@ -89,6 +96,12 @@ class Machine:
                 env={**os.environ, "TMPDIR": str(_memory_directory())},
                 start_new_session=not terminal,
             )
+
+    @property
+    def pid(self) -> int:
+        """The process that the machine, and all in it, is below."""
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
 
     @property
     def running(self) -> bool:

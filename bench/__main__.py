@@ -1,0 +1,68 @@
+"""`python -m bench [--quick] [--services N]... [--phases cold,warm,...] [--profile]`."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import phases, report
+from bench.node import RunnerError
+from bench.phases import BenchError
+from bench.run import PHASES, run
+from tests.lab.machine import PROJECT, MachineError
+from tests.lab.namespaces import CommandError
+
+RESULTS = PROJECT / "bench" / "results"
+QUICK_RESULTS = RESULTS / "quick"
+PAGE = PROJECT / "docs" / "performance.md"
+SIZES = (100, 1000, 10000)
+QUICK_SIZES = (100, 1000)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def main() -> None:
+    """Run the bench and write what it has found."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")), help="a few minutes")
+    parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
+    parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
+    parser.add_argument("--phases", default=",".join(PHASES), help=f"of {', '.join(PHASES)}; cold is always made")
+    parser.add_argument("--profile", action="store_true", help="sample the stack of the agent that starts cold")
+    parser.add_argument("--output", type=Path, help="directory for the results; default: bench/results")
+    parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {PAGE.name}")
+    parser.add_argument(
+        "--again", action="store_true", help="measure nothing: write the last result's tables and charts"
+    )
+    chosen = parser.parse_args()
+    output = chosen.output or (QUICK_RESULTS if chosen.quick else RESULTS)
+    file = output / "bench.json"
+    if not chosen.again:
+        try:
+            result = _measure(chosen)
+        except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
+            sys.exit(f"bench: {error}")
+        output.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    result = json.loads(file.read_text())
+    report.write(result, output)
+    if chosen.publish:
+        report.publish(result, PAGE, os.path.relpath(output, PAGE.parent))
+    print((output / "bench.md").read_text())
+
+
+def _measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    sizes = chosen.services or (QUICK_SIZES if chosen.quick else SIZES)
+    lengths = phases.QUICK if chosen.quick else phases.FULL
+    wanted = frozenset(chosen.phases.split(","))
+    return asyncio.run(run(sizes, chosen.endpoints, lengths, wanted, _say, profile=chosen.profile))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""How much the kernel of this network namespace holds of what a service proxy makes."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from bench.workload import NODE_ADDRESS
+
+INTERFACE = "kube-dummy-if"
+
+
+def count() -> dict[str, int]:
+    """The number of objects by kind: virtual and real servers, addresses, routes, and entries of sets."""
+    table = Path("/proc/thread-self/net/ip_vs").read_text()
+    real_servers = table.count("\n  -> ") - 1  # the table's heading looks like one
+    return {
+        "virtual_servers": table.count("\nTCP ") + table.count("\nUDP ") + table.count("\nSCTP "),
+        "real_servers": real_servers,
+        "addresses": _lines("ip", "-oneline", "-4", "address", "show", "dev", INTERFACE),
+        "routes": _lines("ip", "-4", "route", "show", "table", "local", "dev", INTERFACE, "src", NODE_ADDRESS),
+        "entries": _entries(),
+    }
+
+
+def differences(expected: Mapping[str, Sequence[str]], port: int, target_port: int) -> int:
+    """How many of the virtual servers, by their addresses, serve from others than these real servers, or are too many.
+
+    Those with weight 0 do not serve: they drain.
+    """
+    found: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    real_servers: set[tuple[str, int]] = set()
+    for line in Path("/proc/thread-self/net/ip_vs").read_text().splitlines()[3:]:
+        words = line.split()
+        if words[0] == "->":
+            if words[3] != "0":
+                real_servers.add(_endpoint(words[1]))
+        else:
+            real_servers = found.setdefault(_endpoint(words[1]), set())
+    wanted = {(vip, port): {(address, target_port) for address in each} for vip, each in expected.items()}
+    return sum(found.get(key) != wanted.get(key) for key in found.keys() | wanted.keys())
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """Read `0AFE000A:1F90`."""
+    address, _, port = text.partition(":")
+    return str(IPv4Address(int(address, 16))), int(port, 16)
+
+
+def _lines(*command: str) -> int:
+    return len(_output(*command).splitlines())
+
+
+def _entries() -> int:
+    found = 0
+    for line in _output("ipset", "list", "-t").splitlines():
+        name, _, value = line.partition(": ")
+        if name == "Number of entries":
+            found += int(value)
+    return found
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout

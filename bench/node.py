@@ -1,0 +1,124 @@
+"""The node under test, as it is driven from where the API stand-in is: a lab machine, or a namespace of this host.
+
+With a lab machine the two are on one wire, a tap device: so the stand-in costs the machine's one processor nothing but
+the packets that it would receive from a real API server, too. This end is in a network namespace of this host's.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from bench.host_load import cpu_seconds
+from bench.runner import PORT
+from bench.workload import NODE_ADDRESS
+from tests.lab.machine import PROJECT, Machine
+from tests.lab.mode import lab_mode
+from tests.lab.namespaces import Namespace, enter
+from tests.lab.run import environment
+
+API_ADDRESS = "192.168.250.1"
+_STARTS_WITHIN = 60.0
+_LINE_LIMIT = 1 << 26
+
+
+class RunnerError(Exception):
+    """The node could not do what it was asked to; the text says why."""
+
+
+class NodeUnderTest:
+    """Asks the node's runner (bench/runner.py), one request at a time. `shared` is a directory that both see."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Path, process: int) -> None:
+        self.shared = shared
+        self._reader = reader
+        self._writer = writer
+        self._process = process
+        self._busy = asyncio.Lock()
+
+    async def ask(self, command: str, **arguments: Any) -> Any:
+        """Have the runner do something, and return its answer."""
+        async with self._busy:
+            self._writer.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            answer = json.loads(await self._reader.readline() or b'{"error": "the node has gone"}')
+        if "error" in answer:
+            raise RunnerError(f"{command}: {answer['error']}")
+        return answer["answer"]
+
+    def cpu(self) -> float:
+        """Seconds of a processor that the whole node has used so far: its kernel and all its processes."""
+        return cpu_seconds(self._process)
+
+
+@contextlib.asynccontextmanager
+async def node_under_test() -> AsyncIterator[NodeUnderTest]:
+    """A node with its runner, for the length of an `async with`; this process is on the other end of its wire.
+
+    Raises:
+        MachineError, OSError: the lab cannot run here (docs/lab.md says what it needs; the wire needs root).
+    """
+    with Path("/proc/self/ns/net").open() as home, contextlib.ExitStack() as stack:
+        wire = Namespace(f"kl-bench-{os.getpid()}")
+        stack.callback(wire.delete)
+        boot = _in_machine if lab_mode() == "vm" else _in_namespace
+        shared, process = boot(wire, stack)
+        enter(wire.fd)  # whatever this process opens from now on is on the wire
+        stack.callback(enter, home.fileno())
+        reader, writer = await _connect()
+        stack.callback(writer.close)
+        yield NodeUnderTest(reader, writer, shared, process)
+
+
+def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int]:
+    wire.ip(f"link set lo up\ntuntap add dev tap0 mode tap\naddress add {API_ADDRESS}/24 dev tap0\nlink set tap0 up\n")
+    machine = stack.enter_context(Machine("bench"))
+    setup = (
+        f"ip address add {NODE_ADDRESS}/24 dev vec0 && ip link set vec0 up && "
+        f"ip route add default via {API_ADDRESS} && exec {sys.executable} -m bench.runner {machine.shared}"
+    )
+    with wire.inside():
+        machine.start(
+            ["bash", "-c", setup],
+            environment=environment(),
+            devices=("vec0:transport=tap,ifname=tap0,depth=128,gro=1",),
+        )
+    return machine.shared, machine.pid
+
+
+def _in_namespace(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int]:
+    place = Namespace(f"{wire.name}-node")
+    stack.callback(place.delete)
+    wire.ip(
+        f"link set lo up\nlink add wire type veth peer name eth0 netns {place.name}\n"
+        f"address add {API_ADDRESS}/24 dev wire\nlink set wire up\n"
+    )
+    place.ip(
+        f"link set lo up\naddress add {NODE_ADDRESS}/24 dev eth0\nlink set eth0 up\n"
+        f"route add default via {API_ADDRESS}\n"
+    )
+    shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kroute-bench-", dir="/run")))
+    with place.inside():
+        process = stack.enter_context(
+            subprocess.Popen([sys.executable, "-m", "bench.runner", str(shared)], cwd=PROJECT)
+        )
+    stack.callback(process.terminate)
+    return shared, process.pid
+
+
+async def _connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while True:
+        try:
+            async with asyncio.timeout(1):
+                return await asyncio.open_connection(NODE_ADDRESS, PORT, limit=_LINE_LIMIT)
+        except (OSError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)

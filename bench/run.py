@@ -1,0 +1,100 @@
+"""One run of the bench: every size, every phase, one after the other, and the figures as plain data."""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Set
+from typing import Any
+
+from bench import phases
+from bench.node import NodeUnderTest, node_under_test
+from bench.phases import Lengths
+from bench.session import Session
+from bench.workload import Workload
+from tests.lab.machine import PROJECT
+from tests.lab.mode import lab_mode
+
+PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "audit")
+_WITH_AUDITS = {"warm", "storm", "audit"}
+
+Say = Callable[[str], None]
+
+
+async def run(
+    sizes: Iterable[int], endpoints: int, lengths: Lengths, wanted: Set[str], say: Say, *, profile: bool = False
+) -> dict[str, Any]:
+    """Measure every size on a node of its own; `say` is told how it goes."""
+    result: dict[str, Any] = {**_circumstances(), "runs": []}
+    for services in sizes:
+        async with node_under_test() as node:
+            result["runs"].append(await _measure(node, Workload(services, endpoints), lengths, wanted, say, profile))
+    result["load_after"] = os.getloadavg()[0]
+    return result
+
+
+async def _measure(
+    node: NodeUnderTest, workload: Workload, lengths: Lengths, wanted: Set[str], say: Say, profile: bool
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {"services": workload.services, "endpoints": workload.endpoints}
+    began = time.monotonic()
+
+    def done(**named: Any) -> None:
+        figures.update(named)
+        for name, value in named.items():
+            short = {key: it for key, it in value.items() if key not in {"series", "latencies"}}
+            say(f"{workload.services} Services, {time.monotonic() - began:.0f} s: {name} {_rounded(short)}")
+
+    async with Session.open(node, workload) as session:
+        if "tools" in wanted:
+            done(tools=await node.ask("batch_tools", services=workload.services, endpoints=workload.endpoints))
+        await session.compare_clocks()
+        await session.calibrate(lengths.calm)
+        empty = session.baseline
+        done(cold=await phases.start(session, phases.NEVER, profile=profile))
+        await session.calibrate(lengths.calm)
+        if "update" in wanted:
+            done(update=await phases.updates(session, lengths))
+        if "services" in wanted:
+            done(**await phases.additions_and_deletions(session, lengths))
+        share = await phases.idle(session, lengths) if "idle" in wanted else None
+        await node.ask("stop")
+        if profile:
+            say((node.shared / "profile").read_text())
+        await session.calibrate(lengths.calm)
+        done(kernel={"cpu_share": session.baseline - empty})
+        if share is not None:
+            done(idle={"cpu_share": share - session.baseline})
+        if wanted & _WITH_AUDITS:
+            await _measure_with_audits(session, lengths, wanted, done)
+    return figures
+
+
+async def _measure_with_audits(session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]) -> None:
+    """The phases of a second agent, which is started where the first has left all in place."""
+    done(warm=await phases.start(session, phases.USUAL))
+    if "storm" in wanted:
+        done(storm=await phases.storm(session, lengths))
+    if "audit" in wanted:
+        done(audit=await phases.audit(session, lengths))
+    await session.node.ask("stop")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(it) for key, it in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _circumstances() -> dict[str, Any]:
+    """When, what, and where."""
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False)
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit.stdout.strip(),
+        "lab": lab_mode(),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+    }

@@ -1,0 +1,137 @@
+"""What runs on the node under test: does what it is asked over a TCP connection, one JSON line each way.
+
+    python -m bench.runner SHARED_DIRECTORY
+
+It starts and stops the agent, passes questions on to it, reads what the kernel has, and times the batch tools.
+"""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import batch_tools, kernel_content
+from kroute.operations import agent_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+PORT = 7070
+_READY_POLL = 0.02
+_LINE_LIMIT = 1 << 26
+
+
+class Runner:
+    """Each method `do_…` is a command; its arguments and its answer are JSON."""
+
+    def __init__(self, shared: Path, state_dir: Path) -> None:
+        self._shared = shared
+        self._state_dir = state_dir
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._log = shared / "agent.log"
+
+    async def do_start(self, argv: list[str], profile: bool) -> float:
+        """Start `kroute ARGV...` with an empty log; returns the Unix time just before."""
+        (self._state_dir / "ready").unlink(missing_ok=True)
+        module = ["bench.sampling", str(self._shared / "profile")] if profile else ["kroute"]
+        with self._log.open("wb") as log:
+            started = time.time()
+            self._agent = subprocess.Popen(
+                [sys.executable, "-m", *module, *argv, "--state-dir", str(self._state_dir)], stdout=log, stderr=log
+            )
+        return started
+
+    async def do_ready(self, within: float) -> float:
+        """Wait until the agent has applied everything; returns the Unix time at which the file `ready` was made."""
+        async with asyncio.timeout(within):
+            while not (self._state_dir / "ready").exists():
+                if self._running().poll() is not None:
+                    raise RuntimeError(f"kroute ended before it was ready: {self._log.read_text()[-2000:]}")
+                await asyncio.sleep(_READY_POLL)
+        return (self._state_dir / "ready").stat().st_mtime
+
+    async def do_stop(self) -> int:
+        """End the agent in order; returns its exit code."""
+        agent = self._running()
+        agent.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(agent.wait, 60)
+
+    async def do_cleanup(self) -> str:
+        """Run `kroute cleanup`; returns what it says."""
+        command = [sys.executable, "-m", "kroute", "cleanup", "--state-dir", str(self._state_dir)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    async def do_question(self, question: str) -> Any:
+        """Pass a question on to the agent's socket."""
+        return json.loads(await agent_socket.ask(self._state_dir, question))
+
+    async def do_memory(self) -> dict[str, int]:
+        """The agent's resident memory in bytes, now and at its peak."""
+        lines = Path(f"/proc/{self._running().pid}/status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return {name: int(fields[field].split()[0]) * 1024 for name, field in (("now", "VmRSS"), ("peak", "VmHWM"))}
+
+    async def do_log(self) -> list[dict[str, Any]]:
+        """The events that the agent has logged since it was started."""
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    async def do_clock(self) -> float:
+        """The Unix time here."""
+        return time.time()
+
+    async def do_content(self) -> dict[str, int]:
+        """How much the kernel holds of each kind of object."""
+        return await asyncio.to_thread(kernel_content.count)
+
+    async def do_differences(self, expected: dict[str, list[str]], port: int, target_port: int) -> int:
+        """How many virtual servers have other real servers than those expected."""
+        return await asyncio.to_thread(kernel_content.differences, expected, port, target_port)
+
+    async def do_batch_tools(self, services: int, endpoints: int) -> dict[str, float]:
+        """Time the batch tools on this content, in a fresh namespace; seconds by the tool's name."""
+        return await asyncio.to_thread(batch_tools.measure, services, endpoints)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._agent is None:
+            raise RuntimeError("no agent has been started")
+        return self._agent
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer requests until the other end hangs up."""
+        while line := await reader.readline():
+            request = json.loads(line)
+            command: Callable[..., Awaitable[Any]] = getattr(self, f"do_{request.pop('command')}")
+            try:
+                answer = {"answer": await command(**request)}
+            except Exception as error:  # noqa: BLE001 - whatever it is, who asked has to know
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        if self._agent is not None and self._agent.poll() is None:
+            self._agent.kill()
+
+
+async def main(shared: Path, state_dir: Path) -> None:
+    """Serve the first connection, then end."""
+    runner = Runner(shared, state_dir)
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await runner.serve(reader, writer)
+        finally:
+            over.set()
+
+    async with await asyncio.start_server(serve, "0.0.0.0", PORT, limit=_LINE_LIMIT):
+        await over.wait()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="kroute-bench-state-", dir="/run") as directory:
+        asyncio.run(main(Path(sys.argv[1]), Path(directory)))

@@ -1,0 +1,73 @@
+"""Where kroute spends its processor time: `python -m bench.sampling FILE ARGV...` runs `kroute ARGV...` under samples.
+
+A profiler that looks at the clock at every call cannot be used in a lab machine, whose kernel takes many microseconds
+to tell the time. This one looks at the stack a hundred times a second of processor time, and writes two tables: by the
+line on top, and by all functions that were on the stack.
+"""
+
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+
+INTERVAL = 0.01
+ROWS = 60
+
+
+class Samples:
+    """Counts of lines seen on top of the stack, and of functions seen anywhere on it."""
+
+    def __init__(self) -> None:
+        self.on_top: Counter[tuple[CodeType, int]] = Counter()
+        self.anywhere: Counter[CodeType] = Counter()
+
+    def start(self) -> None:
+        """Take the first sample soon. Each one orders the next, so that a slow one is not followed at once."""
+        signal.signal(signal.SIGPROF, self._take)
+        signal.setitimer(signal.ITIMER_PROF, INTERVAL)
+
+    def stop(self) -> None:
+        """Take no more."""
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+
+    def _take(self, _number: int, frame: FrameType | None) -> None:
+        if frame is not None:
+            self.on_top[frame.f_code, frame.f_lineno] += 1
+        seen = set()
+        while frame is not None:
+            seen.add(frame.f_code)
+            frame = frame.f_back
+        for code in seen:
+            self.anywhere[code] += 1
+        signal.setitimer(signal.ITIMER_PROF, INTERVAL)
+
+    def __str__(self) -> str:
+        lines = [f"on top ({self.on_top.total()} samples of {INTERVAL * 1000:.0f} ms)"]
+        for (code, line), count in self.on_top.most_common(ROWS):
+            lines.append(f"{count * INTERVAL:8.2f} s  {_name(code)}:{line}")
+        lines.append("on the stack")
+        for code, count in self.anywhere.most_common(ROWS):
+            lines.append(f"{count * INTERVAL:8.2f} s  {_name(code)}")
+        return "\n".join(lines) + "\n"
+
+
+def _name(code: CodeType) -> str:
+    return f"{'/'.join(Path(code.co_filename).parts[-2:])} {code.co_qualname}"
+
+
+def main(output: Path, arguments: list[str]) -> None:
+    """Run kroute and write the tables when it has ended."""
+    samples = Samples()
+    samples.start()
+    from kroute import cli  # noqa: PLC0415  its imports are part of the picture
+
+    try:
+        cli.main(arguments)
+    finally:
+        samples.stop()
+        output.write_text(str(samples))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,153 @@
+"""What kroute has set itself, and whether a run has met it. Ratios are taken within one run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import log10
+from typing import Any, NamedTuple
+
+MIB = 1 << 20
+EMULATION = 10
+"""How many times longer than on a native kernel the event loop may stand still in the lab's machine."""
+FLAT = 1.05
+"""How much memory may grow from the first to the second half of a storm, and still be called flat."""
+LINEAR = 1.1
+"""The greatest exponent of growth that is still called linear."""
+
+Run = dict[str, Any]
+
+
+class Target(NamedTuple):
+    """A figure, how it reads, and the limit. `value` raises KeyError where a run lacks a phase."""
+
+    figure: str
+    value: Callable[[Run, dict[int, Run]], float]
+    limit: float
+    unit: str
+
+
+class Line(NamedTuple):
+    """A straight line: its value at 0, what it gains with each step, and how well it fits (1: it is one)."""
+
+    start: float
+    slope: float
+    r_squared: float
+
+
+def straight_line(points: Sequence[tuple[float, float]]) -> Line:
+    """The line of least squares through the points."""
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    start = mean_y - slope * mean_x
+    rest = sum((y - start - slope * x) ** 2 for x, y in points)
+    return Line(start, slope, 1 - rest / sum((y - mean_y) ** 2 for _, y in points))
+
+
+class Verdict(NamedTuple):
+    """A target with the value of a run; None: this run cannot say."""
+
+    target: Target
+    value: float | None
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the value is within the limit."""
+        return None if self.value is None else self.value <= self.target.limit
+
+
+def tools_seconds(run: Run) -> float:
+    """The batch tools, one after the other."""
+    return float(sum(run["tools"].values()))
+
+
+def _largest(run: Run, figure: str) -> float:
+    """Of a cold start and a warm one."""
+    return float(max(run[start][figure] for start in ("cold", "warm")))
+
+
+def _growth(figure: str) -> Callable[[Run, dict[int, Run]], float]:
+    """The exponent of growth from 1,000 Services to the largest size."""
+
+    def exponent(run: Run, runs: dict[int, Run]) -> float:
+        smaller = runs[1000]
+        if run is smaller:
+            raise KeyError("only one size")
+        return log10(run["cold"][figure] / smaller["cold"][figure]) / log10(run["services"] / smaller["services"])
+
+    return exponent
+
+
+TARGETS = (
+    Target(
+        "IPVS part of a cold start, against `ipvsadm -R`",
+        lambda run, _: run["cold"]["ipvs"] / run["tools"]["ipvsadm"],
+        0.3,
+        "x",
+    ),
+    Target(
+        "cold start, list to last address, against all batch tools one after the other",
+        lambda run, _: run["cold"]["list_to_ready"] / tools_seconds(run),
+        1.0,
+        "x",
+    ),
+    Target("warm restart: writes to the kernel", lambda run, _: run["warm"]["writes"], 0, ""),
+    Target(
+        "warm restart, against the cold start",
+        lambda run, _: run["warm"]["list_to_ready"] / run["cold"]["list_to_ready"],
+        0.25,
+        "x",
+    ),
+    Target("one endpoint changed, p99", lambda run, _: run["update"]["p99"] * 1000, 40, "ms"),
+    Target(
+        "the same, against 100 Services",
+        lambda run, runs: run["update"]["p99"] / runs[100]["update"]["p99"],
+        1.3,
+        "x",
+    ),
+    Target(
+        "CPU for one endpoint change, against 100 Services",
+        lambda run, runs: run["update"]["cpu_per_change"] / runs[100]["update"]["cpu_per_change"],
+        1.3,
+        "x",
+    ),
+    Target("storm: furthest behind", lambda run, _: run["storm"]["behind_max"], 1.0, "s"),
+    Target("storm: virtual servers that missed a change", lambda run, _: run["storm"]["lost"], 0, ""),
+    Target(
+        "storm: memory in the second half, against the first",
+        lambda run, _: run["storm"]["rss_second_half"] / run["storm"]["rss_first_half"],
+        FLAT,
+        "x",
+    ),
+    Target(
+        "audit of everything, against the cold start",
+        lambda run, _: run["audit"]["seconds"] / run["cold"]["list_to_ready"],
+        0.15,
+        "x",
+    ),
+    Target(
+        "audit: longest stall of the event loop, in emulation",
+        lambda run, _: run["audit"]["longest_round"] * 1000,
+        20 * EMULATION,
+        "ms",
+    ),
+    Target("settled RSS", lambda run, _: _largest(run, "rss_settled") / MIB, 150, "MiB"),
+    Target("settled RSS at 1,000 Services", lambda _, runs: _largest(runs[1000], "rss_settled") / MIB, 70, "MiB"),
+    Target("peak RSS", lambda run, _: _largest(run, "rss_peak") / MIB, 220, "MiB"),
+    Target("idle, between audits", lambda run, _: run["idle"]["cpu_share"] * 100, 0.3, "% of a core"),
+    Target("growth of the cold start's time: exponent", _growth("list_to_ready"), LINEAR, ""),
+    Target("growth of settled RSS: exponent", _growth("rss_settled"), LINEAR, ""),
+)
+
+
+def verdicts(runs: Iterable[Run]) -> list[Verdict]:
+    """Every target, held against the largest size of a result."""
+    by_size = {run["services"]: run for run in runs}
+    largest = by_size[max(by_size)]
+    found = []
+    for target in TARGETS:
+        try:
+            value = float(target.value(largest, by_size))
+        except KeyError:
+            found.append(Verdict(target, None))
+        else:
+            found.append(Verdict(target, value))
+    return found
