@@ -43,8 +43,10 @@ async def say(port: int, request: bytes, host: str = LOCALHOST) -> bytes:
         return await reader.read()
 
 
-async def ask(port: int, path: str = "/", method: str = "GET", host: str = LOCALHOST) -> Answer:
-    said = await say(port, f"{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n".encode(), host)
+async def ask(
+    port: int, path: str = "/", method: str = "GET", host: str = LOCALHOST, host_header: str = "node"
+) -> Answer:
+    said = await say(port, f"{method} {path} HTTP/1.1\r\nHost: {host_header}\r\n\r\n".encode(), host)
     head, body = said.split(b"\r\n\r\n", 1)
     first, *lines = head.decode().split("\r\n")
     return Answer(int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body)
@@ -52,7 +54,7 @@ async def ask(port: int, path: str = "/", method: str = "GET", host: str = LOCAL
 
 async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
     """The answer, once the port is open."""
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         while True:
             try:
                 return await ask(port, host=host)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kroute.controllers import health_check_server
+from kroute.controllers import brief_http
 from kroute.controllers.health_check_server import HealthCheckServer
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import HealthCheck
@@ -109,12 +109,12 @@ async def test_a_body_that_never_comes_is_not_waited_for(port: int) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nX-Slow: "], ids=["silent", "slow"])
 async def test_a_slow_client_is_cut_off(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_check_server, "CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr(brief_http, "CONNECTION_SECONDS", 0.2)
     assert await say(port, sent) == b""
 
 
 async def test_clients_that_hold_connections_keep_nobody_else_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_check_server, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(brief_http, "MOST_CONNECTIONS", 8)
     async with AsyncExitStack() as stack:
         held = [await stack.enter_async_context(connected(port)) for _ in range(20)]
         assert (await ask(port)).status == 200

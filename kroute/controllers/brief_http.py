@@ -1,0 +1,105 @@
+"""An HTTP server for questions from anybody: one question a connection, and no connection for long.
+
+A connection has a few seconds, the oldest makes room when there are too many of them, and what is no HTTP gets a 400
+and no line in the log.
+
+Importing this module loads aiohttp.web, which takes a third of a second.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from http import HTTPStatus
+
+import structlog
+from aiohttp import web
+
+CONNECTION_SECONDS = 5.0
+"""How long a client may take from connecting to reading the answer."""
+
+MOST_CONNECTIONS = 256
+"""Open connections on all ports together: far below the file descriptors that a process may have (usually 1,024)."""
+
+log = structlog.get_logger(__name__)
+
+_UNHEARD = logging.getLogger(__name__)
+_UNHEARD.setLevel(logging.CRITICAL)  # aiohttp logs a traceback for each malformed request
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+
+class BriefHttpServer:
+    """Answers on any number of ports. A connection is cut after `seconds`, by default CONNECTION_SECONDS."""
+
+    def __init__(self, answer: Answer, seconds: float | None = None) -> None:
+        self._connections = _BriefConnections(answer, seconds)
+
+    async def listen(self, address: str, port: int) -> asyncio.Server:
+        """Answer on this port of an address, or of every address if it is empty; OSError when it cannot be bound."""
+        if address:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listener = socket.create_server((address, port), family=family)
+        elif socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            listener = socket.create_server(("", port))
+        return await asyncio.get_running_loop().create_server(self._connections, sock=listener)
+
+    async def close(self, servers: Collection[asyncio.Server]) -> None:
+        """Listen no longer. Who is connected still gets the answer.
+
+        `asyncio.Server.close` fails, and leaves open, a connection that was accepted in the same turn of the event loop
+        (python/cpython#109564). So nothing is accepted for a turn before it.
+        """
+        loop = asyncio.get_running_loop()
+        for listener in (listener for server in servers for listener in server.sockets):
+            loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0)
+        for server in servers:
+            server.close()
+
+    def cut_connections(self) -> None:
+        """Close all connections at once, whatever is still to be said on them."""
+        self._connections.cut_all()
+
+
+class _BriefConnections(web.Server):
+    """Connections that are few and short, whatever the clients do."""
+
+    def __init__(self, answer: Answer, seconds: float | None) -> None:
+        super().__init__(self._answer, access_log=None, logger=_UNHEARD, lingering_time=0)
+        self._ask = answer
+        self._seconds = seconds
+        self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        try:
+            response = await self._ask(request)
+        except Exception:  # a defect here ends neither the server nor kroute; aiohttp would be silent about it
+            log.exception("request.failed", path=request.path)
+            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        response.force_close()
+        return response
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._open) == MOST_CONNECTIONS:
+            self._cut(next(iter(self._open)))
+        seconds = CONNECTION_SECONDS if self._seconds is None else self._seconds
+        deadline = asyncio.get_running_loop().call_later(seconds, self._cut, handler)
+        self._open[handler] = (transport, deadline)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        if handler in self._open:
+            self._open.pop(handler)[1].cancel()
+
+    def cut_all(self) -> None:
+        for handler in list(self._open):
+            self._cut(handler)
+
+    def _cut(self, handler: web.RequestHandler) -> None:
+        transport, deadline = self._open.pop(handler)
+        deadline.cancel()
+        transport.abort()
