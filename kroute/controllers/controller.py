@@ -17,8 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar
 
-import msgspec
-
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import Account, ControllerStatistics
 from kroute.controllers.batches import sliced
@@ -87,7 +85,7 @@ class Controller(ABC):
 
     def statistics(self) -> ControllerStatistics:
         """The counters as they are now."""
-        return msgspec.structs.replace(self.account.counters, waiting=len(self.account.retries))
+        return self.account.statistics()
 
     def stop(self) -> None:
         """Let `run` return when the batch in hand is written. The kernel's state stays as it is."""
@@ -150,6 +148,7 @@ class Controller(ABC):
 
     async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Make an attempt at a whole pass. When it fails, nothing is known of the kernel: the next one reads first."""
+        self.account.begins()
         try:
             await attempt()
         except (KernelError, LedgerError) as error:
@@ -157,7 +156,10 @@ class Controller(ABC):
             self._passes.failed(_PASS, self.clock())
             self.audit_soon()
         else:
+            self.account.succeeded()
             self._passes.succeeded(_PASS)
+        finally:
+            self.account.ends()
 
     async def _listen(self, monitor: Monitor) -> None:
         while True:

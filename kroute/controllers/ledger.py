@@ -111,6 +111,7 @@ class Ledger:
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "ledger"
         self.exists = False
+        self.taken_over = 0
         self.virtual_servers: set[VirtualServerKey] = set()
         self.links: set[str] = set()
         self.addresses: set[tuple[str, str]] = set()
@@ -138,6 +139,7 @@ class Ledger:
         """Say anew what is ours, in place of what the file says, and write the file whole."""
         self.virtual_servers = set(virtual_servers)
         self.links = set(links)
+        self.taken_over = 0 if self.exists else len(self.virtual_servers)
         self._rewrite()
 
     def record(self, entries: Iterable[Entry]) -> None:

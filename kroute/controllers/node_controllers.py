@@ -11,6 +11,8 @@ from kroute.controllers.cleanup import cleanup
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.durations import Durations
+from kroute.controllers.health import RESYNC_PERIODS, complaints
 from kroute.controllers.health_checks import HealthChecks
 from kroute.controllers.ledger import Ledger
 from kroute.controllers.masquerade import Masquerade
@@ -40,6 +42,8 @@ class NodeControllers:
 
     def __init__(self, settings: Settings, broadcaster: Broadcaster, report: Report) -> None:
         self.milestones = milestones = Milestones()
+        self._broadcaster = broadcaster
+        self._patience = RESYNC_PERIODS * settings.resync_period
         self._ledger = Ledger.open(settings.state_dir)
         links, ipvs, addresses, routes, ipset, conntrack = Links(), Ipvs(), Addresses(), Routes(), Ipset(), Conntrack()
         self._sockets: dict[str, NetlinkClient] = {
@@ -87,7 +91,7 @@ class NodeControllers:
             settings,
             broadcaster.subscribe(HealthChecks.name),
             report=report,
-            healthy=self._service_proxy.live.is_set,
+            healthy=lambda: self.is_live and not self.complaints(),
         )
         self._stack = AsyncExitStack()
 
@@ -117,9 +121,27 @@ class NodeControllers:
         """Return once every Service of the first full list is served, or has been waited for long enough."""
         await self._service_proxy.live.wait()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether `live` would return at once."""
+        return self._service_proxy.live.is_set()
+
+    @property
+    def taken_over(self) -> int:
+        """How many virtual servers were there already at the start, without a ledger that names them."""
+        return self._ledger.taken_over
+
+    def complaints(self) -> list[str]:
+        """Why this node is not healthy, one sentence each; empty while the controllers do their work."""
+        return complaints(self._broadcaster.statistics(), self.statistics(), self._patience)
+
     def statistics(self) -> dict[str, ControllerStatistics]:
         """Each controller's counters, by its name."""
         return {controller.name: controller.statistics() for controller in self._all}
+
+    def passes(self) -> dict[str, Durations]:
+        """How long each controller's passes have taken, by its name."""
+        return {controller.name: controller.account.passes for controller in self._all}
 
     def sockets(self) -> dict[str, NetlinkStatistics]:
         """What each netlink socket has done, by what it speaks of."""
