@@ -15,6 +15,7 @@ from kroute.kernel.ipvs import (
     SetRealServer,
     SetVirtualServer,
     SyncDaemon,
+    Traffic,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
@@ -41,6 +42,10 @@ class FakeIpvs(FakeClient):
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         there = await self.read()
         return {key: there[key].real_servers if key in there else {} for key in keys}
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        self.check_open()
+        return dict.fromkeys(self.kernel.virtual_servers, Traffic())
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         self.check_open()

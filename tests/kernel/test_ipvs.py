@@ -11,6 +11,7 @@ from kroute.kernel.ipvs import (
     IpvsChange,
     SetRealServer,
     SetVirtualServer,
+    Traffic,
     VirtualServerOptions,
 )
 from tests.kernel.nodes import NODE_IP, RealNode, run
@@ -48,6 +49,32 @@ async def test_an_open_connection_survives_edits_of_its_virtual_server(node: Rea
         writer.close()
         await writer.wait_closed()
         await served.wait()
+
+
+async def test_what_goes_through_a_virtual_server_is_counted(node: RealNode) -> None:
+    await node.addresses.write("d0", [BindAddress(KEY[1])])
+    await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+    run("ipvsadm -A -f 77 -s rr")
+    assert await node.ipvs.traffic() == {KEY: Traffic()}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(1000) * 3)
+        writer.close()
+
+    async with asyncio.timeout(60), await asyncio.start_server(answer, *REAL):
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(KEY[1], KEY[2])
+            writer.write(bytes(1000))
+            assert len(await reader.read()) == 3000
+            writer.close()
+            await writer.wait_closed()
+        while (traffic := (await node.ipvs.traffic())[KEY]).connections < 2:  # noqa: ASYNC110  the kernel tells nobody
+            await asyncio.sleep(0.1)
+    assert traffic.connections == 2
+    assert traffic.packets_in >= 2 * 3
+    assert traffic.packets_out >= 2 * 2
+    assert 2 * 1000 < traffic.bytes_in < traffic.bytes_out
+    assert traffic.bytes_out > 2 * 3000
 
 
 async def test_foreign_virtual_servers_are_read_as_they_are(node: RealNode) -> None:
