@@ -17,6 +17,7 @@ from kroute.planning.objects import (
     NamedHint,
     Node,
     NodeAddress,
+    NodeMeta,
     NodeSpec,
     NodeStatus,
     ObjectKey,
@@ -69,7 +70,7 @@ def node(
 ) -> Node:
     """A Node; each address is a pair of its type and itself."""
     return Node(
-        ObjectMeta(name=name, labels=dict(labels or {})),
+        NodeMeta(name=name, labels=dict(labels or {})),
         NodeSpec(pod_cidrs=pod_cidrs),
         NodeStatus(addresses=tuple(NodeAddress(*pair) for pair in addresses)),
     )

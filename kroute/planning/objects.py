@@ -192,9 +192,22 @@ class NodeAddress(_Struct, frozen=True):
     address: str
 
 
+class NodeMeta(ObjectMeta, frozen=True):
+    """`metadata` of a Node; with a `deletion_timestamp` it is on its way out."""
+
+    deletion_timestamp: str | None = None
+
+
+class Taint(_Struct, frozen=True):
+    """One of `spec.taints`."""
+
+    key: str
+
+
 class NodeSpec(_Struct, frozen=True):
     """`spec` of a Node."""
 
+    taints: tuple[Taint, ...] | None = None
     pod_cidrs: tuple[str, ...] | None = msgspec.field(name="podCIDRs", default=None)
 
 
@@ -215,7 +228,7 @@ class NodeStatus(_Struct, frozen=True):
 class Node(_Struct, frozen=True):
     """A `v1` Node."""
 
-    metadata: ObjectMeta
+    metadata: NodeMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
@@ -229,9 +242,13 @@ KubernetesObject = Service | EndpointSlice | Node
 
 
 class Applied(NamedTuple):
-    """A watcher saw this object, new or changed."""
+    """A watcher saw this object, new or changed.
+
+    `triggered` is when the pod or Service changed that made this EndpointSlice change (Unix time), if that is told.
+    """
 
     item: KubernetesObject
+    triggered: float | None = None
 
 
 class Deleted(NamedTuple):

@@ -3,10 +3,12 @@
 Lists and watch lines are taken apart into raw objects first, so that a malformed one spoils nothing but itself.
 """
 
+from datetime import datetime
+
 import msgspec
 import structlog
 
-from kroute.planning.objects import KubernetesObject, ObjectKey
+from kroute.planning.objects import EndpointSlice, KubernetesObject, ObjectKey
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +60,18 @@ class _Identified(msgspec.Struct):
     metadata: Identity
 
 
+class _TriggerAnnotation(msgspec.Struct):
+    triggered: datetime | None = msgspec.field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
+
+
+class _TriggerMetadata(msgspec.Struct):
+    annotations: _TriggerAnnotation | None = None
+
+
+class _Triggered(msgspec.Struct):
+    metadata: _TriggerMetadata
+
+
 class Malformed(msgspec.Struct, frozen=True):
     """An object that is not what its kind should be; `identity` is empty when not even that can be read."""
 
@@ -73,6 +87,9 @@ _read_identified = msgspec.json.Decoder(_Identified).decode
 def read_identity(raw: msgspec.Raw | bytes) -> Identity:
     """Name and version of an object. Raises msgspec.DecodeError."""
     return _read_identified(raw).metadata
+
+
+_read_triggered = msgspec.json.Decoder(_Triggered).decode
 
 
 class ObjectDecoder:
@@ -103,3 +120,17 @@ class ObjectDecoder:
             consequence="skipped; what is served of it stays as it was",
         )
         return Malformed(identity, problem)
+
+    def trigger_time(self, raw: msgspec.Raw | bytes) -> float | None:
+        """When (Unix time) what an EndpointSlice tells of has changed, by the annotation of its controller.
+
+        It is read beside the object, which does not keep it: it is of use once, and there are tens of thousands of
+        slices.
+        """
+        if self._kind is not EndpointSlice:
+            return None
+        try:
+            annotations = _read_triggered(raw).metadata.annotations
+        except msgspec.DecodeError:
+            return None
+        return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None

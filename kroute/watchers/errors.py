@@ -64,6 +64,11 @@ class ApiError(Exception):
         """Whether another resourceVersion could be served: this one is too old, or the server is behind it."""
         return self.is_expired or self.reason == "ResourceVersionTooLarge"
 
+    @property
+    def is_denied(self) -> bool:
+        """Whether a permission is missing, or the credentials are not accepted."""
+        return self.status in {401, 403}
+
 
 class UnreachableError(ApiError):
     """There is no answer, or no more of it: refused, reset, cut short."""

@@ -17,13 +17,13 @@ class Inventory:
     def __len__(self) -> int:
         return len(self._versions)
 
-    def apply(self, item: KubernetesObject) -> list[Change]:
-        """The object exists; nothing changes when this version of it is known."""
+    def apply(self, item: KubernetesObject, triggered: float | None = None) -> list[Change]:
+        """The object exists; nothing changes when this version of it is known. `triggered` is passed on."""
         key, version = item.key, item.metadata.resource_version
         if version and self._versions.get(key) == version:
             return []
         self._versions[key] = version
-        return [Applied(item)]
+        return [Applied(item, triggered)]
 
     def delete(self, key: ObjectKey) -> list[Change]:
         """The object is gone, or no longer selected."""

@@ -44,12 +44,13 @@ NO_STREAMING = frozenset({400, 403, 404, 422})
 
 @dataclass
 class ReflectorStatistics:
-    """What a reflector has done since it was made."""
+    """What a reflector has done since it was made. `denied` are those failures that want of a permission caused."""
 
     lists: int = 0
     watches: int = 0
     events: int = 0
     failures: int = 0
+    denied: int = 0
 
 
 class _StreamingUnsupportedError(Exception):
@@ -113,6 +114,7 @@ class Reflector:
     async def _recover(self, error: ApiError) -> None:
         """Decide where to go on after a failure, and pause before it."""
         self.statistics.failures += 1
+        self.statistics.denied += error.is_denied
         if _lacks_field_selector(error) and "fieldSelector" in self._selectors:
             del self._selectors["fieldSelector"]
             return
@@ -276,8 +278,9 @@ class Reflector:
             key, version = item.identity.key, item.identity.resource_version
         else:
             key, version = item.key, item.metadata.resource_version
+            triggered = self._decoder.trigger_time(raw) if listing is None else None
             selected = self._resource.selects(item)
-            self._pending += self._inventory.apply(item) if selected else self._inventory.delete(key)
+            self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
         if listing is not None:
             listing.saw(key)
         return version

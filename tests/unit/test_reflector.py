@@ -1,11 +1,12 @@
 """A reflector lists, watches and passes on differences."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.planning.objects import EndpointSlice, Service
+from kroute.planning.objects import Applied, EndpointSlice, Service
 from kroute.watchers import reflector as reflector_module
 from kroute.watchers.resources import ENDPOINT_SLICES
 from tests.apiserver import ApiServer, Features
@@ -30,6 +31,36 @@ def follower() -> Follower:
 @pytest.fixture
 def pauses() -> Pauses:
     return Pauses()
+
+
+TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
+
+
+@pytest.mark.parametrize("features", [Features(), PLAIN], ids=["streaming list", "plain list"])
+async def test_a_change_of_a_slice_tells_when_it_was_triggered_and_a_list_does_not(
+    features: Features, tmp_path: Path, follower: Follower, pauses: Pauses
+) -> None:
+    def piece(name: str) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": "default", "annotations": {TRIGGER: "2023-11-14T22:13:20Z"}}
+        return {"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4"}
+
+    async with ApiServer(features=features) as server:
+        server.apply(piece("old"))
+        async with reflecting(server, tmp_path, follower, quick(pauses), ENDPOINT_SLICES):
+            await follower.until_listed()
+            server.apply(piece("new"))
+            await follower.until(lambda: follower.names == {"old", "new"})
+    applied = [change for change in follower.changes if isinstance(change, Applied)]
+    assert [(it.item.key.name, it.triggered) for it in applied] == [("old", None), ("new", 1_700_000_000.0)]
+
+
+async def test_denials_are_counted(tmp_path: Path, follower: Follower, pauses: Pauses) -> None:
+    async with ApiServer(features=PLAIN) as server:
+        for status in (403, 500, 401):
+            server.faults.add("answer", where="list", status=status)
+        async with reflecting(server, tmp_path, follower, quick(pauses)) as reflector:
+            await follower.until_listed()
+    assert (reflector.statistics.failures, reflector.statistics.denied) == (3, 2)
 
 
 @pytest.mark.parametrize("features", [Features(), PLAIN], ids=["streaming list", "plain list"])
