@@ -19,11 +19,14 @@ from kroute.options import (
     DUMMY_INTERFACE,
     DURATION,
     EXCLUDE_CIDRS,
+    HEALTHZ_BIND_ADDRESS,
     INTERFACE,
     KUBECONFIG,
     LOG_FORMAT,
     LOG_LEVEL,
     MASTER,
+    METRICS_BIND_ADDRESS,
+    METRICS_SERVICES,
     NETWORKS,
     STATE_DIR,
     TIMEOUT,
@@ -156,6 +159,9 @@ def cli() -> None:
 @option("--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's.")
 @option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
 @option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+@HEALTHZ_BIND_ADDRESS
+@METRICS_BIND_ADDRESS
+@METRICS_SERVICES
 @STATE_DIR
 @LOG_FORMAT
 @LOG_LEVEL

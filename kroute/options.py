@@ -31,6 +31,7 @@ class Parsed(click.ParamType[Any]):
 NETWORKS = Parsed("CIDR[,CIDR]", settings.parse_networks)
 DURATION = Parsed("DURATION", settings.parse_duration)
 TIMEOUT = Parsed("DURATION", settings.parse_timeout)
+BIND_ADDRESS = Parsed("IP:PORT|off", settings.parse_bind_address)
 INTERFACE = Parsed("NAME", settings.parse_interface)
 
 
@@ -106,6 +107,27 @@ DUMMY_INTERFACE = option(
     help="The interface that carries the VIPs.",
 )
 EXCLUDE_CIDRS = option("--exclude-cidrs", type=NETWORKS, default=(), help="Never touch what has these addresses.")
+HEALTHZ_BIND_ADDRESS = option(
+    "--healthz-bind-address",
+    type=BIND_ADDRESS,
+    default="0.0.0.0:10256",
+    show_default=True,
+    help="Where /healthz, /livez and /readyz are answered.",
+)
+METRICS_BIND_ADDRESS = option(
+    "--metrics-bind-address",
+    type=BIND_ADDRESS,
+    default="127.0.0.1:10249",
+    show_default=True,
+    help="Where /metrics and the status page are; they name Services and pods.",
+)
+METRICS_SERVICES = option(
+    "--metrics-services",
+    type=click.IntRange(0, 100_000),
+    default=1000,
+    show_default=True,
+    help="How many Services have metrics of their own: those with most connections.",
+)
 LOG_FORMAT = option(
     "--log-format",
     type=click.Choice(["json", "console"]),

@@ -29,6 +29,7 @@ INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_BIND_ADDRESS = re.compile(r"(?:\[(?P<ip6>[^\]]+)\]|(?P<ip4>[^\[\]:]*)):(?P<port>\d{1,5})")
 _PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
 
 
@@ -38,6 +39,20 @@ class PortRange(NamedTuple):
     first: int
     last: int
 
+
+class BindAddress(NamedTuple):
+    """Where to listen; an empty `host` is every address of both families."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+DEFAULT_HEALTHZ = BindAddress("", 10256)
+DEFAULT_METRICS = BindAddress("127.0.0.1", 10249)
+"""kube-proxy's ports, so that probes, scrapers and firewalls need no change."""
 
 DEFAULT_PROTECTED_PORTS = (
     PortRange(22, 22),
@@ -68,7 +83,8 @@ class Settings(msgspec.Struct, frozen=True):
     """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
 
     `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
-    "masquerade" (the kernel chooses) or "node-ip".
+    "masquerade" (the kernel chooses) or "node-ip". A bind address of None is not listened on; `metrics_services` is how
+    many Services have metrics of their own.
     """
 
     node_name: str
@@ -99,6 +115,9 @@ class Settings(msgspec.Struct, frozen=True):
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
+    healthz_bind_address: BindAddress | None = DEFAULT_HEALTHZ
+    metrics_bind_address: BindAddress | None = DEFAULT_METRICS
+    metrics_services: int = 1000
     state_dir: Path = DEFAULT_STATE_DIR
     log_format: str = "console"
     log_level: str = "info"
@@ -168,6 +187,26 @@ def parse_node_ips(text: str) -> tuple[str, ...]:
 def parse_ports(text: str) -> tuple[PortRange, ...]:
     """Read ports and ranges of ports, separated by commas: `22,2379-2380`."""
     return tuple(_parse_port_range(part.strip()) for part in text.split(",") if part.strip())
+
+
+def parse_bind_address(text: str) -> BindAddress | None:
+    """Read `IP:PORT`, `[IPv6]:PORT` or `:PORT`; `off` is None.
+
+    `0.0.0.0` and `::` are both every address of both families. So it is in kube-proxy, since Go listens that way.
+    """
+    if text == "off":
+        return None
+    match = _BIND_ADDRESS.fullmatch(text)
+    host, port = (match["ip6"] or match["ip4"] or "", int(match["port"])) if match else ("", 0)
+    try:
+        address = ip_address(host) if host else None
+    except ValueError:
+        port = 0
+    if not 1 <= port <= 65535:
+        raise ValueError(
+            f"{text!r} is not an address to listen on: write IP:PORT, [IPv6]:PORT, :PORT for every address, or off"
+        )
+    return BindAddress("" if address is None or address.is_unspecified else str(address), port)
 
 
 def parse_exemption(text: str) -> Exemption:

@@ -3,7 +3,7 @@
 import pytest
 
 from kroute import settings
-from kroute.settings import Exemption
+from kroute.settings import BindAddress, Exemption
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,39 @@ def test_exemptions_are_a_source_and_a_destination(text: str, exemption: Exempti
 def test_a_bad_exemption_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"pair of networks|is not a network|one family"):
         settings.parse_exemption(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("127.0.0.1:10249", BindAddress("127.0.0.1", 10249)),
+        ("[::1]:10249", BindAddress("::1", 10249)),
+        ("[fd00:0::1]:80", BindAddress("fd00::1", 80)),
+        (":10256", BindAddress("", 10256)),
+        ("0.0.0.0:10256", BindAddress("", 10256)),
+        ("[::]:10256", BindAddress("", 10256)),
+        ("off", None),
+    ],
+)
+def test_bind_addresses_are_an_address_and_a_port(text: str, where: BindAddress | None) -> None:
+    assert settings.parse_bind_address(text) == where
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10256", "127.0.0.1", "::1:10256", "[::1]", "localhost:10256", "1.2.3.4:0", "1.2.3.4:65536", "[1.2]:1"],
+)
+def test_a_bad_bind_address_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write IP:PORT, \[IPv6\]:PORT, :PORT for every address, or off"):
+        settings.parse_bind_address(text)
+
+
+def test_a_bind_address_is_shown_as_it_is_written() -> None:
+    assert [str(settings.parse_bind_address(text)) for text in ("[::1]:1", "127.0.0.1:2", "[::]:3")] == [
+        "[::1]:1",
+        "127.0.0.1:2",
+        ":3",
+    ]
 
 
 def test_the_mark_is_a_single_bit() -> None:
