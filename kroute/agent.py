@@ -25,8 +25,10 @@ from kroute.operations import agent_socket, preflight, show, snapshot, statistic
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.latency import ProgrammingLatency
 from kroute.operations.loop_watch import LoopWatch
+from kroute.operations.network_programming import NetworkProgramming
+from kroute.operations.observation import Observation
 from kroute.operations.state_dir import StateDirectory, StateDirectoryError
-from kroute.operations.statistics import NewestMeasurements, WatchStatistics
+from kroute.operations.statistics import NewestMeasurements, Statistics, WatchStatistics
 from kroute.planning.catalog import Catalog
 from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import Change
@@ -76,6 +78,7 @@ class Agent:
         self._watches = watches
         self._loop_watch = loop_watch
         self._latency = ProgrammingLatency()
+        self._programming = NetworkProgramming(self._latency.is_underway)
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
@@ -84,6 +87,10 @@ class Agent:
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
         self._controllers.milestones.follow(self._latency.passed)
+        self._controllers.milestones.follow(self._programming.passed)
+        self._observation = Observation(
+            settings, self._broadcaster, self._controllers, self._recorder, self._programming, self._statistics
+        )
         self._answers = {
             show.QUESTION: self._shown,
             statistics.QUESTION: self._counted,
@@ -104,6 +111,7 @@ class Agent:
                     group.create_task(self._plan(), name="plan"),
                     group.create_task(self._recorder.run(), name="events"),
                     group.create_task(self._report_ready(state_dir), name="ready"),
+                    group.create_task(self._observation.run(), name="observation"),
                 ]
                 serving = group.create_task(self._controllers.run(), name="controllers")
                 await stop.wait()
@@ -116,6 +124,8 @@ class Agent:
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._latency.read()
+        self._programming.take(changes)
+        self._observation.intake.take(changes)
         self._catalog.take(changes)
         self._changed.set()
 
@@ -134,6 +144,7 @@ class Agent:
                 self._collector.made(len(plans))
                 await asyncio.sleep(0)
             self._latency.planned()
+            self._programming.planned()
 
     def _publish(self, plans: Sequence[ServicePlan]) -> None:
         for plan in plans:
@@ -157,13 +168,8 @@ class Agent:
         state_dir.mark_ready()
         log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
 
-    async def _shown(self) -> bytes:
-        async with Ipvs() as ipvs:
-            table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
-
-    async def _counted(self) -> bytes:
-        counted = statistics.statistics(
+    def _statistics(self) -> Statistics:
+        return statistics.statistics(
             self._watches(),
             self._broadcaster.statistics(),
             self._controllers.statistics(),
@@ -171,7 +177,14 @@ class Agent:
             self._loop_watch.statistics(),
             self._latency.statistics(),
         )
-        return msgspec.json.encode(counted)
+
+    async def _shown(self) -> bytes:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+    async def _counted(self) -> bytes:
+        return msgspec.json.encode(self._statistics())
 
     async def _measured(self) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._latency.newest)))
@@ -276,6 +289,7 @@ def _watch_statistics(reflector: "Reflector") -> WatchStatistics:
         watches=counted.watches,
         events=counted.events,
         failures=counted.failures,
+        denied=counted.denied,
         objects=reflector.known,
         malformed=reflector.malformed,
         resource_version=reflector.resource_version,

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kroute.operations.recent_events import RecentEvents
+
 
 @contextmanager
 def _without(package: str) -> Iterator[None]:
@@ -27,11 +29,16 @@ with _without("rich"):
     import structlog
 
 
+RECENT = RecentEvents(200)
+"""What this process has logged lately: like structlog's own configuration, there is one of it."""
+
+
 def configure(log_format: str, level: str) -> None:
     """Send every event of at least `level` to standard error, as `json` or for a `console`."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        RECENT,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendering: list[structlog.typing.Processor] = (

@@ -12,15 +12,13 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from kroute.controllers.milestones import Stage
+from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import ServicePlan
-
-if TYPE_CHECKING:
-    from kroute.planning.objects import ObjectKey
 
 BOUNDS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
@@ -108,6 +106,10 @@ class ProgrammingLatency:
                 now = self._clock() if now is None else now
                 del self._underway[plan.key]
                 self._measured(now, now - underway.since)
+
+    def is_underway(self, key: ObjectKey) -> bool:
+        """Whether a plan of this Service is on its way."""
+        return key in self._underway
 
     def statistics(self) -> LatencyStatistics:
         """The counts as they are now."""

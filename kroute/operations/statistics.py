@@ -25,7 +25,7 @@ class MemoryStatistics(msgspec.Struct):
 
 class WatchStatistics(msgspec.Struct):
     """What the watch of one kind has done: requests, events and failures, the objects that there are, and the newest
-    resourceVersion that has been read (empty: none)."""
+    resourceVersion that has been read (empty: none). `denied` are the failures that want of a permission caused."""
 
     lists: int
     watches: int
@@ -34,6 +34,7 @@ class WatchStatistics(msgspec.Struct):
     objects: int
     malformed: int
     resource_version: str
+    denied: int = 0
 
 
 class Statistics(msgspec.Struct):

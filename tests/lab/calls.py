@@ -48,9 +48,9 @@ class Connection:
         length = int(head.lower().partition(b"content-length:")[2].split()[0])
         return msgspec.json.decode(await self._reader.readexactly(length), type=Answer)
 
-    async def request(self, path: str) -> bytes:
-        """Send a request for `path` and return the head of the answer."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n".encode())
+    async def request(self, path: str, host: str = "lab") -> bytes:
+        """Send a request for `path` at `host` and return the head of the answer."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         try:
             return await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:
@@ -86,7 +86,7 @@ async def ask_status(namespace: SocketFactory, address: str, port: int, path: st
     async with asyncio.timeout(timeout):
         connection = await Connection.open(namespace, address, port, socket.IPPROTO_TCP)
         with contextlib.closing(connection):
-            head = await connection.request(path)
+            head = await connection.request(path, f"[{address}]" if ":" in address else address)
     return int(head.split()[1])
 
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from tests.lab.namespaces import enter
 
-_PRELOADED = ("kroute.cli", "kroute.agent", "kroute.director.director", "kubernetes_asyncio", "aiohttp", "iptc")
+_PRELOADED = ("kroute.cli", "kroute.agent", "kroute.director.director", "kubernetes_asyncio", "aiohttp.web", "iptc")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""The last events of the log, for the status page."""
+
+import time
+from collections import deque
+from collections.abc import Collection, MutableMapping
+from typing import Any
+
+import msgspec
+
+LONGEST_DETAILS = 500
+
+
+class RecentEvent(msgspec.Struct, frozen=True):
+    """A line of the log: Unix time, level, its name, and its fields as text."""
+
+    time: float
+    level: str
+    event: str
+    details: str
+
+
+class RecentEvents:
+    """A structlog processor that changes nothing and remembers the last `count` events."""
+
+    def __init__(self, count: int) -> None:
+        self._events: deque[RecentEvent] = deque(maxlen=count)
+
+    @property
+    def newest_first(self) -> Collection[RecentEvent]:
+        """The events, the newest first."""
+        return list(reversed(self._events))
+
+    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Remember an event on its way to the log."""
+        fields = {name: value for name, value in event.items() if name not in {"event", "level", "timestamp"}}
+        details = " ".join(f"{name}={value}" for name, value in fields.items())
+        self._events.append(
+            RecentEvent(time.time(), str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
+        )
+        return event

@@ -1,0 +1,137 @@
+"""An agent as others see it: real sockets on loopback, controllers that a test makes fail, and a kernel in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.account import ControllerStatistics
+from kroute.controllers.durations import Durations
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs import Traffic, VirtualServerKey, VirtualServerState
+from kroute.kernel.netlink import NetlinkStatistics
+from kroute.operations import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
+from kroute.operations.events import EventRecorder
+from kroute.operations.kernel_reading import KernelReadings
+from kroute.operations.latency import ProgrammingLatency
+from kroute.operations.loop_watch import LoopWatch
+from kroute.operations.network_programming import NetworkProgramming
+from kroute.operations.observation import Observation
+from kroute.operations.statistics import Statistics, WatchStatistics, statistics
+from kroute.settings import BindAddress
+from tests.builders import settings
+from tests.unit.load_balancer import LOCALHOST, free_ports
+
+CONTROLLERS = ("service_proxy", "route_fix", "masquerade", "health_checks")
+
+
+class Workers:
+    """Stands for NodeControllers."""
+
+    def __init__(self) -> None:
+        self.is_live = True
+        self.faults: list[str] = []
+        self.taken_over = 0
+        self.counters = {name: ControllerStatistics(last_success=1_700_000_000.0) for name in CONTROLLERS}
+        self.durations = {name: Durations((0.1, 1.0)) for name in CONTROLLERS}
+
+    def complaints(self) -> list[str]:
+        return list(self.faults)
+
+    def statistics(self) -> Mapping[str, ControllerStatistics]:
+        return self.counters
+
+    def passes(self) -> Mapping[str, Durations]:
+        return self.durations
+
+    async def live(self) -> None:
+        return
+
+
+class Kernel:
+    """Stands for Ipvs: what a test puts in is read."""
+
+    def __init__(self) -> None:
+        self.table: dict[VirtualServerKey, VirtualServerState] = {}
+        self.passed: dict[VirtualServerKey, Traffic] = {}
+        self.readings = 0
+        self.refuses = False
+
+    async def __aenter__(self) -> "Kernel":
+        if self.refuses:
+            raise KernelError("the kernel lacks the netlink family IPVS; load ip_vs")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        return
+
+    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        self.readings += 1
+        for key, state in list(self.table.items()):
+            yield [(key, state)]
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        return dict(self.passed)
+
+
+class Observed:
+    """An Observation and everything it looks on. `problems` and `created` are what it says of the node."""
+
+    def __init__(self, **changes: object) -> None:
+        self.health_port, self.metrics_port = free_ports(2)
+        chosen = {
+            "healthz_bind_address": BindAddress(LOCALHOST, self.health_port),
+            "metrics_bind_address": BindAddress(LOCALHOST, self.metrics_port),
+            **changes,
+        }
+        self.settings = settings(**chosen)
+        self.broadcaster = Broadcaster()
+        for name in CONTROLLERS:
+            self.broadcaster.subscribe(name)
+        self.workers = Workers()
+        self.kernel = Kernel()
+        self.watches = {
+            kind: WatchStatistics(1, 2, 30, failures=0, denied=0, objects=12, malformed=0, resource_version="7")
+            for kind in ("Service", "EndpointSlice", "Node")
+        }
+        self.latency = ProgrammingLatency()
+        self.programming = NetworkProgramming(self.latency.is_underway)
+        self.created: list[dict[str, object]] = []
+        self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self._create)
+        self.observation = Observation(
+            self.settings, self.broadcaster, self.workers, self.recorder, self.programming, self.statistics
+        )
+        self.use_readings(
+            KernelReadings(
+                lambda: list(self.broadcaster.current.values()), self.settings.metrics_services, lambda: self.kernel
+            )
+        )
+
+    def statistics(self) -> Statistics:
+        return statistics(
+            self.watches,
+            self.broadcaster.statistics(),
+            dict(self.workers.counters),
+            {"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
+            LoopWatch().statistics(),
+            self.latency.statistics(),
+        )
+
+    def use_readings(self, readings: KernelReadings) -> None:
+        """Read from this kernel in place of the real one."""
+        self.observation._kernel = readings
+        self.observation._status._kernel = readings
+
+    async def _create(self, _path: str, body: dict[str, object]) -> None:
+        self.created.append(body)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Observe, and write Events, for the length of a block."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.observation.run()), group.create_task(self.recorder.run())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
