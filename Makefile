@@ -15,9 +15,9 @@ test: ## run every test, those that send packets too
 	@scripts/setup lab
 	@$(PYTEST) $(ARGS)
 
-unit: ## run the tests that need no kernel
+unit: ## run the tests that need no kernel and no browser
 	@scripts/setup unit
-	@$(PYTEST) -m 'not lab' $(ARGS)
+	@$(PYTEST) -m 'not lab and not browser' $(ARGS)
 
 conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
 	@scripts/setup lab
