@@ -100,7 +100,7 @@ _SERVICE = (
 )
 
 _NETWORKING = (
-    ("networking 132", "check kube-proxy urls", _KUBE_PROXY),
+    ("networking 132", "check kube-proxy urls"),
     ("networking 147", "pod-Service: http"),
     ("networking 162", "pod-Service: udp"),
     ("networking 177", "pod-Service: sctp"),

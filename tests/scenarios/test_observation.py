@@ -1,0 +1,232 @@
+"""What kroute says of itself on a real node: probes, metrics that move with packets, and Events about the node."""
+
+import asyncio
+import fcntl
+import http.client
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.lab import objects
+from tests.lab.allocation import Allocator
+from tests.lab.api_server import EVENTS, ApiServer
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.objects import Object
+from tests.scenarios.conftest import FAMILIES, Family, World
+
+HEALTHZ, METRICS = 10256, 10249
+XTABLES_LOCK = Path("/run/xtables.lock")
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+
+
+def asked(node: Node, path: str, port: int = METRICS) -> tuple[int, str]:
+    """What a process on the node is answered at loopback."""
+    with node.namespace.inside():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.connect()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+async def statuses(world: World, family: Family, node: Node) -> tuple[int, ...]:
+    """The answers to the probes, as a load balancer outside the cluster gets them."""
+    paths = ("/healthz", "/livez", "/readyz")
+    return tuple([await world.cluster.client.http_status(family.of(node), HEALTHZ, path) for path in paths])
+
+
+async def are(world: World, family: Family, node: Node, wanted: tuple[int, ...]) -> None:
+    assert await statuses(world, family, node) == wanted
+
+
+def scraped(node: Node) -> dict[tuple[str, ...], float]:
+    """Every sample by its name and the values of its labels."""
+    status, text = asked(node, "/metrics")
+    assert status == 200
+    return {
+        (it.name, *(it.labels[name] for name in sorted(it.labels))): it.value
+        for family in text_string_to_metric_families(text)
+        for it in family.samples
+    }
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Another program is at the rules, and does not come to an end."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def test_health_follows_what_the_kernel_lets_kroute_do(
+    world: World, deployment: Deployment, family: Family, free: Allocator
+) -> None:
+    """The health check ports of Services agree with it."""
+    node, check = world.nodes[0], free.node_port()
+    balanced = objects.service(
+        "balanced",
+        *free.cluster_ips(),
+        node_ports={"TCP": free.node_port()},
+        ingress=free.external_ips(),
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=check,
+    )
+    deployment.apply(balanced, *objects.endpoint_slices("balanced", world.web[:1]))
+    await deployment.start("--resync-period", "2s", nodes=("node1",))
+    ask_check = partial(world.cluster.client.http_status, family.of(node), check)
+
+    async def both(status: int) -> None:
+        assert await statuses(world, family, node) == (status,) * 3
+        assert await ask_check() == status
+
+    await eventually(partial(both, 200))
+    with held(XTABLES_LOCK):
+        await eventually(partial(both, 503), within=20)
+        body = json.loads(asked(node, "/healthz", HEALTHZ)[1])
+        assert "masquerade" in body["causes"][0]
+        assert "xtables lock" in body["causes"][0] or "at one pass" in body["causes"][0]
+        assert body["nodeEligible"] is True
+    await eventually(partial(both, 200), within=20)
+
+
+async def test_a_node_that_the_autoscaler_removes_gets_no_more_traffic(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    node = world.nodes[0]
+    await deployment.start(nodes=("node1",))
+    await eventually(partial(are, world, family, node, (200, 200, 200)))
+    item = objects.node(node)
+    item["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]
+    deployment.apply(item)
+    await eventually(partial(are, world, family, node, (503, 200, 200)))
+    deployment.apply(objects.node(node))
+    await eventually(partial(are, world, family, node, (200, 200, 200)))
+
+
+async def test_metrics_move_with_packets(world: World, deployment: Deployment, family: Family, free: Allocator) -> None:
+    node, addresses = world.nodes[0], free.cluster_ips()
+    deployment.apply(objects.service("counted", *addresses), *objects.endpoint_slices("counted", world.web))
+    await deployment.start(nodes=("node1",))
+    before = await eventually(lambda: scraped(node))
+    labels = ("default", "counted")
+    assert before["kroute_service_connections_total", *labels] == 0
+    assert before["kroute_virtual_servers", "serving"] >= 2
+    assert before["kroute_real_servers", "serving"] >= 6
+    connection = await node.connect(family.of(addresses), 8080)
+    await connection.ask()
+    for _ in range(5):
+        await node.http(family.of(addresses), 8080)
+
+    def moved() -> dict[tuple[str, ...], float]:
+        after = scraped(node)
+        assert after["kroute_service_connections_total", *labels] == 6
+        assert after["kroute_service_connections", *labels, "active"] == 1
+        assert after["kroute_service_packets_total", "in", *labels] >= 6 * 4
+        assert (
+            after["kroute_service_bytes_total", "out", *labels] > after["kroute_service_packets_total", "out", *labels]
+        )
+        return after
+
+    after = await eventually(moved)
+    await connection.close()
+    assert after["kroute_connections", "active"] >= 1
+    assert after["kroute_netlink_messages_total", "ipvs"] > 0
+    assert after["kubeproxy_sync_proxy_rules_duration_seconds_count",] > 0
+
+
+async def test_a_repair_is_counted(world: World, deployment: Deployment, free: Allocator) -> None:
+    node, addresses = world.nodes[0], free.cluster_ips()
+    deployment.apply(objects.service("repaired", *addresses), *objects.endpoint_slices("repaired", world.web))
+    await deployment.start(nodes=("node1",))
+    before = await eventually(lambda: scraped(node))
+    node.namespace.ip(f"address delete {addresses[0]}/32 dev kube-dummy-if\n")
+
+    def is_counted() -> None:
+        assert scraped(node)["kroute_repairs_total", "service_proxy"] > before["kroute_repairs_total", "service_proxy"]
+
+    await eventually(is_counted)
+
+
+async def test_the_metrics_and_the_page_are_for_the_node_alone(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    node = world.nodes[0]
+    await deployment.start(nodes=("node1",))
+    await eventually(lambda: scraped(node))
+    with pytest.raises(OSError):
+        await world.cluster.client.http_status(family.of(node), METRICS)
+    status, page = asked(node, "/")
+    assert (status, "<title>kroute</title>" in page) == (200, True)
+
+
+@pytest.fixture
+async def api(world: World, tmp_path: Path) -> AsyncIterator[ApiServer]:
+    """The API server on node1; kroute runs on node2, which is cleaned afterwards."""
+    items: list[Object] = [
+        *(objects.node(node) for node in world.nodes),
+        objects.service("web", *CLUSTER_IPS),
+        *objects.endpoint_slices("web", world.web),
+    ]
+    server = ApiServer(world.cluster.node("node1"), tmp_path, items)
+    server.start()
+    node2 = world.cluster.node("node2")
+    try:
+        yield server
+        for running in node2.processes:
+            await running.terminate()
+        assert await (await node2.kroute("cleanup")).wait() == 0
+    finally:
+        server.stop()
+
+
+async def test_an_agent_is_not_ready_before_the_api_server_has_told_everything(world: World, api: ApiServer) -> None:
+    """And a lost API server does not make it unhealthy: what it serves it goes on serving."""
+    node2, family = world.cluster.node("node2"), FAMILIES[0]
+    api.fault(kind="delay", where="any", resource="services", seconds=20, times=1)
+    agent = await node2.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2")
+    await eventually(partial(are, world, family, node2, (200, 200, 503)))
+    await agent.ready()
+    await eventually(partial(are, world, family, node2, (200, 200, 200)))
+    api.stop()
+    await asyncio.sleep(1)
+    assert await statuses(world, family, node2) == (200, 200, 200)
+
+
+async def test_what_happens_to_the_node_is_an_event_on_it(world: World, api: ApiServer) -> None:
+    """A start; a port that somebody else has, until he lets go of it; and a lost permission. Each is said once."""
+    node2, family = world.cluster.node("node2"), FAMILIES[0]
+    await node2.serve(http=HEALTHZ)
+    for where in ("watch", "list"):  # a list is asked for as a watch first
+        api.fault(kind="answer", where=where, resource="endpointslices", status=403)
+    agent = await node2.kroute(
+        "run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2", "--resync-period", "2s"
+    )
+    await agent.ready()
+
+    def told_of(reason: str) -> Object:
+        events = [event for event in api.list(EVENTS) if event["reason"] == reason]
+        assert len(events) == 1
+        return events[0]
+
+    started = await eventually(partial(told_of, "Started"))
+    assert (started["type"], started["regarding"]["kind"], started["regarding"]["name"]) == ("Normal", "Node", "node2")
+    unavailable = await eventually(partial(told_of, "PortUnavailable"))
+    assert (unavailable["type"], unavailable["regarding"]["kind"]) == ("Warning", "Node")
+    assert "10256" in unavailable["note"]
+    await node2.stop_serving()
+    await eventually(partial(are, world, family, node2, (200, 200, 200)), within=20)
+    lost = await eventually(partial(told_of, "PrivilegeLost"), within=30)
+    assert "EndpointSlice" in lost["note"]
+    assert len([event for event in api.list(EVENTS) if event["regarding"]["kind"] == "Node"]) == 3
