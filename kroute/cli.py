@@ -14,6 +14,7 @@ import click
 
 from kroute import __version__, settings
 from kroute.director.command import director
+from kroute.migration.command import migrate
 from kroute.options import (
     CONFIG,
     DUMMY_INTERFACE,
@@ -225,6 +226,7 @@ def show(output: str, state_dir: Path) -> int:
 
 
 cli.add_command(director)
+cli.add_command(migrate)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -32,3 +32,24 @@ async def cleanup(
             if ledger.remove():
                 report.add(f"remove the ledger {ledger.path}")
     return report
+
+
+async def hand_over(
+    masquerade: Masquerade, interface: DummyInterface, ledger: Ledger, *, keep_interface: bool
+) -> CleanupReport:
+    """Undo only what another proxy, which serves by now, has its own of: rules, sets, and the link unless it is shared.
+
+    Virtual servers and sysctls stay, and with the link its addresses and routes. The ledger goes last.
+    """
+    report = CleanupReport()
+    with report.step(masquerade.name):
+        await masquerade.cleanup(report)
+    if not keep_interface:
+        with report.step(f"link {interface.name}"):
+            if await interface.delete():
+                report.add(f"delete link {interface.name}")
+    if not report.failed:
+        with report.step("ledger"):
+            if ledger.remove():
+                report.add(f"remove the ledger {ledger.path}")
+    return report
