@@ -73,10 +73,10 @@ def _print_leavings(proxy: OtherProxy, leavings: Leavings, *, as_json: bool) -> 
     if as_json:
         _print_json(leavings.as_plain())
         return 0
-    lines = list(_describe(leavings))
-    click.echo(
-        "\n".join([f"What {proxy.name} left on this node:", *lines] if lines else [f"nothing of {proxy.name}'s"])
-    )
+    if leavings.are_removed:
+        click.echo(f"nothing of {proxy.name}'s is left on this node")
+    else:
+        click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leavings)]))
     for key in leavings.others:
         click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
     for variant in leavings.unseen:
