@@ -1,5 +1,6 @@
 """From kube-proxy and from kube-router to kroute and back, with 100 open connections that live through it all."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from tests.lab.other_proxies import (
     kube_router_leavings,
     unbuild,
 )
-from tests.lab.other_proxy_rules import NEIGHBOUR_CHAINS
+from tests.lab.other_proxy_rules import DSR_MARK, NEIGHBOUR_CHAINS
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES, World
 from tests.scenarios.test_s17_only_what_is_ours import foreign_things
@@ -32,8 +33,8 @@ FLAGS = {
     "kube-router": ("--run-router=false", "--nodeport-bindon-all-ip=false"),
 }
 
-_NUMBERS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |link/none ")
-"""What is another one when a link is made again."""
+_OF_LINKS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |.*/kube-dummy-if/addr_gen_mode.*")
+"""What is another one when a link is made again; and kroute keeps its link from giving itself an address."""
 
 Build = Callable[[Node, Iterable[Served]], None]
 
@@ -114,9 +115,16 @@ async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
     return text
 
 
+async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
+    """Both steps, with the start of the agent between them."""
+    await migrate(node, "--from", proxy, "--take-over")
+    await deployment.start(*FLAGS[proxy], nodes=(node.name,))
+    assert f"nothing of {proxy}'s is left" in await migrate(node, "--from", proxy, "--take-over")
+
+
 def alike(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without the numbers that a link gets, and without the order of what is hashed."""
-    parts = {name: [_NUMBERS.sub("", line) for line in lines] for name, lines in snapshot.parts.items()}
+    """The snapshot without what is another one each time a link is made, and without the order of what is hashed."""
+    parts = {name: [_OF_LINKS.sub("", line) for line in lines] for name, lines in snapshot.parts.items()}
     return Snapshot(parts | {name: sorted(parts[name]) for name in ("ipset save", "ipvsadm -Sn")})
 
 
@@ -137,9 +145,7 @@ async def test_connections_live_through_the_take_over_and_back(
         found = json.loads(await migrate(node1, "--from", proxy, "-o", "json"))
         assert len(found["to_adopt"]) == len(node1.ipvs()) - 1
         assert found["others"] == ["TCP 203.0.113.7:80"]
-        await migrate(node1, "--from", proxy, "--take-over")
-        await deployment.start(*FLAGS[proxy], nodes=("node1",))
-        await migrate(node1, "--from", proxy, "--take-over")
+        await take_over(deployment, node1, proxy)
         await go_on(streams)
         assert "nothing of" in await migrate(node1, "--from", proxy)
         await deployment.stop()
@@ -151,3 +157,98 @@ async def test_connections_live_through_the_take_over_and_back(
     assert not theirs.diff(alike(node1.snapshot()))
     for stream in streams:
         await stream.close()
+
+
+async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_and_routes(
+    world: World, deployment: Deployment, node1: Node
+) -> None:
+    apply_web(world, deployment)
+    kube_router_leavings(node1, services_of(world), dsr=True)
+    found = json.loads(await migrate(node1, "--from", "kube-router", "-o", "json"))
+    assert found["marks"] == [DSR_MARK]
+    assert len(found["policy_rules"]) == 2
+    assert found["routes"] == ["IPv4 route local default dev lo table 78"]
+    assert f"FWM {DSR_MARK}" in node1.ipvs()
+    await take_over(deployment, node1, "kube-router")
+    assert f"FWM {DSR_MARK}" not in node1.ipvs()
+    rules = node1.run("ip", "rule")
+    assert "32764" not in rules
+    assert "lookup 79" not in rules
+    assert "lookup 77" in rules
+    assert not node1.run("ip", "route", "show", "table", "78")
+    assert "MARK" not in node1.run("iptables-legacy-save", "-t", "mangle")
+
+
+async def test_a_chain_that_another_program_uses_stays(world: World, deployment: Deployment, node1: Node) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    node1.run("iptables-legacy", "-t", "nat", "-A", "FOREIGN", "-s", "198.51.100.7", "-j", "KUBE-MARK-MASQ")
+    assert "another program's rule leads to it" in await migrate(node1, "--from", "kube-proxy")
+    await take_over(deployment, node1, "kube-proxy")
+    rules = node1.run("iptables-legacy-save", "-t", "nat")
+    assert "-A FOREIGN -s 198.51.100.7/32 -j KUBE-MARK-MASQ" in rules
+    assert "-A KUBE-MARK-MASQ -j MARK" in rules
+    assert "KUBE-SERVICES" not in rules
+
+
+async def test_a_proxy_that_still_runs_is_not_taken_over_from(
+    world: World, deployment: Deployment, node1: Node
+) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    running = await asyncio.create_subprocess_exec("kube-proxy", "600", executable="/bin/sleep")
+    try:
+        refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
+        assert f"kube-proxy still runs on this node (process {running.pid})" in refusal
+        assert not (node1.state_dir / "ledger").exists()
+        assert "adopt virtual server" in await migrate(node1, "--from", "kube-proxy", "--take-over", "--force")
+    finally:
+        running.kill()
+        await running.wait()
+
+
+async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
+    world: World, deployment: Deployment, node1: Node
+) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
+    assert "stop kroute's agent" in refusal
+    assert "10.254.0.10/32" in node1.addresses("kube-ipvs0")
+    await deployment.stop()
+    await take_over(deployment, node1, "kube-proxy")
+    assert not node1.addresses("kube-ipvs0")
+    assert set(await world.visitor.spread(CLUSTER_IPS[0], 8080, 6)) == {pod.name for pod in world.web}
+
+
+async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
+    world: World, deployment: Deployment, node1: Node
+) -> None:
+    apply_web(world, deployment)
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    assert "runs already" in await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    await deployment.stop()
+    before = node1.snapshot()
+    refusal = await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    assert "kube-proxy does not serve 2 of kroute's addresses yet" in refusal
+    assert "is not served by kube-proxy" in await migrate(node1, "--to", "kube-proxy")
+    assert not before.diff(node1.snapshot())
+
+
+async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
+    world: World, deployment: Deployment, node1: Node
+) -> None:
+    """kube-proxy binds no external IP that another interface has, which kroute's is until it is handed over."""
+    external_ip = "203.0.113.80"
+    deployment.apply(service("web", *CLUSTER_IPS, externalIPs=[external_ip]), *endpoint_slices("web", world.web))
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    stream = await node1.open_stream(external_ip, 8080)
+    await deployment.stop()
+    served = [*services_of(world), Served(external_ip, 8080, [(pod.ip, 8080) for pod in world.web])]
+    kube_proxy_leavings(node1, served)
+    node1.run("ip", "address", "del", f"{external_ip}/32", "dev", "kube-ipvs0")
+    assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over")
+    assert f"{external_ip}/32" in node1.addresses("kube-ipvs0")
+    await go_on([stream])
+    await stream.close()
