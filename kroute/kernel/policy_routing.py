@@ -5,10 +5,11 @@ A deletion names all that the dump has told of a rule or route: the kernel finds
 
 import errno
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from kroute.kernel.errors import Failure
+from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkClient
 from kroute.kernel.netlink_message import NLM_F_DUMP, attributes, message, to_u32, unpack_address
 from kroute.kernel.rtnetlink import (
@@ -67,7 +68,8 @@ class PolicyRouting(NetlinkClient):
         found: list[PolicyRule] = []
         for family in FAMILIES:
             query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-            found += await self._netlink.request(query, lambda _, payload: _parse_rule(payload))
+            with _without_ipv6(family):
+                found += await self._netlink.request(query, lambda _, payload: _parse_rule(payload))
         return [rule for family in FAMILIES for rule in found if rule.family == family]
 
     async def routes(self, tables: Collection[int]) -> list[TableRoute]:
@@ -87,6 +89,16 @@ class PolicyRouting(NetlinkClient):
         return [
             Failure(things[at], number) for at, number in refused.items() if number not in {errno.ESRCH, errno.ENOENT}
         ]
+
+
+@contextmanager
+def _without_ipv6(family: int) -> Iterator[None]:
+    """A kernel without IPv6 has none of its rules."""
+    try:
+        yield
+    except KernelError as error:
+        if family != socket.AF_INET6 or error.errno != errno.EAFNOSUPPORT:
+            raise
 
 
 def _parse_rule(payload: bytes) -> PolicyRule:

@@ -41,7 +41,8 @@ async def _remove_rules(leavings: Leavings, report: CleanupReport) -> None:
         with report.step(f"{table.variant} table {table.table}"):
             await XtablesTools().delete(variants[table.variant], table.table, list(table.rules), list(table.chains))
             report.undone += [f"delete {table.variant} rule of table {table.table}: {rule}" for rule in table.rules]
-            report.undone += [f"delete {table.variant} chain {it} of table {table.table}" for it in table.chains]
+            if table.chains:
+                report.add(f"delete {table.variant} chains of table {table.table}: {' '.join(table.chains)}")
 
 
 async def _remove_direct_server_return(leavings: Leavings, report: CleanupReport) -> None:

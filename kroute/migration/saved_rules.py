@@ -43,8 +43,8 @@ class SavedRule:
 
     @property
     def chain(self) -> str:
-        """Where the rule stands."""
-        return self.words[0]
+        """Where the rule stands; no need to take it apart, and there may be hundreds of thousands."""
+        return self.text.partition(" ")[0]
 
     def after(self, option: str) -> str:
         """The word behind an option; "" where the rule has no such option, or negates it."""
