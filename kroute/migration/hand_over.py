@@ -23,8 +23,11 @@ from kroute.settings import Settings
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """What is to be done. `unserved` are VIPs of kroute's that the other proxy does not serve; `missing` those that it
-    serves, and has not bound because kroute's link has them."""
+    """What is to be done.
+
+    `unserved` are VIPs of kroute's that the other proxy does not serve; `missing` those that it serves, and has not
+    bound because kroute's link has them.
+    """
 
     keeps_link: bool
     vips: tuple[str, ...]
@@ -60,7 +63,8 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
             report = await controllers.hand_over(keep_interface=plan.keeps_link)
         if not report.failed:
             state_dir.empty()
-    return Outcome(done + report.undone, report.failed, f"the node is {proxy.name}'s")
+    next_step = "run this again, when what failed is put right" if report.failed else f"the node is {proxy.name}'s"
+    return Outcome(done + report.undone, report.failed, next_step)
 
 
 def _served_by(proxy: OtherProxy, node: NodeReading) -> set[str]:

@@ -64,6 +64,7 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> int:
         for line in outcome.done:
             click.echo(line)
         click.echo(outcome.next_step)
+    _warn_of_unseen(outcome.unseen)
     for line in outcome.failed:
         click.echo(f"kroute: not done: {line}", err=True)
     return 1 if outcome.failed else 0
@@ -79,9 +80,13 @@ def _print_leavings(proxy: OtherProxy, leavings: Leavings, *, as_json: bool) -> 
         click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leavings)]))
     for key in leavings.others:
         click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
-    for variant in leavings.unseen:
-        click.echo(f"kroute: cannot look at {variant} rules: install the iptables package with its tools", err=True)
+    _warn_of_unseen(leavings.unseen)
     return 0
+
+
+def _warn_of_unseen(variants: Sequence[str]) -> None:
+    for variant in variants:
+        click.echo(f"kroute: cannot look at {variant} rules: install the iptables package with its tools", err=True)
 
 
 def _describe(leavings: Leavings) -> Iterator[str]:

@@ -32,11 +32,15 @@ class RefusalError(Exception):
 
 
 class Outcome(msgspec.Struct):
-    """What a step has done, one line each, what it could not do, and what comes next."""
+    """What a step has done, one line each, what it could not do, and what comes next.
+
+    `unseen` are variants of iptables that could not be looked at.
+    """
 
     done: list[str]
     failed: list[str]
     next_step: str
+    unseen: tuple[str, ...] = ()
 
 
 async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leavings:
@@ -62,7 +66,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
         await _refuse_if_it_runs(proxy, look_at_ports=True)
     leavings = await look(proxy, settings, options.node_ports)
     if leavings.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute")
+        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leavings.unseen)
     ledger = Ledger.open(settings.state_dir)
     links = [settings.dummy_interface] if leavings.link == settings.dummy_interface else []
     ledger.adopt({*ledger.virtual_servers, *leavings.to_adopt}, {*ledger.links, *links})
@@ -70,7 +74,8 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
     done = [f"adopt virtual server {key}" for key in leavings.to_adopt]
     for link in links:
         done += [f"adopt link {link} with {len(leavings.addresses)} addresses", *await _adopt_routes(link)]
-    return Outcome(done, [], f"start kroute, and run this again to remove the rest of {proxy.name}'s")
+    next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
+    return Outcome(done, [], next_step, leavings.unseen)
 
 
 async def _adopt_routes(link: str) -> list[str]:
@@ -96,7 +101,7 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
         await _refuse_if_it_runs(proxy, look_at_ports=False)
     leavings = await look(proxy, settings, options.node_ports)
     if leavings.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is left")
+        return Outcome([], [], f"nothing of {proxy.name}'s is left", leavings.unseen)
     if leavings.to_adopt:
         raise RefusalError(
             f"{len(leavings.to_adopt)} virtual servers are {proxy.name}'s still ({leavings.to_adopt[0]}): "
@@ -113,8 +118,10 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
         raise RefusalError(
             f"what was removed came back: {proxy.name} runs somewhere out of sight. Stop it, and run this again"
         )
-    next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
-    return Outcome(report.undone, report.failed, next_step if report.failed else f"nothing of {proxy.name}'s is left")
+    next_step = f"nothing of {proxy.name}'s is left"
+    if report.failed:
+        next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
+    return Outcome(report.undone, report.failed, next_step, leavings.unseen)
 
 
 async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:

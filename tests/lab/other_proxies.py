@@ -1,8 +1,8 @@
 """What kube-proxy in IPVS mode and kube-router leave on a node when they stop, built by the usual tools.
 
 Sources: kube-proxy's pkg/proxy/ipvs (1.36) and kube-router's pkg/controllers/proxy (2.11). Each builds on what there
-is, as the proxies do at their start: a virtual server or real server that exists stays as it is. `unbuild` takes away
-what a test leaves of it.
+is, as the proxies do at their start: a virtual server or real server that exists stays as it is. `wipe` takes away what
+a test leaves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,12 +45,7 @@ def kube_proxy_leavings(node: Node, services: Iterable[Served]) -> None:
     _ensure_link(node, "kube-ipvs0", up=False)
     vips = {it.vip for it in services}
     _bind(node, "kube-ipvs0", vips, scope="global")
-    local = [
-        it
-        for link in ("eth0", "cbr0", "foreign0")
-        for it in _plain(addresses(node.namespace, link))
-        if not it.startswith("fe80")
-    ]
+    local = [it for link in ("eth0", "cbr0", "foreign0") for it in _plain(addresses(node.namespace, link))]
     _ensure_virtual_servers(node, services, local)
     for is_ipv6 in (False, True):
         of_family = [it for it in services if it.is_ipv6 is is_ipv6]
@@ -60,34 +55,16 @@ def kube_proxy_leavings(node: Node, services: Iterable[Served]) -> None:
 
 
 def kube_router_leavings(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
-    """Build kube-dummy-if with its source routes, virtual servers, sets, rules and sysctls; with `dsr`, a Service with
-    direct server return too."""
+    """Build kube-dummy-if with its source routes, virtual servers, sets, rules and sysctls.
+
+    With `dsr` there is a Service with direct server return, too.
+    """
     services = list(services)
     _set_sysctls(node, KUBE_ROUTER_SYSCTLS)
     _ensure_link(node, "kube-dummy-if", up=True)
     _bind(node, "kube-dummy-if", {it.vip for it in services}, scope="link")
     for vip in {it.vip for it in services}:
-        source = node.ip6 if ":" in vip else node.ip
-        scope = [] if ":" in vip else ["scope", "host"]
-        node.run(
-            "ip",
-            "route",
-            "replace",
-            "local",
-            vip,
-            "dev",
-            "kube-dummy-if",
-            "table",
-            "local",
-            "proto",
-            "kernel",
-            *scope,
-            "src",
-            source,
-        )
-        routes = node.run("ip", "-6", "route", "show", "table", "local")
-        if f"local {vip} dev kube-dummy-if proto kernel metric 0 " in routes:
-            node.run("ip", "route", "del", "local", vip, "dev", "kube-dummy-if", "table", "local", "proto", "kernel")
+        _ensure_source_route(node, vip)
     _ensure_virtual_servers(node, services, [node.ip, node.ip6])
     for is_ipv6 in (False, True):
         of_family = [it for it in services if it.is_ipv6 is is_ipv6]
@@ -99,15 +76,17 @@ def kube_router_leavings(node: Node, services: Iterable[Served], *, dsr: bool = 
         _build_direct_server_return(node, services[0].real_servers[0][0])
 
 
-def unbuild(node: Node) -> None:
-    """Take away the proxies' links, rules, sets and virtual servers; nothing of it need be there."""
+def wipe(node: Node) -> None:
+    """Take away every rule, set, virtual server and routing rule, and the links that proxies and tests make."""
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         for table in ("mangle", "nat", "filter"):
             node.run(tool, "-t", table, "-F")
             node.run(tool, "-t", table, "-X")
+    node.run("ipset", "destroy")
+    node.run("ipvsadm", "-C")
     for command in (
-        "ipset destroy", "ipvsadm -C", "ip link del kube-ipvs0", "ip link del kube-dummy-if",
-        "ip rule del prio 32764 table 78", "ip rule del prio 32765 table 79", "ip route flush table 78",
+        "ip link del kube-ipvs0", "ip link del kube-dummy-if", "ip link del foreign0", "ip rule del table 77",
+        "ip rule del table 78", "ip rule del table 79", "ip route flush table 78",
     ):  # fmt: skip
         with suppress(CommandError):
             node.run(*command.split())
@@ -119,7 +98,8 @@ def _set_sysctls(node: Node, values: dict[str, int]) -> None:
 
 
 def _plain(with_prefix: Iterable[str]) -> list[str]:
-    return [address.partition("/")[0] for address in with_prefix]
+    """Addresses without their prefixes, and without those that links give themselves."""
+    return [address.partition("/")[0] for address in with_prefix if not address.startswith("fe80")]
 
 
 def _ensure_link(node: Node, name: str, *, up: bool) -> None:
@@ -134,6 +114,17 @@ def _bind(node: Node, link: str, vips: Iterable[str], *, scope: str) -> None:
     for vip in sorted(set(vips) - set(present)):
         arguments = [f"{vip}/128"] if ":" in vip else [f"{vip}/32", "scope", scope]
         node.run("ip", "address", "add", *arguments, "dev", link)
+
+
+def _ensure_source_route(node: Node, vip: str) -> None:
+    """The route that kube-router adds, without the one of IPv6 that the kernel adds and that would win."""
+    route = f"local {vip} dev kube-dummy-if table local proto kernel"
+    source = f"src {node.ip6}" if ":" in vip else f"scope host src {node.ip}"
+    node.run("ip", "route", "replace", *route.split(), *source.split())
+    if f"local {vip} dev kube-dummy-if proto kernel metric 0 " in node.run(
+        "ip", "-6", "route", "show", "table", "local"
+    ):
+        node.run("ip", "route", "del", *route.split())
 
 
 def _ensure_virtual_servers(node: Node, services: Iterable[Served], node_port_addresses: Sequence[str]) -> None:
@@ -170,7 +161,7 @@ def _kube_proxy_sets(prefix: str, services: Iterable[Served], is_ipv6: bool) -> 
         "LOAD-BALANCER-SOURCE-CIDR": "hash:ip,port,net", "NODE-PORT-SCTP-HASH": "hash:ip,port",
         "NODE-PORT-LOCAL-SCTP-HASH": "hash:ip,port", "IPVS-IPS": "hash:ip",
     }  # fmt: skip
-    lines = [f"create {prefix}{name}"[:38] + f" {kind} family {family}" for name, kind in kinds.items()]
+    lines = [f"create {f'{prefix}{name}'[:31]} {kind} family {family}" for name, kind in kinds.items()]
     bitmaps = ("NODE-PORT-TCP", "NODE-PORT-UDP", "NODE-PORT-LOCAL-TCP", "NODE-PORT-LOCAL-UDP", "HEALTH-CHECK-NODE-PORT")
     lines += [f"create {prefix}{name} bitmap:port range 0-65535" for name in bitmaps]
     for served in services:

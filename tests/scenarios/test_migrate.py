@@ -18,12 +18,12 @@ from tests.lab.other_proxies import (
     Served,
     kube_proxy_leavings,
     kube_router_leavings,
-    unbuild,
+    wipe,
 )
 from tests.lab.other_proxy_rules import DSR_MARK, NEIGHBOUR_CHAINS
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES, World
-from tests.scenarios.test_s17_only_what_is_ours import foreign_things
+from tests.scenarios.test_s17_only_what_is_ours import FOREIGN
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 NODE_PORT = 31080
@@ -41,28 +41,20 @@ Build = Callable[[Node, Iterable[Served]], None]
 
 @pytest.fixture
 def node1(world: World) -> Iterator[Node]:
-    """A node with somebody else's things on it, the kubelet's too, and with the sysctls of a node that had a proxy."""
+    """A node with somebody else's things on it, and with the sysctls of a node that had a proxy.
+
+    Ask for it before `deployment`, so that kroute is gone when the node is wiped.
+    """
     node = world.cluster.node("node1")
     before = {name: node.sysctl(name) for name in KUBE_ROUTER_SYSCTLS}
-    with foreign_things(node):
-        node.run("iptables-legacy-restore", "--noflush", stdin=NEIGHBOUR_CHAINS)
-        try:
-            yield node
-        finally:
-            unbuild(node)
-            _restore_foreign_rules(node)
+    for add, _ in FOREIGN:
+        node.run(*add.split())
+    node.run("iptables-legacy-restore", "--noflush", stdin=NEIGHBOUR_CHAINS)
+    yield node
+    wipe(node)
     for name, value in before.items():
         node.sysctl(name, value)
-
-
-def _restore_foreign_rules(node: Node) -> None:
-    """What `foreign_things` is going to take away itself."""
-    for command in (
-        "ipvsadm -A -t 203.0.113.7:80", "ipset create FOREIGN hash:ip", "iptables-legacy -t nat -N FOREIGN",
-        "iptables-legacy -t nat -I PREROUTING -j FOREIGN",
-        "ip6tables-legacy -t nat -A POSTROUTING -s 2001:db8::1 -j ACCEPT",
-    ):  # fmt: skip
-        node.run(*command.split())
+    (node.state_dir / "ledger").unlink(missing_ok=True)
 
 
 def services_of(world: World) -> list[Served]:
@@ -134,14 +126,14 @@ def alike(snapshot: Snapshot) -> Snapshot:
     ids=["kube-proxy", "kube-router"],
 )
 async def test_connections_live_through_the_take_over_and_back(
-    world: World, deployment: Deployment, node1: Node, proxy: str, build: Build
+    world: World, node1: Node, deployment: Deployment, proxy: str, build: Build
 ) -> None:
     apply_web(world, deployment)
     build(node1, services_of(world))
     theirs = alike(node1.snapshot())
     ways = ways_to(world, node1)
     streams = await open_streams(ways)
-    async with constant_load(ways) as load:
+    async with constant_load(ways, pace=1.0) as load:
         found = json.loads(await migrate(node1, "--from", proxy, "-o", "json"))
         assert len(found["to_adopt"]) == len(node1.ipvs()) - 1
         assert found["others"] == ["TCP 203.0.113.7:80"]
@@ -160,7 +152,7 @@ async def test_connections_live_through_the_take_over_and_back(
 
 
 async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_and_routes(
-    world: World, deployment: Deployment, node1: Node
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
     kube_router_leavings(node1, services_of(world), dsr=True)
@@ -179,7 +171,7 @@ async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_an
     assert "MARK" not in node1.run("iptables-legacy-save", "-t", "mangle")
 
 
-async def test_a_chain_that_another_program_uses_stays(world: World, deployment: Deployment, node1: Node) -> None:
+async def test_a_chain_that_another_program_uses_stays(world: World, node1: Node, deployment: Deployment) -> None:
     apply_web(world, deployment)
     kube_proxy_leavings(node1, services_of(world))
     node1.run("iptables-legacy", "-t", "nat", "-A", "FOREIGN", "-s", "198.51.100.7", "-j", "KUBE-MARK-MASQ")
@@ -192,7 +184,7 @@ async def test_a_chain_that_another_program_uses_stays(world: World, deployment:
 
 
 async def test_a_proxy_that_still_runs_is_not_taken_over_from(
-    world: World, deployment: Deployment, node1: Node
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
     kube_proxy_leavings(node1, services_of(world))
@@ -208,7 +200,7 @@ async def test_a_proxy_that_still_runs_is_not_taken_over_from(
 
 
 async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
-    world: World, deployment: Deployment, node1: Node
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
     kube_proxy_leavings(node1, services_of(world))
@@ -223,7 +215,7 @@ async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
 
 
 async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
-    world: World, deployment: Deployment, node1: Node
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
     await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
@@ -237,7 +229,7 @@ async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
 
 
 async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
-    world: World, deployment: Deployment, node1: Node
+    world: World, node1: Node, deployment: Deployment
 ) -> None:
     """kube-proxy binds no external IP that another interface has, which kroute's is until it is handed over."""
     external_ip = "203.0.113.80"
