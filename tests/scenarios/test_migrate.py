@@ -143,6 +143,7 @@ async def test_connections_live_through_the_take_over_and_back(
         await deployment.stop()
         build(node1, services_of(world))
         await migrate(node1, "--to", proxy, "--hand-over")
+        deployment.give_up("node1")
         await go_on(streams)
     assert not load.failures
     assert all(load.calls[way] for way in ways)
@@ -241,6 +242,7 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     kube_proxy_leavings(node1, served)
     node1.run("ip", "address", "del", f"{external_ip}/32", "dev", "kube-ipvs0")
     assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over")
+    deployment.give_up("node1")
     assert f"{external_ip}/32" in node1.addresses("kube-ipvs0")
     await go_on([stream])
     await stream.close()
