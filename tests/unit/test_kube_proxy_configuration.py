@@ -6,7 +6,7 @@ import pytest
 import yaml
 from structlog.testing import CapturingLogger
 
-from kroute import agent, cli, options
+from kroute import agent, cli, logs, options
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
 from kroute.settings import IpvsTimeouts, Settings
 from tests.unit.test_cli import exit_code
@@ -50,6 +50,7 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
     monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
     return seen
 
 

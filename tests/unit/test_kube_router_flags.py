@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from kroute import agent, cli
+from kroute import agent, cli, logs
 from kroute.migration.kube_router_flags import FLAGS, translated
 from kroute.settings import IpvsTimeouts, Settings
 from tests.unit.test_cli import exit_code
@@ -69,6 +69,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
     monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
     return seen
 
 
