@@ -107,6 +107,15 @@ async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
     return text
 
 
+def assert_only_kroute_came(before: Snapshot, after: Snapshot) -> None:
+    """Nothing of the other proxy's is left, and all that was there before it is there still."""
+    commands = before.parts.keys() - {"sysctl"}
+    assert not [line for it in commands for line in before.parts[it] if line not in after.parts[it]]
+    new = [line for it in commands for line in after.parts[it] if line not in before.parts[it]]
+    assert new
+    assert not [line for line in new if re.search(r"KUBE-|kube-router|kube-ipvs0", line)]
+
+
 async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
     """Both steps, with the start of the agent between them."""
     await migrate(node, "--from", proxy, "--take-over")
@@ -129,6 +138,7 @@ async def test_connections_live_through_the_take_over_and_back(
     world: World, node1: Node, deployment: Deployment, proxy: str, build: Build
 ) -> None:
     apply_web(world, deployment)
+    before = node1.snapshot()
     build(node1, services_of(world))
     theirs = alike(node1.snapshot())
     ways = ways_to(world, node1)
@@ -139,7 +149,9 @@ async def test_connections_live_through_the_take_over_and_back(
         assert found["others"] == ["TCP 203.0.113.7:80"]
         await take_over(deployment, node1, proxy)
         await go_on(streams)
-        assert "nothing of" in await migrate(node1, "--from", proxy)
+        for way in ways:
+            assert (await way.client.http(way.address, way.port, timeout=20)).host.startswith("web-")
+        assert_only_kroute_came(before, node1.snapshot())
         await deployment.stop()
         build(node1, services_of(world))
         await migrate(node1, "--to", proxy, "--hand-over")
@@ -246,3 +258,12 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     assert f"{external_ip}/32" in node1.addresses("kube-ipvs0")
     await go_on([stream])
     await stream.close()
+
+
+async def test_cleanup_on_a_node_that_is_kube_routers_touches_nothing(world: World, node1: Node) -> None:
+    kube_router_leavings(node1, services_of(world))
+    before = node1.snapshot()
+    cleanup = await node1.kroute("cleanup")
+    assert await cleanup.wait() == 0
+    assert "nothing to undo" in cleanup.log.read_text()
+    assert not before.diff(node1.snapshot())
