@@ -77,6 +77,7 @@ def ways_to(world: World, node: Node) -> list[Way]:
         Way(world.cluster.client, node.ip, NODE_PORT),
         Way(world.cluster.client, node.ip6, NODE_PORT),
         Way(node, ipv4, 8080),
+        Way(node, ipv6, 8080),
         Way(world.web[0], ipv4, 8080),
     ]
 
