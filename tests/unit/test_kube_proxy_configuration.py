@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from structlog.testing import CapturingLogger
+from structlog.testing import capture_logs
 
-from kroute import agent, cli, logs, options
+from kroute import agent, cli, logs
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
 from kroute.settings import IpvsTimeouts, Settings
 from tests.unit.test_cli import exit_code
@@ -55,28 +55,20 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> CapturingLogger:
-    logger = CapturingLogger()
-    monkeypatch.setattr(options, "log", logger)
-    return logger
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> Path:
     return tmp_path / "config.conf"
 
 
-def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(
-    started: list[Settings], config: Path, logged: CapturingLogger
-) -> None:
+def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Settings], config: Path) -> None:
     config.write_text(KUBEADM)
-    assert exit_code("run", "--config", str(config), "--node-name", "n1", "--log-format", "json") == 0
+    with capture_logs() as events:
+        assert exit_code("run", "--config", str(config), "--node-name", "n1", "--log-format", "json") == 0
     assert started == [
         Settings(
             node_name="n1", cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"), strict_arp=False, log_format="json"
         )
     ]
-    assert not logged.calls
+    assert not events
 
 
 @pytest.mark.parametrize(
@@ -135,18 +127,17 @@ def test_flags_go_before_the_file(started: list[Settings], config: Path) -> None
     assert (started[0].scheduler, started[0].strict_arp) == ("lc", False)
 
 
-def test_what_is_set_and_not_used_is_named_in_a_line_each(
-    started: list[Settings], config: Path, logged: CapturingLogger
-) -> None:
+def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings], config: Path) -> None:
     config.write_text(
         f"{HEAD}mode: iptables\nconntrack: {{min: 131072, tcpBeLiberal: true}}\nlogging: {{verbosity: 4}}\n"
         "featureGates: {SomeGate: false, OtherGate: true}\niptables: {localhostNodePorts: true}\nbogus: 1\n"
         "detectLocal: {bridgeInterface: cbr0}\nnftables: {masqueradeAll: true}\n"
     )
-    assert exit_code("run", "--config", str(config)) == 0
-    assert {call.args for call in logged.calls} == {("config.field_not_used",)}
-    said = {call.kwargs["field"]: call.kwargs["why"] for call in logged.calls}
-    assert len(said) == len(logged.calls)
+    with capture_logs() as events:
+        assert exit_code("run", "--config", str(config)) == 0
+    assert {event["event"] for event in events} == {"config.field_not_used"}
+    said = {event["field"]: event["why"] for event in events}
+    assert len(said) == len(events)
     assert said.keys() == {
         "mode", "conntrack.min", "conntrack.tcpBeLiberal", "logging", "featureGates", "iptables.localhostNodePorts",
         "bogus", "detectLocal.bridgeInterface", "nftables.masqueradeAll",
