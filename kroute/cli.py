@@ -14,6 +14,8 @@ import click
 
 from kroute import __version__, settings
 from kroute.director.command import director
+from kroute.migration.command import migrate
+from kroute.migration.kube_router_flags import RunCommand
 from kroute.options import (
     CONFIG,
     DUMMY_INTERFACE,
@@ -32,6 +34,7 @@ from kroute.options import (
     TIMEOUT,
     Parsed,
     option,
+    tell_of_unused_fields,
 )
 from kroute.settings import IpvsTimeouts, Settings
 
@@ -45,7 +48,7 @@ def cli() -> None:
     """A Kubernetes service proxy for Linux nodes that programs IPVS."""
 
 
-@cli.command()
+@cli.command(cls=RunCommand)
 @CONFIG
 @KUBECONFIG
 @MASTER
@@ -171,6 +174,7 @@ def run(**values: Any) -> int:
     from kroute import logs  # noqa: PLC0415 - the other commands do without
 
     logs.configure(chosen.log_format, chosen.log_level)
+    tell_of_unused_fields(click.get_current_context())
     from kroute import agent  # noqa: PLC0415 - after the logs, which decide what structlog loads
 
     return agent.main(chosen)
@@ -231,6 +235,7 @@ def show(output: str, state_dir: Path) -> int:
 
 
 cli.add_command(director)
+cli.add_command(migrate)
 
 
 def main(arguments: list[str] | None = None) -> None:

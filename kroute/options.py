@@ -1,12 +1,19 @@
 """Options of the command line: how one is read from a flag, a variable or a file, and those that commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kroute import settings
+from kroute.migration.kube_proxy_configuration import (
+    ConfigurationFieldError,
+    is_kube_proxy_configuration,
+    translate,
+)
+
+_UNUSED_FIELDS = "kroute.unused-fields"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -43,7 +50,10 @@ def option(*names: str, **attributes: Any) -> Callable[[_Command], _Command]:
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Take the values of a YAML file as defaults: flags and variables go before it."""
+    """Take the values of a YAML file as defaults: flags and variables go before it.
+
+    A file of kube-proxy's is one as well: those of its fields that mean something for kroute are its values.
+    """
     if path is None:
         return None
     import yaml  # noqa: PLC0415 - only who uses a file pays for the parser
@@ -52,6 +62,9 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise click.BadParameter(f"cannot read {path}: {' '.join(str(error).split())}", ctx, param) from None
+    if is_kube_proxy_configuration(content):
+        _use_kube_proxy_configuration(ctx, param, path, content)
+        return path
     if not isinstance(content, dict):
         raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
     allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
@@ -62,6 +75,39 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
             )
     ctx.default_map = {str(allowed[name].name): _as_written(value, allowed[name]) for name, value in content.items()}
     return path
+
+
+def _use_kube_proxy_configuration(
+    ctx: click.Context, param: click.Parameter, path: Path, content: Mapping[str, Any]
+) -> None:
+    """Take what applies as defaults; what does not is kept for `tell_of_unused_fields`."""
+    allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
+    try:
+        settings_, remarks = translate(content)
+    except ConfigurationFieldError as error:
+        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
+    defaults: dict[str, Any] = {}
+    for name, value, field in settings_:
+        if name not in allowed:
+            remarks[field] = f"kroute {ctx.info_name} has no such setting"
+            continue
+        written = _as_written(value, allowed[name])
+        try:
+            allowed[name].type_cast_value(ctx, written)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{path}: {field}: {error.message}", ctx, param) from None
+        defaults[str(allowed[name].name)] = written
+    ctx.default_map = defaults
+    ctx.meta[_UNUSED_FIELDS] = remarks
+
+
+def tell_of_unused_fields(ctx: click.Context) -> None:
+    """Log each field of a kube-proxy configuration that is set and not used; when logs are configured."""
+    import structlog  # noqa: PLC0415 - after the logs, which decide what it loads
+
+    log = structlog.get_logger(__name__)
+    for field, why in ctx.meta.get(_UNUSED_FIELDS, {}).items():
+        log.warning("config.field_not_used", field=field, why=why)
 
 
 def _config_name(parameter: click.Parameter) -> str:

@@ -25,6 +25,8 @@ PRIMARY = "primary"
 
 DEFAULT_STATE_DIR = Path("/run/kroute")
 DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
+OTHER_VIP_INTERFACES = ("kube-ipvs0", "kube-dummy-if")
+"""Where kube-proxy and kube-router have VIPs: what is there are no addresses of the node's own, while they leave."""
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")

@@ -149,6 +149,10 @@ class Masquerade(Preparer[AddEntry, Present]):
         """The set and its element."""
         return {"set": difference.key.set, "entry": difference.key.element}
 
+    async def has_sets(self) -> bool:
+        """Whether there is a set of ours, from whatever run."""
+        return any(name.startswith(PREFIX) for name in await self._ipset.names())
+
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove the rules, then the sets."""
         await self._rules.cleanup(report)

@@ -7,7 +7,7 @@ from typing import Self
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.account import ControllerStatistics
 from kroute.controllers.address_sets import FAMILIES
-from kroute.controllers.cleanup import cleanup
+from kroute.controllers.cleanup import cleanup, hand_over
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
@@ -150,6 +150,10 @@ class NodeControllers:
     async def cleanup(self) -> CleanupReport:
         """Undo what earlier runs did on this node; not while `run` runs."""
         return await cleanup(self._service_proxy, self._route_fix, self._masquerade, self._interface, self._ledger)
+
+    async def hand_over(self, *, keep_interface: bool) -> CleanupReport:
+        """Undo what another proxy that serves has its own of; not while `run` runs."""
+        return await hand_over(self._masquerade, self._interface, self._ledger, keep_interface=keep_interface)
 
     @property
     def _all(self) -> tuple[Controller, ...]:

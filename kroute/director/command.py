@@ -29,6 +29,7 @@ from kroute.options import (
     TIMEOUT,
     Parsed,
     option,
+    tell_of_unused_fields,
 )
 from kroute.settings import IpvsTimeouts, Settings
 
@@ -106,6 +107,7 @@ def director(**values: Any) -> int:
     from kroute import logs  # noqa: PLC0415 - the other commands do without
 
     logs.configure(chosen.common.log_format, chosen.common.log_level)
+    tell_of_unused_fields(click.get_current_context())
     from kroute import agent  # noqa: PLC0415 - after the logs, which decide what structlog loads
     from kroute.director.director import serve  # noqa: PLC0415
 

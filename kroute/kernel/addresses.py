@@ -118,12 +118,15 @@ class Addresses(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def read(self, interface: str) -> set[str]:
-        """The addresses on the interface, in canonical text; none when it is gone."""
+        """The addresses on the interface, in canonical text; none when it is gone.
+
+        IPv6 link-local ones are left out: a link that somebody else has made gives itself one, and it is nobody's VIP.
+        """
         index = interface_index(interface)
         if index is None:
             return set()
         try:
-            return {address.address for address in await self._dump(index)}
+            return {it.address for it in await self._dump(index) if ":" not in it.address or it.scope != "link"}
         except KernelError as error:
             if error.errno == errno.ENODEV:
                 return set()  # it went away meanwhile

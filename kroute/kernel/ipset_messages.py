@@ -142,7 +142,8 @@ def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | i
     address_kinds = iter(ADDRESS_KINDS)
     for word in words:
         if word == "port":
-            yield entry[ENTRY_PROTO][0]
+            if ENTRY_PROTO in entry:  # a bitmap of ports has none
+                yield entry[ENTRY_PROTO][0]
             yield to_be16(entry[ENTRY_PORT])
             continue
         kind, prefix_kind = next(address_kinds)

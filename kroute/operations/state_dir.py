@@ -15,6 +15,10 @@ class StateDirectoryError(Exception):
     """The state directory cannot be used, or somebody else uses it."""
 
 
+class StateDirectoryInUseError(StateDirectoryError):
+    """Another kroute works with the state directory."""
+
+
 class StateDirectory:
     """A state directory that this process alone uses. While its lock is held, no other kroute changes the node."""
 
@@ -27,7 +31,8 @@ class StateDirectory:
         """Hold the directory's lock, which ends with the process at the latest.
 
         Raises:
-            StateDirectoryError: the directory cannot be made, or another kroute holds it.
+            StateDirectoryInUseError: another kroute holds it.
+            StateDirectoryError: the directory cannot be made.
         """
         descriptor = _lock(path)
         try:
@@ -48,6 +53,11 @@ class StateDirectory:
             (self.path / name).unlink(missing_ok=True)
 
 
+def is_agent_ready(path: Path) -> bool:
+    """Whether the agent of this state directory has said that it is ready; for who does not hold the lock."""
+    return (path / _READY).exists()
+
+
 def _lock(path: Path) -> int:
     """A descriptor that holds the lock of the directory, which is made if need be."""
     try:
@@ -60,7 +70,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
         os.close(descriptor)
-        raise StateDirectoryError(
+        raise StateDirectoryInUseError(
             f"kroute runs already with the state directory {path} (process {holder}): stop it first"
         ) from None
     return descriptor

@@ -15,6 +15,7 @@ import structlog
 from kroute.kernel.addresses import Addresses, InterfaceAddress
 from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
 from kroute.planning.node_facts import NodeInterfaces
+from kroute.settings import OTHER_VIP_INTERFACES
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +42,10 @@ SourceTowards = Callable[[socket.AddressFamily], str | None]
 
 
 class NodeWatcher:
-    """Follows the addresses of every interface but `except_interface`, and passes them on whenever they change."""
+    """Follows the addresses of every interface that carries no VIPs, and passes them on whenever they change.
+
+    VIPs are on `except_interface`, and on those of other service proxies as long as they are there.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class NodeWatcher:
         addresses: AddressSource | None = None,
         source_towards: SourceTowards | None = None,
     ) -> None:
-        self._except = except_interface
+        self._except = {except_interface, *OTHER_VIP_INTERFACES}
         self._notify = notify
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
         self._source: AddressSource = addresses or Addresses()
@@ -80,12 +84,14 @@ class NodeWatcher:
         found = await self._source.of_node()
         self._addresses = {}
         for it in found:
-            if it.interface != self._except:
+            if it.interface not in self._except:
                 self._addresses.setdefault(it.interface, {})[it.address] = it
         self._tell()
 
     def _take(self, event: Event | Overrun) -> None:
         match event:
+            case LinkEvent() | AddressEvent() if event.interface in self._except:
+                pass
             case LinkEvent(gone=True, interface=interface):
                 self._addresses.pop(interface, None)
             case AddressEvent(gone=True):
@@ -148,5 +154,6 @@ async def read_node_interfaces(except_interface: str) -> NodeInterfaces:
     Raises:
         KernelError: the kernel does not tell.
     """
+    carry_vips = {except_interface, *OTHER_VIP_INTERFACES}
     async with Addresses() as source:
-        return node_interfaces([it for it in await source.of_node() if it.interface != except_interface])
+        return node_interfaces([it for it in await source.of_node() if it.interface not in carry_vips])

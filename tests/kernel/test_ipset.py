@@ -38,6 +38,12 @@ async def test_foreign_sets_are_seen_and_told_apart(node: RealNode) -> None:
     assert (found.type, found.maxelem) == ("bitmap:port", 0)
 
 
+async def test_a_bitmap_of_ports_is_read(node: RealNode) -> None:
+    run("ipset create PORTS bitmap:port range 0-65535")
+    run("ipset add PORTS 30080")
+    assert await node.ipset.read("PORTS") == {(30080,)}
+
+
 async def test_a_set_in_another_set_cannot_be_destroyed(node: RealNode) -> None:
     await node.ipset.create(SetDefinition("S", "hash:ip"))
     run("ipset create LIST list:set")

@@ -86,6 +86,10 @@ class Deployment:
             assert await agent.terminate() == 0
         self.agents.clear()
 
+    def give_up(self, node: str) -> None:
+        """Another proxy has the node by now: there is nothing of kroute's to clean up."""
+        self._touched.discard(node)
+
     async def cleanup(self) -> None:
         """Run `kroute cleanup` on every node on which kroute was."""
         await self.stop()

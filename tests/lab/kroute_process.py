@@ -77,7 +77,8 @@ class KrouteProcess:
         fork: bool = True,
     ) -> Self:
         """Start kroute in `namespace`; without `fork` it is a new interpreter, not one that is warm."""
-        (state_dir / "ready").unlink(missing_ok=True)
+        if argv[0] in {"run", "director"}:  # the other commands may ask whether the agent is ready
+            (state_dir / "ready").unlink(missing_ok=True)
         server = ForkServer.shared()
         read, write = os.pipe()
         with log.open("ab") as output:

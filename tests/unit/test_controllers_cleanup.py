@@ -4,7 +4,7 @@ import copy
 import errno
 from pathlib import Path
 
-from kroute.kernel.ipvs import DeleteVirtualServer
+from kroute.kernel.ipvs import DeleteVirtualServer, VirtualServerOptions, VirtualServerState
 from kroute.settings import IpvsTimeouts
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server
@@ -117,3 +117,17 @@ async def test_without_a_ledger_it_goes_by_the_dummy_interface(tmp_path: Path) -
     node = await in_a_process_of_its_own(node)
     await node.cleanup()
     assert (node.kernel.virtual_servers, DUMMY in node.kernel.links) == ({}, False)
+
+
+async def test_on_a_node_that_kroute_never_saw_a_link_of_its_name_is_somebody_elses(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.add_link(DUMMY, kind="dummy")
+    kernel.add_address(DUMMY, "10.96.0.1")
+    key = (6, "10.96.0.1", 80)
+    kernel.virtual_servers[key] = VirtualServerState(VirtualServerOptions(), {})
+    found = picture(kernel)
+    node = FakeNode(tmp_path, kernel)
+    await node.open()
+    report = await node.cleanup()
+    assert (report.undone, report.failed) == ([], [])
+    assert picture(kernel) == found

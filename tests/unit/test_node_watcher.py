@@ -74,6 +74,19 @@ async def test_an_interface_keeps_its_place_while_it_has_no_address(kernel: Fake
     assert [it.default for it in told] == [("192.168.123.249",), ("172.20.0.1",), ("192.168.123.239",)]
 
 
+async def test_vips_of_a_proxy_that_is_leaving_are_not_the_nodes_own(kernel: FakeKernel) -> None:
+    kernel.add_link("kube-ipvs0", kind="dummy", up=False)
+    kernel.add_address("kube-ipvs0", "10.96.0.2", 32)
+    told: list[NodeInterfaces] = []
+    async with running(watcher(kernel, told).run()):
+        await eventually(lambda: len(told) == 1)
+        kernel.add_address("kube-ipvs0", "10.96.0.3", 32)
+        kernel.delete_link("kube-ipvs0")
+        kernel.add_address("eth0", "192.168.123.7", 24)
+        await eventually(lambda: len(told) == 2)
+    assert [it.own for it in told] == [{"192.168.123.249"}, {"192.168.123.249", "192.168.123.7"}]
+
+
 async def test_vips_and_links_that_change_nothing_are_no_news(kernel: FakeKernel) -> None:
     told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):

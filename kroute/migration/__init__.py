@@ -1,0 +1,1 @@
+"""The way from another service proxy to kroute, and back."""

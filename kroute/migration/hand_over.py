@@ -1,0 +1,90 @@
+"""Give a node back to another proxy that runs beside what kroute has left: the way back.
+
+Virtual servers stay as they are, since the other one takes every virtual server that it wants for its own; so do
+sysctls, which it needs as well. What goes are kroute's rules, sets, and, unless the other uses it too, its link.
+"""
+
+from collections.abc import Iterable, Set
+
+import msgspec
+
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.kernel.addresses import Addresses, BindAddress
+from kroute.kernel.errors import KernelError
+from kroute.migration.leavings import NodeReading
+from kroute.migration.node_reading import read_node
+from kroute.migration.proxies import OtherProxy
+from kroute.migration.take_over import Outcome, RefusalError
+from kroute.operations.state_dir import StateDirectory
+from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import Problem
+from kroute.settings import Settings
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """What is to be done.
+
+    `unserved` are VIPs of kroute's that the other proxy does not serve; `missing` those that it serves, and has not
+    bound because kroute's link has them.
+    """
+
+    keeps_link: bool
+    vips: tuple[str, ...]
+    unserved: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
+    """What a hand-over would do now."""
+    node = await read_node(proxy, settings.state_dir)
+    async with Addresses() as addresses:
+        vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
+    keeps_link = proxy.link == settings.dummy_interface
+    served = _served_by(proxy, node)
+    on_its_link = vips if keeps_link else (node.link_addresses or set())
+    return HandOver(keeps_link, _sorted(vips), _sorted(vips - served), _sorted((vips & served) - on_its_link))
+
+
+async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Outcome:
+    """Take kroute's own away from beneath the other proxy. RefusalError while that does not serve every VIP.
+
+    Without an agent: StateDirectoryError while one runs.
+    """
+    with StateDirectory.claim(settings.state_dir) as state_dir:
+        plan = await look_back(proxy, settings)
+        if plan.unserved and not force:
+            raise RefusalError(
+                f"{proxy.name} does not serve {len(plan.unserved)} of kroute's addresses yet ({plan.unserved[0]}): "
+                "start it, wait until it has, and run this again"
+            )
+        done = await _bind(proxy, plan.missing)
+        async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
+            report = await controllers.hand_over(keep_interface=plan.keeps_link)
+        if not report.failed:
+            state_dir.empty()
+    next_step = "run this again, when what failed is put right" if report.failed else f"the node is {proxy.name}'s"
+    return Outcome(done + report.undone, report.failed, next_step)
+
+
+def _served_by(proxy: OtherProxy, node: NodeReading) -> set[str]:
+    """The addresses that its sets name."""
+    return {str(element[0]) for name in proxy.port_sets for element in node.sets.get(name, ())}
+
+
+async def _bind(proxy: OtherProxy, missing: Iterable[str]) -> list[str]:
+    """Bind what the other has not, because kroute's link had it and kube-proxy leaves such an external IP alone."""
+    changes = [BindAddress(address, keep_kernel_route=True) for address in missing]
+    async with Addresses() as addresses:
+        failures = await addresses.write(proxy.link, changes)
+    if failures:
+        raise KernelError(f"{failures[0]} (on {proxy.link}); nothing of kroute's was removed")
+    return [f"{change} to {proxy.link}" for change in changes]
+
+
+def _sorted(addresses: Set[str]) -> tuple[str, ...]:
+    return tuple(sorted(addresses))
+
+
+def _no_plans(key: ObjectKey, problem: Problem) -> None:
+    raise AssertionError(f"a hand-over plans nothing, but {key} has {problem}")

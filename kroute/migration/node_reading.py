@@ -1,0 +1,44 @@
+"""Read from the kernel and from kroute's ledger what `leavings` looks at. Nothing is changed."""
+
+from collections.abc import Set
+from pathlib import Path
+
+from kroute.controllers.ledger import Ledger
+from kroute.kernel.addresses import Addresses
+from kroute.kernel.ipset import Element, Ipset
+from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.ipvs_marks import IpvsMarks
+from kroute.kernel.links import Links
+from kroute.kernel.policy_routing import PolicyRouting
+from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.xtables_tools import VARIANTS, XtablesTools
+from kroute.migration.leavings import NodeReading
+from kroute.migration.proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+
+
+async def read_node(proxy: OtherProxy, state_dir: Path) -> NodeReading:
+    """What this node has of what the proxy may have made. KernelError, LedgerError."""
+    ledger = Ledger.open(state_dir)
+    tools = XtablesTools()
+    async with Ipvs() as ipvs, IpvsMarks() as marks, PolicyRouting() as routing, Links() as links:
+        async with Addresses() as addresses:
+            has_link = await links.index(proxy.link) is not None
+            of_node = await addresses.of_node()
+        return NodeReading(
+            saved={str(variant): await tools.save(variant) for variant in VARIANTS},
+            sets=await _read_sets(proxy.sets),
+            virtual_servers=(await ipvs.read()).keys(),
+            marks=tuple(await marks.read()),
+            link_addresses={it.address for it in of_node if it.interface == proxy.link} if has_link else None,
+            elsewhere={it.address for it in of_node if it.interface != proxy.link},
+            policy_rules=tuple(await routing.rules()),
+            table_routes=tuple(await routing.routes({DSR_TABLE, EXTERNAL_IP_TABLE})),
+            sysctls={name: Sysctls().read(name) for name in proxy.sysctls},
+            our_virtual_servers=frozenset(ledger.virtual_servers),
+            our_links=frozenset(ledger.links),
+        )
+
+
+async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:
+    async with Ipset() as ipset:
+        return {name: await ipset.read(name) for name in sorted(names & await ipset.names())}

@@ -1,0 +1,121 @@
+"""What kube-proxy and kube-router are known by on a node, as a table. Nothing that it does not name is ever touched.
+
+Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go, proxier.go) and `pkg/proxy/iptables`, kube-router's
+`pkg/controllers/proxy`. What belongs to their neighbours has names of the same kind and is left out on purpose: the
+kubelet's KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT, and the chains, sets and bridge of
+kube-router's network policies and routing.
+"""
+
+import re
+from typing import NamedTuple
+
+KUBE_PROXY = "kube-proxy"
+KUBE_ROUTER = "kube-router"
+
+SET_NAME_LIMIT = 31
+"""IPSET_MAXNAMELEN less the closing NUL: kube-proxy cuts its IPv6 names there."""
+
+DSR_TABLE, DSR_PRIORITY = 78, 32764
+EXTERNAL_IP_TABLE, EXTERNAL_IP_PRIORITY = 79, 32765
+"""kube-router's routing tables for direct server return, and the priorities of the rules that lead to them."""
+
+
+class OtherProxy(NamedTuple):
+    """One of the proxies that kroute takes over from.
+
+    `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port), and whoever else's where
+    it `lists_every_virtual_server`. `node_port_sets` hold its node ports, by protocol number and whether of IPv6.
+    `sysctls` are those that it sets, with the value.
+    """
+
+    name: str
+    link: str
+    chains: re.Pattern[str]
+    sets: frozenset[str]
+    port_sets: tuple[str, ...]
+    node_port_sets: dict[str, tuple[int, bool]]
+    sysctls: dict[str, str]
+    lists_every_virtual_server: bool = False
+    has_dsr: bool = False
+
+
+def _ipv6_name(name: str) -> str:
+    return f"KUBE-6-{name.removeprefix('KUBE-')}"[:SET_NAME_LIMIT]
+
+
+def _both(*names: str) -> tuple[str, ...]:
+    return tuple(name for each in names for name in (each, _ipv6_name(each)))
+
+
+def _inet6(*names: str) -> tuple[str, ...]:
+    return tuple(name for each in names for name in (each, f"inet6:{each}"))
+
+
+_KUBE_PROXY_PORTS = _both(
+    "KUBE-CLUSTER-IP",
+    "KUBE-EXTERNAL-IP",
+    "KUBE-EXTERNAL-IP-LOCAL",
+    "KUBE-LOAD-BALANCER",
+    "KUBE-NODE-PORT-SCTP-HASH",
+)
+_KUBE_PROXY_NODE_PORTS = {
+    name: (protocol, is_ipv6)
+    for each, protocol in (("TCP", 6), ("UDP", 17))
+    for name, is_ipv6 in zip(_both(f"KUBE-NODE-PORT-{each}"), (False, True), strict=True)
+}
+_KUBE_PROXY_SETS = (
+    *_both(
+        "KUBE-LOOP-BACK",
+        "KUBE-LOAD-BALANCER-FW",
+        "KUBE-LOAD-BALANCER-LOCAL",
+        "KUBE-LOAD-BALANCER-SOURCE-IP",
+        "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+        "KUBE-NODE-PORT-LOCAL-TCP",
+        "KUBE-NODE-PORT-LOCAL-UDP",
+        "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+        "KUBE-HEALTH-CHECK-NODE-PORT",
+        "KUBE-IPVS-IPS",
+    ),
+    *_KUBE_PROXY_PORTS,
+    *_KUBE_PROXY_NODE_PORTS,
+)
+_IPVS_SYSCTLS = {
+    f"net.ipv4.vs.{name}": "1" for name in ("conntrack", "expire_nodest_conn", "expire_quiescent_template")
+}
+
+OTHER_PROXIES = {
+    proxy.name: proxy
+    for proxy in (
+        OtherProxy(
+            KUBE_PROXY,
+            link="kube-ipvs0",
+            chains=re.compile(
+                r"KUBE-(?:SERVICES|EXTERNAL-SERVICES|NODEPORTS|NODE-PORT|LOAD-BALANCER|FIRE-WALL|MARK-MASQ|POSTROUTING"
+                r"|FORWARD|PROXY-FIREWALL|SOURCE-RANGES-FIREWALL|IPVS-FILTER|IPVS-OUT-FILTER|PROXY-CANARY"
+                r"|(?:SVC|SVL|SEP|EXT|FW|XLB)-[A-Z2-7]{16})"
+            ),
+            sets=frozenset(_KUBE_PROXY_SETS),
+            port_sets=_KUBE_PROXY_PORTS,
+            node_port_sets=_KUBE_PROXY_NODE_PORTS,
+            sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
+        ),
+        OtherProxy(
+            KUBE_ROUTER,
+            link="kube-dummy-if",
+            chains=re.compile(r"KUBE-ROUTER-(?:SERVICES|HAIRPIN)"),
+            sets=frozenset(_inet6("kube-router-local-ips", "kube-router-svip", "kube-router-svip-prt")),
+            port_sets=_inet6("kube-router-svip-prt"),
+            node_port_sets={},
+            sysctls={
+                **_IPVS_SYSCTLS,
+                "net.ipv4.vs.conn_reuse_mode": "0",
+                "net.ipv4.conf.all.arp_ignore": "1",
+                "net.ipv4.conf.all.arp_announce": "2",
+                "net.ipv4.conf.all.rp_filter": "2",
+            },
+            lists_every_virtual_server=True,
+            has_dsr=True,
+        ),
+    )
+}
+"""By name. Where a sysctl has another value, it is not the proxy's doing any more, and not told of."""

@@ -1,0 +1,58 @@
+"""Remove what another proxy left, when kroute serves.
+
+The link comes first: as long as an IPv6 VIP is on it, this node's own processes may call with the VIP as their source,
+and then they need the other's rules. Rules come before the sets that they look up. Connections live on through all of
+it: their translation is in the connection tracker, and their virtual servers are kroute's by now.
+"""
+
+from kroute.controllers.cleanup_report import CleanupReport
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.ipvs_marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.links import Links
+from kroute.kernel.policy_routing import PolicyRouting, PolicyRule, TableRoute
+from kroute.kernel.xtables_tools import VARIANTS, XtablesTools
+from kroute.migration.leavings import Leavings
+
+
+async def remove(leavings: Leavings) -> CleanupReport:
+    """Remove all of it but virtual servers with an address and sysctls; what cannot be removed stops nothing else."""
+    report = CleanupReport()
+    if leavings.link is not None:
+        with report.step(f"link {leavings.link}"):
+            async with Links() as links:
+                await links.delete(leavings.link)
+            report.add(f"delete link {leavings.link} with {len(leavings.addresses)} addresses")
+    await _remove_rules(leavings, report)
+    async with Ipset() as ipset:
+        for name in leavings.sets:
+            with report.step(f"set {name}"):
+                await ipset.destroy(name)
+                report.add(f"destroy set {name}")
+    with report.step("direct server return"):
+        await _remove_direct_server_return(leavings, report)
+    return report
+
+
+async def _remove_rules(leavings: Leavings, report: CleanupReport) -> None:
+    variants = {str(variant): variant for variant in VARIANTS}
+    for table in leavings.tables:
+        if not (table.rules or table.chains):
+            continue
+        with report.step(f"{table.variant} table {table.table}"):
+            await XtablesTools().delete(variants[table.variant], table.table, list(table.rules), list(table.chains))
+            report.undone += [f"delete {table.variant} rule of table {table.table}: {rule}" for rule in table.rules]
+            if table.chains:
+                report.add(f"delete {table.variant} chains of table {table.table}: {' '.join(table.chains)}")
+
+
+async def _remove_direct_server_return(leavings: Leavings, report: CleanupReport) -> None:
+    if leavings.marks:
+        deletions = [DeleteMarkServer(family, mark) for family, mark in leavings.marks]
+        async with IpvsMarks() as marks:
+            report.batch(deletions, await marks.delete(deletions))
+    things: list[PolicyRule | TableRoute] = [*leavings.policy_rules, *leavings.routes]
+    if things:
+        async with PolicyRouting() as routing:
+            failed = {str(failure.change): failure for failure in await routing.delete(things)}
+        report.undone += [f"delete {thing}" for thing in things if str(thing) not in failed]
+        report.failed += [f"cannot delete {failure.change}" for failure in failed.values()]

@@ -1,0 +1,65 @@
+"""Whether the other proxy still runs on this node: what it runs as, and the ports that it answers at.
+
+Two proxies would undo each other's work. Its process is seen only where the processes of the node are (`hostPID`); its
+ports are seen by who shares the node's network, and mean something only while no kroute agent has them.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from kroute.migration.proxies import KUBE_PROXY, KUBE_ROUTER, OtherProxy
+
+ANSWERS_WITHIN = 2.0
+ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "--run-service-proxy=f"})
+"""A kube-router that goes on as a router or firewall, and leaves Services alone."""
+
+
+class Listener(NamedTuple):
+    """Where a proxy answers by HTTP as long as it runs."""
+
+    port: int
+    path: str
+    what: str
+
+
+LISTENERS = {
+    KUBE_PROXY: (Listener(10249, "/proxyMode", "metrics port"), Listener(10256, "/healthz", "health port")),
+    KUBE_ROUTER: (Listener(20244, "/healthz", "health port"),),
+}
+
+
+async def signs_of_life(proxy: OtherProxy, *, look_at_ports: bool, processes: Path = Path("/proc")) -> list[str]:
+    """Why the proxy seems to run, a few words each; [] if it does not."""
+    running = list(_command_lines(proxy.name, processes))
+    serving = [pid for pid, arguments in running if not ROUTER_ONLY & set(arguments)]
+    signs = [f"process {pid}" for pid in serving]
+    if look_at_ports and len(serving) == len(running):  # else a kube-router that is a router only has the port
+        signs += [f"something answers at its {it.what} {it.port}" for it in LISTENERS[proxy.name] if await _answers(it)]
+    return signs
+
+
+def _command_lines(name: str, processes: Path) -> Iterator[tuple[int, list[str]]]:
+    for directory in processes.iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            program, *arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        if PurePath(program).name == name:
+            yield int(directory.name), arguments
+
+
+async def _answers(listener: Listener) -> bool:
+    """Whether somebody answers there with anything but "not found"."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(f"GET {listener.path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            status = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return status.startswith(b"HTTP/") and b" 404 " not in status

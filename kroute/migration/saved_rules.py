@@ -1,0 +1,157 @@
+"""What iptables-save prints, taken apart, and what of it another proxy has made: pure functions of text."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from ipaddress import ip_network
+
+import msgspec
+
+from kroute.migration.proxies import OtherProxy
+
+_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
+_MARK_BITS = 0x3FFF
+_MARK_ATTEMPTS = 16
+
+
+class TableLeavings(msgspec.Struct, frozen=True):
+    """What the other proxy left in one table.
+
+    `rules` are those in chains that are not its own, as `-A` prints them: jumps, and what it puts straight into the
+    built-in chains. `kept` are chains of its that somebody else's rules jump to, or that such a chain needs.
+    """
+
+    variant: str
+    table: str
+    chains: tuple[str, ...]
+    rules: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavedRule:
+    """One line that begins with `-A`. `text` is what stands behind."""
+
+    text: str
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The words; the first is the chain."""
+        return shlex.split(self.text)
+
+    @property
+    def chain(self) -> str:
+        """Where the rule stands; no need to take it apart, and there may be hundreds of thousands."""
+        return self.text.partition(" ")[0]
+
+    def after(self, option: str) -> str:
+        """The word behind an option; "" where the rule has no such option, or negates it."""
+        words = self.words
+        if option not in words[1:-1]:
+            return ""
+        at = words.index(option, 1)
+        return "" if words[at - 1] == "!" else words[at + 1]
+
+    @property
+    def target(self) -> str:
+        """Where it jumps to (`-j`), or goes (`-g`)."""
+        return self.after("-j") or self.after("-g")
+
+
+@dataclass
+class SavedTable:
+    """One table: its own chains without those that the kernel brings, and every rule in order."""
+
+    name: str
+    chains: list[str] = field(default_factory=list)
+    rules: list[SavedRule] = field(default_factory=list)
+
+
+def parse_saved(text: str) -> list[SavedTable]:
+    """The tables in the output of iptables-save."""
+    tables: list[SavedTable] = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            tables.append(SavedTable(line[1:].strip()))
+        elif line.startswith(":") and " - " in line:  # a built-in chain has a policy in place of the dash
+            tables[-1].chains.append(line[1:].split()[0])
+        elif line.startswith("-A "):
+            tables[-1].rules.append(SavedRule(line[3:]))
+    return tables
+
+
+def leavings_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeavings | None:
+    """What of the table is the proxy's; None if nothing."""
+    theirs = {chain for chain in table.chains if proxy.chains.fullmatch(chain)}
+    outside = [rule for rule in table.rules if rule.chain not in theirs]
+    builtin = [rule for rule in outside if rule.chain not in table.chains]
+    kept = _needed_by(table.rules, {rule.target for rule in outside if rule.chain in table.chains} & theirs, theirs)
+    marking = _marking_rules(builtin) if proxy.has_dsr and table.name == "mangle" else {}
+    ours = [rule for rule in builtin if rule.target in theirs - kept or rule.text in marking]
+    if proxy.has_dsr:
+        ours += [rule for rule in builtin if _is_snat_of_ipvs(table.name, rule)]
+        ours += _clamping_rules(builtin, {rule.after("-d") for rule in builtin if rule.text in marking})
+    if not theirs and not ours:
+        return None
+    return TableLeavings(
+        variant,
+        table.name,
+        chains=tuple(chain for chain in table.chains if chain in theirs - kept),
+        rules=tuple(rule.text for rule in table.rules if rule in ours),
+        kept=tuple(sorted(kept)),
+        marks=tuple(sorted(set(marking.values()))),
+    )
+
+
+def _needed_by(rules: Iterable[SavedRule], chains: set[str], theirs: set[str]) -> set[str]:
+    """These chains, and the proxy's chains that their rules lead to."""
+    needed, found = set(chains), set(chains)
+    while found:
+        found = {rule.target for rule in rules if rule.chain in found} & theirs - needed
+        needed |= found
+    return needed
+
+
+def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
+    """kube-router's masquerading: a rule in POSTROUTING with an empty comment, which is how it is told from others'."""
+    return (
+        (table, rule.chain, rule.target) == ("nat", "POSTROUTING", "SNAT")
+        and (rule.after("--vdir"), rule.after("--vmethod")) == ("ORIGINAL", "MASQ")
+        and "--comment" in rule.words
+        and rule.after("--comment") == ""
+    )
+
+
+def _marking_rules(builtin: Iterable[SavedRule]) -> Mapping[str, int]:
+    """The rules that mark packets for direct server return, with the marks, whose hash tells them from others'."""
+    found = {}
+    for rule in builtin:
+        address, protocol, port = rule.after("-d"), rule.after("-p"), rule.after("--dport")
+        if rule.target != "MARK" or not (address and protocol and port):
+            continue
+        mark = int((rule.after("--set-xmark") or "0").partition("/")[0], 0)
+        if mark in dsr_marks(str(ip_network(address).network_address), protocol, port):
+            found[rule.text] = mark
+    return found
+
+
+def _clamping_rules(builtin: Iterable[SavedRule], addresses: set[str]) -> list[SavedRule]:
+    """The rules that make room for the tunnel's header in connections to or from such addresses."""
+    clamping = [rule for rule in builtin if rule.target == "TCPMSS"]
+    return [rule for rule in clamping if (rule.after("-s") or rule.after("-d")) in addresses]
+
+
+def dsr_marks(address: str, protocol: str, port: str) -> set[int]:
+    """The marks that kube-router may give to an external IP's port: FNV-1a of `IP-PROTOCOL-PORT`, or with a counter."""
+    names = [f"{address}-{protocol}-{port}"]
+    names += [f"{names[0]}-{attempt}" for attempt in range(1, _MARK_ATTEMPTS)]
+    return {_fnv1a(name.encode()) & _MARK_BITS for name in names}
+
+
+def _fnv1a(text: bytes) -> int:
+    value = _FNV_OFFSET
+    for octet in text:
+        value = (value ^ octet) * _FNV_PRIME & 0xFFFFFFFF
+    return value

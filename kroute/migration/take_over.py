@@ -1,0 +1,146 @@
+"""Take a node over from another proxy, in two steps, between which kroute's agent starts.
+
+1. Without an agent: the other's virtual servers are written into the ledger, which is all that it takes to make them
+   kroute's. Nothing changes in the kernel, but the protocol of source routes on a link that kroute goes on using.
+2. With an agent that is ready, so that every Service is served by kroute's own: the rest of the other's is removed.
+
+Each step looks at the node anew and does what is left of it, so both may be repeated, and a step that was interrupted
+is finished by its repetition.
+"""
+
+import asyncio
+
+import msgspec
+
+from kroute.controllers.exclusion import Exclusion
+from kroute.controllers.ledger import Ledger
+from kroute.kernel.errors import KernelError
+from kroute.kernel.routes import Routes, SetLocalRoute
+from kroute.migration.leavings import Leavings, recognise
+from kroute.migration.node_reading import read_node
+from kroute.migration.proxies import OtherProxy
+from kroute.migration.removal import remove
+from kroute.migration.running import signs_of_life
+from kroute.migration.take_over_options import TakeOverOptions
+from kroute.operations.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
+from kroute.settings import PortRange, Settings
+from kroute.watchers.inotify import DirectoryChanges
+
+
+class RefusalError(Exception):
+    """A migration that would harm; the sentence says why, and what to do first."""
+
+
+class Outcome(msgspec.Struct):
+    """What a step has done, one line each, what it could not do, and what comes next.
+
+    `unseen` are variants of iptables that could not be looked at.
+    """
+
+    done: list[str]
+    failed: list[str]
+    next_step: str
+    unseen: tuple[str, ...] = ()
+
+
+async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leavings:
+    """What the other proxy left. Virtual servers on addresses that the settings exclude are not its."""
+    node = await read_node(proxy, settings.state_dir)
+    covers = Exclusion(settings.exclude_cidrs).covers
+    kept = {key for key in node.virtual_servers if not covers(key[1])}
+    return recognise(proxy, msgspec.structs.replace(node, virtual_servers=kept), node_ports)
+
+
+async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
+    """Do the step that is due. Raises RefusalError, KernelError, LedgerError or StateDirectoryError."""
+    try:
+        with StateDirectory.claim(settings.state_dir):
+            return await _adopt(proxy, settings, options)
+    except StateDirectoryInUseError:
+        return await _remove_the_rest(proxy, settings, options)
+
+
+async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
+    """The first step."""
+    if not options.force:
+        await _refuse_if_it_runs(proxy, look_at_ports=True)
+    leavings = await look(proxy, settings, options.node_ports)
+    if leavings.are_removed:
+        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leavings.unseen)
+    ledger = Ledger.open(settings.state_dir)
+    links = [settings.dummy_interface] if leavings.link == settings.dummy_interface else []
+    ledger.adopt({*ledger.virtual_servers, *leavings.to_adopt}, {*ledger.links, *links})
+    ledger.close()
+    done = [f"adopt virtual server {key}" for key in leavings.to_adopt]
+    for link in links:
+        done += [f"adopt link {link} with {len(leavings.addresses)} addresses", *await _adopt_routes(link)]
+    next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
+    return Outcome(done, [], next_step, leavings.unseen)
+
+
+async def _adopt_routes(link: str) -> list[str]:
+    """Make the IPv6 source routes on the link like kroute's own, which it tells from the kernel's by their protocol."""
+    async with Routes() as routes:
+        found = await routes.read(link)
+        changes = [
+            SetLocalRoute(address, route.source)
+            for address, on_link in sorted(found.items())
+            for route in on_link
+            if ":" in address and route.source is not None
+        ]
+        failures = await routes.write(link, changes)
+    if failures:
+        raise KernelError(f"{failures[0]}; run this again")
+    return [f"adopt the source route of {change.address}" for change in changes]
+
+
+async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
+    """The second step."""
+    await _wait_for_agent(settings, options)
+    if not options.force:
+        await _refuse_if_it_runs(proxy, look_at_ports=False)
+    leavings = await look(proxy, settings, options.node_ports)
+    if leavings.are_removed:
+        return Outcome([], [], f"nothing of {proxy.name}'s is left", leavings.unseen)
+    if leavings.to_adopt:
+        raise RefusalError(
+            f"{len(leavings.to_adopt)} virtual servers are {proxy.name}'s still ({leavings.to_adopt[0]}): "
+            "stop kroute's agent (what it serves stays served), run this again, start the agent, and run this once more"
+        )
+    if leavings.only_there and not options.force:
+        raise RefusalError(
+            f"{len(leavings.only_there)} addresses that are served are on no interface but {leavings.link} "
+            f"({leavings.only_there[0]}): see in the agent's log why it has not bound them"
+        )
+    report = await remove(leavings)
+    after = await look(proxy, settings, options.node_ports)
+    if not report.failed and not after.are_removed:
+        raise RefusalError(
+            f"what was removed came back: {proxy.name} runs somewhere out of sight. Stop it, and run this again"
+        )
+    next_step = f"nothing of {proxy.name}'s is left"
+    if report.failed:
+        next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
+    return Outcome(report.undone, report.failed, next_step, leavings.unseen)
+
+
+async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:
+    """Return when the agent serves everything that was listed at its start."""
+    try:
+        async with asyncio.timeout(options.wait):
+            async with DirectoryChanges(settings.state_dir) as changes:
+                while not is_agent_ready(settings.state_dir):
+                    await changes.next()
+    except TimeoutError:
+        raise RefusalError(
+            f"kroute's agent is not ready after {options.wait:g} s: nothing is removed before it serves every Service; "
+            "see its log"
+        ) from None
+
+
+async def _refuse_if_it_runs(proxy: OtherProxy, *, look_at_ports: bool) -> None:
+    if signs := await signs_of_life(proxy, look_at_ports=look_at_ports):
+        raise RefusalError(
+            f"{proxy.name} still runs on this node ({', '.join(signs)}): stop it first, what it made stays and goes on "
+            "serving. If that is something else, say --force"
+        )

@@ -1,0 +1,24 @@
+"""How a take-over is done, as the command line says."""
+
+import msgspec
+
+from kroute.settings import PortRange, parse_ports
+
+NODE_PORT_RANGE = PortRange(30000, 32767)
+"""The API server's default (`--service-node-port-range`)."""
+
+
+class TakeOverOptions(msgspec.Struct, frozen=True):
+    """`node_ports`: where node ports are; `wait`: seconds for the agent to become ready; `force`: refuse nothing."""
+
+    node_ports: PortRange = NODE_PORT_RANGE
+    wait: float = 60.0
+    force: bool = False
+
+
+def parse_port_range(text: str) -> PortRange:
+    """Read one range of ports, `30000-32767`."""
+    ranges = parse_ports(text)
+    if len(ranges) != 1:
+        raise ValueError(f"{text!r} is not one range of ports: write 30000-32767")
+    return ranges[0]

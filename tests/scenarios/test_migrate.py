@@ -1,0 +1,270 @@
+"""From kube-proxy and from kube-router to kroute and back, with 100 open connections that live through it all."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.hosts import OpenStream
+from tests.lab.kernel_state import Snapshot
+from tests.lab.load import Way, constant_load
+from tests.lab.objects import endpoint_slices, service
+from tests.lab.other_proxies import (
+    KUBE_ROUTER_SYSCTLS,
+    Served,
+    kube_proxy_leavings,
+    kube_router_leavings,
+    wipe,
+)
+from tests.lab.other_proxy_rules import DSR_MARK, NEIGHBOUR_CHAINS
+from tests.lab.topology import POD_RANGE, POD_RANGE6
+from tests.scenarios.conftest import FAMILIES, World
+from tests.scenarios.test_s17_only_what_is_ours import FOREIGN
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+NODE_PORT = 31080
+STREAMS = 100
+FLAGS = {
+    "kube-proxy": ("--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}", "--strict-arp", "off"),
+    "kube-router": ("--run-router=false", "--nodeport-bindon-all-ip=false"),
+}
+
+_OF_LINKS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |.*/kube-dummy-if/addr_gen_mode.*")
+"""What is another one when a link is made again; and kroute keeps its link from giving itself an address."""
+
+Build = Callable[[Node, Iterable[Served]], None]
+
+
+@pytest.fixture
+def node1(world: World) -> Iterator[Node]:
+    """A node with somebody else's things on it, and with the sysctls of a node that had a proxy.
+
+    Ask for it before `deployment`, so that kroute is gone when the node is wiped.
+    """
+    node = world.cluster.node("node1")
+    before = {name: node.sysctl(name) for name in KUBE_ROUTER_SYSCTLS}
+    for add, _ in FOREIGN:
+        node.run(*add.split())
+    node.run("iptables-legacy-restore", "--noflush", stdin=NEIGHBOUR_CHAINS)
+    yield node
+    wipe(node)
+    for name, value in before.items():
+        node.sysctl(name, value)
+    (node.state_dir / "ledger").unlink(missing_ok=True)
+
+
+def services_of(world: World) -> list[Served]:
+    """The Service `web` as another proxy has it: in both families, with a node port."""
+    return [
+        Served(family.service_ip, 8080, [(family.of(pod), 8080) for pod in world.web], NODE_PORT) for family in FAMILIES
+    ]
+
+
+def apply_web(world: World, deployment: Deployment) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", world.web))
+
+
+def ways_to(world: World, node: Node) -> list[Way]:
+    """Everybody who may call: a pod and the node itself by ClusterIP, a client outside by node port."""
+    ipv4, ipv6 = CLUSTER_IPS
+    return [
+        Way(world.visitor, ipv4, 8080),
+        Way(world.visitor, ipv6, 8080),
+        Way(world.cluster.client, node.ip, NODE_PORT),
+        Way(world.cluster.client, node.ip6, NODE_PORT),
+        Way(node, ipv4, 8080),
+        Way(node, ipv6, 8080),
+        Way(world.web[0], ipv4, 8080),
+    ]
+
+
+async def open_streams(ways: list[Way]) -> list[OpenStream]:
+    return [
+        await way.client.open_stream(way.address, way.port, interval=1.0, patience=20)
+        for way in (ways[number % len(ways)] for number in range(STREAMS))
+    ]
+
+
+async def go_on(streams: list[OpenStream]) -> None:
+    """Every stream has moved since this was asked."""
+    echoed = [stream.echoed for stream in streams]
+
+    def all_moved() -> None:
+        assert not [stream.failure for stream in streams if stream.failure]
+        assert all(stream.echoed > before + 1 for stream, before in zip(streams, echoed, strict=True))
+
+    await eventually(all_moved, within=20)
+
+
+async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
+    process = await node.kroute("migrate", *arguments)
+    code = await process.wait()
+    text = process.log.read_text()
+    assert code == expect, text
+    return text
+
+
+def assert_only_kroute_came(before: Snapshot, after: Snapshot) -> None:
+    """Nothing of the other proxy's is left, and all that was there before it is there still."""
+    commands = before.parts.keys() - {"sysctl"}
+    assert not [line for it in commands for line in before.parts[it] if line not in after.parts[it]]
+    new = [line for it in commands for line in after.parts[it] if line not in before.parts[it]]
+    assert new
+    assert not [line for line in new if re.search(r"KUBE-|kube-router|kube-ipvs0", line)]
+
+
+async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
+    """Both steps, with the start of the agent between them."""
+    await migrate(node, "--from", proxy, "--take-over")
+    await deployment.start(*FLAGS[proxy], nodes=(node.name,))
+    assert f"nothing of {proxy}'s is left" in await migrate(node, "--from", proxy, "--take-over")
+
+
+def alike(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without what is another one each time a link is made, and without the order of what is hashed."""
+    parts = {name: [_OF_LINKS.sub("", line) for line in lines] for name, lines in snapshot.parts.items()}
+    return Snapshot(parts | {name: sorted(parts[name]) for name in ("ipset save", "ipvsadm -Sn")})
+
+
+@pytest.mark.parametrize(
+    ("proxy", "build"),
+    [("kube-proxy", kube_proxy_leavings), ("kube-router", kube_router_leavings)],
+    ids=["kube-proxy", "kube-router"],
+)
+async def test_connections_live_through_the_take_over_and_back(
+    world: World, node1: Node, deployment: Deployment, proxy: str, build: Build
+) -> None:
+    apply_web(world, deployment)
+    before = node1.snapshot()
+    build(node1, services_of(world))
+    theirs = alike(node1.snapshot())
+    ways = ways_to(world, node1)
+    streams = await open_streams(ways)
+    async with constant_load(ways, pace=1.0) as load:
+        found = json.loads(await migrate(node1, "--from", proxy, "-o", "json"))
+        assert len(found["to_adopt"]) == len(node1.ipvs()) - 1
+        assert found["others"] == ["TCP 203.0.113.7:80"]
+        await take_over(deployment, node1, proxy)
+        await go_on(streams)
+        for way in ways:
+            assert (await way.client.http(way.address, way.port, timeout=20)).host.startswith("web-")
+        assert_only_kroute_came(before, node1.snapshot())
+        await deployment.stop()
+        build(node1, services_of(world))
+        await migrate(node1, "--to", proxy, "--hand-over")
+        deployment.give_up("node1")
+        await go_on(streams)
+    assert not load.failures
+    assert all(load.calls[way] for way in ways)
+    assert not theirs.diff(alike(node1.snapshot()))
+    for stream in streams:
+        await stream.close()
+
+
+async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_and_routes(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    apply_web(world, deployment)
+    kube_router_leavings(node1, services_of(world), dsr=True)
+    found = json.loads(await migrate(node1, "--from", "kube-router", "-o", "json"))
+    assert found["marks"] == [DSR_MARK]
+    assert len(found["policy_rules"]) == 2
+    assert found["routes"] == ["IPv4 route local default dev lo table 78"]
+    assert f"FWM {DSR_MARK}" in node1.ipvs()
+    await take_over(deployment, node1, "kube-router")
+    assert f"FWM {DSR_MARK}" not in node1.ipvs()
+    rules = node1.run("ip", "rule")
+    assert "32764" not in rules
+    assert "lookup 79" not in rules
+    assert "lookup 77" in rules
+    assert not node1.run("ip", "route", "show", "table", "78")
+    assert "MARK" not in node1.run("iptables-legacy-save", "-t", "mangle")
+
+
+async def test_a_chain_that_another_program_uses_stays(world: World, node1: Node, deployment: Deployment) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    node1.run("iptables-legacy", "-t", "nat", "-A", "FOREIGN", "-s", "198.51.100.7", "-j", "KUBE-MARK-MASQ")
+    assert "another program's rule leads to it" in await migrate(node1, "--from", "kube-proxy")
+    await take_over(deployment, node1, "kube-proxy")
+    rules = node1.run("iptables-legacy-save", "-t", "nat")
+    assert "-A FOREIGN -s 198.51.100.7/32 -j KUBE-MARK-MASQ" in rules
+    assert "-A KUBE-MARK-MASQ -j MARK" in rules
+    assert "KUBE-SERVICES" not in rules
+
+
+async def test_a_proxy_that_still_runs_is_not_taken_over_from(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    running = await asyncio.create_subprocess_exec("kube-proxy", "600", executable="/bin/sleep")
+    try:
+        refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
+        assert f"kube-proxy still runs on this node (process {running.pid})" in refusal
+        assert not (node1.state_dir / "ledger").exists()
+        assert "adopt virtual server" in await migrate(node1, "--from", "kube-proxy", "--take-over", "--force")
+    finally:
+        running.kill()
+        await running.wait()
+
+
+async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leavings(node1, services_of(world))
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
+    assert "stop kroute's agent" in refusal
+    assert "10.254.0.10/32" in node1.addresses("kube-ipvs0")
+    await deployment.stop()
+    await take_over(deployment, node1, "kube-proxy")
+    assert not node1.addresses("kube-ipvs0")
+    assert set(await world.visitor.spread(CLUSTER_IPS[0], 8080, 6)) == {pod.name for pod in world.web}
+
+
+async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    apply_web(world, deployment)
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    assert "runs already" in await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    await deployment.stop()
+    before = node1.snapshot()
+    refusal = await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    assert "kube-proxy does not serve 2 of kroute's addresses yet" in refusal
+    assert "is not served by kube-proxy" in await migrate(node1, "--to", "kube-proxy")
+    assert not before.diff(node1.snapshot())
+
+
+async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    """kube-proxy binds no external IP that another interface has, which kroute's is until it is handed over."""
+    external_ip = "203.0.113.80"
+    deployment.apply(service("web", *CLUSTER_IPS, externalIPs=[external_ip]), *endpoint_slices("web", world.web))
+    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    stream = await node1.open_stream(external_ip, 8080)
+    await deployment.stop()
+    served = [*services_of(world), Served(external_ip, 8080, [(pod.ip, 8080) for pod in world.web])]
+    kube_proxy_leavings(node1, served)
+    node1.run("ip", "address", "del", f"{external_ip}/32", "dev", "kube-ipvs0")
+    assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over")
+    deployment.give_up("node1")
+    assert f"{external_ip}/32" in node1.addresses("kube-ipvs0")
+    await go_on([stream])
+    await stream.close()
+
+
+async def test_cleanup_on_a_node_that_is_kube_routers_touches_nothing(world: World, node1: Node) -> None:
+    kube_router_leavings(node1, services_of(world))
+    before = node1.snapshot()
+    cleanup = await node1.kroute("cleanup")
+    assert await cleanup.wait() == 0
+    assert "nothing to undo" in cleanup.log.read_text()
+    assert not before.diff(node1.snapshot())
