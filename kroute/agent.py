@@ -20,8 +20,8 @@ from kroute.controllers.ledger import LedgerError
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.garbage import Collector
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs import Ipvs
-from kroute.operations import agent_socket, preflight, show, snapshot, statistics
+from kroute.operations import agent_socket, preflight, statistics
+from kroute.operations.answers import Answers
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.latency import ProgrammingLatency
 from kroute.operations.loop_watch import LoopWatch
@@ -85,7 +85,7 @@ class Agent:
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
         self._controllers.milestones.follow(self._latency.passed)
         self._answers = {
-            show.QUESTION: self._shown,
+            **Answers(settings, self._catalog, self._broadcaster).by_question,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,
         }
@@ -157,12 +157,7 @@ class Agent:
         state_dir.mark_ready()
         log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
 
-    async def _shown(self) -> bytes:
-        async with Ipvs() as ipvs:
-            table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
-
-    async def _counted(self) -> bytes:
+    async def _counted(self, _about: str) -> bytes:
         counted = statistics.statistics(
             self._watches(),
             self._broadcaster.statistics(),
@@ -173,7 +168,7 @@ class Agent:
         )
         return msgspec.json.encode(counted)
 
-    async def _measured(self) -> bytes:
+    async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._latency.newest)))
 
 
@@ -227,7 +222,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
 async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
     if lacks := await preflight.lacks():
         for lack in lacks:
-            log.error("node.lacks", lack=lack)
+            log.error("node.lacks", lack=str(lack))
         return 1
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from kroute import __version__, settings
+from kroute.commands.definitions import commands
 from kroute.director.command import director
 from kroute.options import (
     CONFIG,
@@ -225,6 +226,8 @@ def show(output: str, state_dir: Path) -> int:
 
 
 cli.add_command(director)
+for command in commands(run, _settings):
+    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

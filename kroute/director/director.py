@@ -151,7 +151,7 @@ class Director:
         state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.current))
 
-    async def _shown(self) -> bytes:
+    async def _shown(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
@@ -161,7 +161,7 @@ async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM; returns the exit code."""
     if lacks := await preflight.lacks(preflight.DIRECTOR_MODULES):
         for lack in lacks:
-            log.error("node.lacks", lack=lack)
+            log.error("node.lacks", lack=str(lack))
         return 1
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

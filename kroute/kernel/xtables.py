@@ -119,6 +119,12 @@ class Xtables:
             lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
         )
 
+    async def chains(self, table: str) -> list[str]:
+        """The names of all chains of a table, the built-in ones too; none if nobody has used the table yet."""
+        return await self._in_thread(
+            lambda: self._locked(table, lambda opened: opened.chain_names()) if self._is_used(table) else []
+        )
+
     async def supports_random_fully(self) -> bool:
         """Whether MASQUERADE --random-fully is known to the kernel (3.14) and to libxtables (1.6.2)."""
         if kernel_version() < RANDOM_FULLY_KERNEL:

@@ -117,7 +117,7 @@ def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
 async def test_the_agents_answer_survives_its_socket(tmp_path: Path) -> None:
     shown = snapshot.of_agent([PLAN], TABLE)
 
-    async def answer() -> bytes:
+    async def answer(about: str) -> bytes:
         return msgspec.json.encode(shown)
 
     async with agent_socket.serve(tmp_path, {show.QUESTION: answer}):
