@@ -22,7 +22,7 @@ QUIET = "error"
 
 def commands(run: click.Command, read: ReadSettings) -> list[click.Command]:
     """All of them. `run` is `kroute run`, whose options `read` makes settings of."""
-    return [like_run(run, read, "check", [OUTPUT], _check)]
+    return [like_run(run, read, "check", [OUTPUT], _check), like_run(run, read, "plan", [OUTPUT], _plan)]
 
 
 def _check(settings: Settings, options: Mapping[str, Any]) -> int:
@@ -35,3 +35,16 @@ def _check(settings: Settings, options: Mapping[str, Any]) -> int:
 
     logs.configure("console", QUIET)
     return check.main(settings, as_json=options["output"] == "json")
+
+
+def _plan(settings: Settings, options: Mapping[str, Any]) -> int:
+    """Show what `kroute run` would change on this node now, and change nothing.
+
+    Takes the options of `kroute run`; where an agent runs, its settings hold for all that is not given. Ends with 0 if
+    there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
+    """
+    from kroute import logs  # noqa: PLC0415
+    from kroute.commands import plan  # noqa: PLC0415
+
+    logs.configure("console", QUIET)
+    return plan.main(settings, as_json=options["output"] == "json")
