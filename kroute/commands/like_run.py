@@ -24,7 +24,9 @@ _NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
 """By the first the agent was found; the others are each process's own."""
 
 
-def like_run(run: click.Command, read: ReadSettings, name: str, own: Sequence[click.Option], act: Act) -> click.Command:
+def like_run(
+    run: click.Command, read: ReadSettings, name: str, own: Sequence[click.Parameter], act: Act
+) -> click.Command:
     """A command with the options of `run` and its `own`. Its help is the docstring of `act`."""
 
     @click.pass_context

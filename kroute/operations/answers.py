@@ -6,8 +6,9 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.kernel.ipvs import Ipvs
-from kroute.operations import agent_settings, show, snapshot
+from kroute.operations import agent_settings, dossier, show, snapshot
 from kroute.planning.catalog import Catalog
+from kroute.planning.objects import ObjectKey
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Answers:
         self.by_question: Mapping[str, Answer] = {
             show.QUESTION: self._show,
             agent_settings.QUESTION: self._tell_settings,
+            dossier.SERVICE: self._tell_of_service,
+            dossier.FRONTEND: self._tell_of_frontend,
         }
 
     async def _show(self, _about: str) -> bytes:
@@ -35,3 +38,12 @@ class Answers:
 
     async def _tell_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)
+
+    async def _tell_of_service(self, about: str) -> bytes:
+        found = dossier.of_service(self._catalog, self._broadcaster.current, ObjectKey.parse(about))
+        return msgspec.json.encode(found)
+
+    async def _tell_of_frontend(self, about: str) -> bytes:
+        """A question that makes no sense raises ValueError, which the socket answers with nothing."""
+        found = dossier.of_frontend(self._catalog, self._broadcaster.current, dossier.read_key(about))
+        return msgspec.json.encode(found)

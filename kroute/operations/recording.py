@@ -5,7 +5,7 @@ reach the kernel. What was written down counts as done, as far as anybody reads 
 """
 
 import errno
-from collections.abc import Awaitable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from kroute.kernel.addresses import AddressChange, Addresses, UnbindAddress
@@ -19,6 +19,8 @@ from kroute.kernel.ipvs import (
     DeleteVirtualServer,
     Ipvs,
     IpvsChange,
+    RealServerKey,
+    RealServerState,
     SetVirtualServer,
     VirtualServerKey,
     VirtualServerState,
@@ -92,6 +94,16 @@ class RecordingIpvs(Ipvs):
         """As in the kernel."""
         self._table = await self._recorder.told(self._ipvs.read())
         return dict(self._table)
+
+    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        """As in the kernel."""
+        yield list((await self.read()).items())
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        """As in the kernel."""
+        return await self._recorder.told(self._ipvs.real_servers(keys))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Refuses to add a virtual server that is there; an edit that changes nothing is none."""
