@@ -47,6 +47,7 @@ from kroute.kernel.ipvs_sync import (
     parse_daemon,
 )
 from kroute.kernel.ipvs_table import parse_table
+from kroute.kernel.ipvs_traffic import Traffic, parse_traffic
 from kroute.kernel.netlink import NETLINK_GENERIC, NetlinkClient
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "SetVirtualServer",
     "SyncDaemon",
     "SyncRole",
+    "Traffic",
     "VirtualServerKey",
     "VirtualServerOptions",
     "VirtualServerState",
@@ -133,6 +135,10 @@ class Ipvs(NetlinkClient):
             found[key] = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
             await asyncio.sleep(0)
         return found
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        """What has gone through each virtual server but those of firewall marks; one dump."""
+        return dict(await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_traffic(payload)))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.

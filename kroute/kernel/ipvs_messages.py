@@ -6,6 +6,7 @@ the encoded form of every real server would cost more memory than the time is wo
 """
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import IPv4Network
 from socket import AF_INET, AF_INET6, htons, inet_pton
@@ -103,18 +104,25 @@ def encode_dump(family: int) -> bytes:
 def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
     """One answer to `encode_dump`; None for a virtual server that is named by a firewall mark."""
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
-    if SVC_FWMARK in service:
+    key = parse_key(service)
+    if key is None:
         return None
-    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
-    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
-    key = (to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT]))
     flags, _mask = _FLAGS.unpack(service[SVC_FLAGS])
     timeout = to_u32(service[SVC_TIMEOUT]) if flags & FLAG_PERSISTENT else 0
     netmask = service[SVC_NETMASK]
     # IPv4: a mask in network byte order; IPv6: a prefix length in the host's
-    prefix = to_u32(netmask) if is_ipv6 else int.from_bytes(netmask, "big").bit_count()
+    prefix = to_u32(netmask) if ":" in key[1] else int.from_bytes(netmask, "big").bit_count()
     options = VirtualServerOptions(to_text(service[SVC_SCHED]), flags & OPTION_FLAGS, timeout, prefix if timeout else 0)
     return key, options
+
+
+def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
+    """The key in the attributes of a virtual server; None when a firewall mark names it."""
+    if SVC_FWMARK in service:
+        return None
+    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
+    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
+    return to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT])
 
 
 def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:

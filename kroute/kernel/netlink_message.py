@@ -27,6 +27,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _U16 = struct.Struct("=H")
 _U32 = struct.Struct("=I")
 _I32 = struct.Struct("=i")
+_U64 = struct.Struct("=Q")
 _BE16 = struct.Struct("!H")
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
@@ -80,6 +81,11 @@ def to_u16(payload: bytes) -> int:
 def to_u32(payload: bytes) -> int:
     """Read what `u32` wrote."""
     return int(_U32.unpack(payload)[0])
+
+
+def to_u64(payload: bytes) -> int:
+    """Read a 64-bit number in the host's byte order."""
+    return int(_U64.unpack(payload)[0])
 
 
 def to_i32(payload: bytes) -> int:
