@@ -14,6 +14,7 @@ import click
 
 from kroute import __version__, settings
 from kroute.commands.definitions import commands
+from kroute.commands.show import show
 from kroute.director.command import director
 from kroute.options import (
     CONFIG,
@@ -213,21 +214,10 @@ def cleanup(dummy_interface: str, exclude_cidrs: tuple[str, ...], state_dir: Pat
     )
 
 
-@cli.command()
-@option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it."
-)
-@STATE_DIR
-def show(output: str, state_dir: Path) -> int:
-    """Show Services with their virtual servers, schedulers, persistence, real servers, weights and connections."""
-    from kroute.operations import show as operation  # noqa: PLC0415
-
-    return operation.main(state_dir, as_json=output == "json")
-
-
 cli.add_command(director)
 for command in commands(run, _settings):
     cli.add_command(command)
+cli.add_command(show)
 
 
 def main(arguments: list[str] | None = None) -> None:

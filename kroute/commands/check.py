@@ -1,7 +1,6 @@
 """`kroute check`: whether this node and this cluster have what kroute needs."""
 
 import asyncio
-import sys
 
 import click
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from kroute.commands.api_checks import check_api
 from kroute.commands.first_list import FirstListError, node_object
 from kroute.kernel.errors import KernelError
+from kroute.operations import output
 from kroute.operations.finding import Finding, Level, lack
 from kroute.operations.node_checks import NODE, check_node, check_node_addresses
 from kroute.planning.node_facts import node_facts
@@ -28,7 +28,7 @@ def main(settings: Settings, *, as_json: bool) -> int:
     findings = asyncio.run(check(settings))
     ready = all(finding.level is not Level.LACK for finding in findings)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(Report(ready, findings))) + b"\n")
+        output.write(Report(ready, findings), "json")
     else:
         print_findings(findings)
     return 0 if ready else 1

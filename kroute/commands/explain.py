@@ -1,13 +1,12 @@
 """`kroute explain`: why a packet to an address and port goes where it goes."""
 
 import asyncio
-import sys
 
 import click
 import msgspec
 
 from kroute.kernel.errors import KernelError
-from kroute.operations import agent_socket, dossier
+from kroute.operations import agent_socket, dossier, output
 from kroute.operations.dossier import Dossier
 from kroute.operations.explain import Explanation, explain
 from kroute.operations.verdicts import Fate
@@ -30,7 +29,7 @@ def main(settings: Settings, key: VirtualServerKey, client: str | None, *, as_js
         click.echo(f"kroute: {error}", err=True)
         return FAILURE
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        output.write(found, "json")
     else:
         print_explanation(found)
     return exit_code(found)

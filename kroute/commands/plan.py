@@ -1,13 +1,12 @@
 """`kroute plan`: what an agent would change on this node now, without changing it."""
 
 import asyncio
-import sys
 
 import click
-import msgspec
 
 from kroute.commands.first_list import FirstListError, first_list
 from kroute.kernel.errors import KernelError
+from kroute.operations import output
 from kroute.operations.rehearsal import NodeReader, Rehearsed, rehearse
 from kroute.planning.catalog import Catalog
 from kroute.planning.node_facts import node_facts
@@ -29,7 +28,7 @@ def main(settings: Settings, *, as_json: bool) -> int:
         click.echo(f"kroute: {error}", err=True)
         return FAILURE
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        output.write(found, "json")
     else:
         print_changes(found)
     return CHANGES if found.changes else NOTHING

@@ -6,7 +6,7 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.kernel.ipvs import Ipvs
-from kroute.operations import agent_settings, dossier, show, snapshot
+from kroute.operations import agent_settings, dossier, snapshot
 from kroute.planning.catalog import Catalog
 from kroute.planning.objects import ObjectKey
 from kroute.settings import Settings
@@ -25,7 +25,7 @@ class Answers:
         self._catalog = catalog
         self._broadcaster = broadcaster
         self.by_question: Mapping[str, Answer] = {
-            show.QUESTION: self._show,
+            snapshot.QUESTION: self._show,
             agent_settings.QUESTION: self._tell_settings,
             dossier.SERVICE: self._tell_of_service,
             dossier.FRONTEND: self._tell_of_frontend,

@@ -175,8 +175,10 @@ def _differences(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> l
     found = []
     if vip is not None and key.address not in state.bound:
         found.append(f"address {key.address} is not bound")
-    if vip is not None and vip.source is not None and (state.route is None or state.route.source != vip.source):
-        found.append(f"the route to {key.address} has not the source {vip.source}")
+    if vip is not None and (state.route is None or not state.route.is_local):
+        found.append(f"no local route leads to {key.address}")
+    elif vip is not None and state.route is not None and vip.source not in {None, state.route.source}:
+        found.append(f"the route to {key.address} has the source {state.route.source}, not {vip.source}")
     return [*found, *_differing_servers(key, planned, state.server), *_differing_entries(key, dossier, state)]
 
 

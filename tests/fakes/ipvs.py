@@ -15,6 +15,7 @@ from kroute.kernel.ipvs import (
     SetRealServer,
     SetVirtualServer,
     SyncDaemon,
+    Traffic,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
@@ -31,6 +32,10 @@ class FakeIpvs(FakeClient):
             key: VirtualServerState(state.options, dict(state.real_servers))
             for key, state in self.kernel.virtual_servers.items()
         }
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        self.check_open()
+        return dict.fromkeys(self.kernel.virtual_servers, Traffic())
 
     async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         for key, state in (await self.read()).items():
