@@ -172,7 +172,7 @@ async def test_a_kernel_that_does_not_answer_is_an_error(tmp_path: Path, monkeyp
 
 
 READING = {
-    Ipvs: {"sync_daemons"},
+    Ipvs: {"sync_daemons", "traffic"},
     Addresses: {"of_node"},
     Routes: set(),
     Ipset: set(),
