@@ -35,7 +35,6 @@ from kroute.kernel.sysctl import Sysctls
 from kroute.kernel.xtables import Xtables
 from kroute.operations.recording import (
     NoConntrack,
-    Recorded,
     Recorder,
     RecordingAddresses,
     RecordingIpset,
@@ -70,7 +69,10 @@ class PlannedChange(msgspec.Struct, frozen=True):
 
 
 class Rehearsed(msgspec.Struct):
-    """The changes in the order in which they would be made, and what is wrong with Services or hides from us."""
+    """The changes in the order in which they would be made, alike ones sorted.
+
+    `problems` are what is wrong with Services, or could not be found out.
+    """
 
     changes: list[PlannedChange]
     problems: list[str]
@@ -121,7 +123,11 @@ async def rehearse(settings: Settings, plans: Sequence[ServicePlan], node: NodeR
         for problem in plan.problems:
             report(plan.key, problem)
     owners = _owners(plans)
-    return Rehearsed([_planned(change, owners) for change in recorder.changes], problems + recorder.unknown)
+    changes = [
+        PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
+        for change in recorder.changes
+    ]
+    return Rehearsed(_in_order(changes), problems + recorder.unknown)
 
 
 class _Stage:
@@ -207,5 +213,9 @@ def _owners(plans: Sequence[ServicePlan]) -> dict[Hashable, str]:
     return {subject: " ".join(names) for subject, names in owners.items()}
 
 
-def _planned(change: Recorded, owners: Mapping[Hashable, str]) -> PlannedChange:
-    return PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
+def _in_order(changes: Sequence[PlannedChange]) -> list[PlannedChange]:
+    """What is written together comes in no order of its own; two plans of one state are to be equal."""
+    order: dict[tuple[str, str], int] = {}
+    for change in changes:
+        order.setdefault((change.kind, change.action), len(order))
+    return sorted(changes, key=lambda it: (order[it.kind, it.action], it.service, it.what))
