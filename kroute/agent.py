@@ -222,7 +222,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
 async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
     if lacks := await preflight.lacks():
         for lack in lacks:
-            log.error("node.lacks", lack=str(lack))
+            log.error("node.lacks", lack=lack)
         return 1
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

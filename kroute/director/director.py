@@ -161,7 +161,7 @@ async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM; returns the exit code."""
     if lacks := await preflight.lacks(preflight.DIRECTOR_MODULES):
         for lack in lacks:
-            log.error("node.lacks", lack=str(lack))
+            log.error("node.lacks", lack=lack)
         return 1
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

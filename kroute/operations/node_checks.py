@@ -28,7 +28,7 @@ SYSCTL, TABLES, PROXIES, NODE = "sysctls", "xtables", "proxies", "node"
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     """Everything that the node itself can tell. `ipv6`: whether the node serves that family."""
-    lacks = await preflight.lacks()
+    lacks = await preflight.findings()
     findings = lacks + [
         ok(name, sentence)
         for name, sentence in (

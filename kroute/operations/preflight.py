@@ -10,8 +10,11 @@ from kroute.operations.finding import Finding, lack
 CAPABILITIES, MODULES = "capabilities", "modules"
 
 
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # include/uapi/linux/capability.h
+
+
 class Capability(NamedTuple):
-    """One of include/uapi/linux/capability.h, and what kroute does with it."""
+    """A capability, and what kroute does with it."""
 
     number: int
     name: str
@@ -19,8 +22,8 @@ class Capability(NamedTuple):
 
 
 REQUIRED_CAPABILITIES = (
-    Capability(12, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
-    Capability(13, "NET_RAW", "libiptc reads and writes the rules by a raw socket"),
+    Capability(CAP_NET_ADMIN, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
+    Capability(CAP_NET_RAW, "NET_RAW", "libiptc reads and writes the rules by a raw socket"),
 )
 
 REQUIRED_MODULES: Mapping[str, str] = {
@@ -35,8 +38,13 @@ DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
 """The same for a director, which has no rules and no interface of its own."""
 
 
-async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
-    """What is missing, with the way to get it; empty when kroute can start. Modules that can be loaded are loaded."""
+async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
+    """What is missing, one sentence each with the way to get it; empty when kroute can start."""
+    return [str(finding) for finding in await findings(required)]
+
+
+async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
+    """What is missing. Modules that can be loaded are loaded."""
     missing = [
         lack(
             CAPABILITIES,

@@ -12,7 +12,7 @@ from kroute.operations import preflight
 def test_the_effective_capabilities_count(mask: str, capable: bool, tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text(f"Name:\tkroute\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\n")
-    assert preflight.has_capability(12, status) is capable
+    assert preflight.has_capability(preflight.CAP_NET_ADMIN, status) is capable
 
 
 async def test_each_lack_names_what_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,6 @@ async def test_each_lack_names_what_and_how(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(modules, "load", load)
     monkeypatch.setattr(preflight, "has_capability", lambda number: False)
-    *capabilities, module = map(str, await preflight.lacks())
+    *capabilities, module = await preflight.lacks()
     assert [text.split()[0] for text in capabilities] == ["CAP_NET_ADMIN", "CAP_NET_RAW"]
     assert "modprobe ip_vs" in module
