@@ -14,6 +14,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.links import Links
+from kroute.kernel.nftables import Nftables
 from kroute.kernel.sysctl import Sysctls
 from kroute.kernel.xtables import TableRules, Xtables
 from kroute.operations import preflight
@@ -44,10 +45,10 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     async with AsyncExitStack() as stack:
         xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in FAMILIES}
         findings += await check_tables(xtables, ipv6=ipv6)
-        ipvs, links, ipset = Ipvs(), Links(), Ipset()
-        for client in (ipvs, links, ipset):
+        ipvs, links, ipset, nftables = Ipvs(), Links(), Ipset(), Nftables()
+        for client in (ipvs, links, ipset, nftables):
             await stack.enter_async_context(client)
-        findings += check_proxies(await leavings(links, ipset, xtables))
+        findings += check_proxies(await leavings(links, ipset, xtables, nftables))
         findings += await check_virtual_servers(settings, ipvs)
     return findings
 

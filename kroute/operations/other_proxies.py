@@ -7,6 +7,7 @@ from kroute.controllers.address_sets import Family
 from kroute.controllers.node_rules import WITHOUT
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.links import Links
+from kroute.kernel.nftables import Nftables
 from kroute.kernel.xtables import Xtables
 
 
@@ -29,9 +30,11 @@ CHAINS = {
     "KUBE-ROUTER-HAIRPIN": "kube-router",
 }
 """Chains that only a service proxy makes: the kubelet has some of the same prefix, which are no matter of proxies."""
+NFT_TABLE = "kube-proxy"
+"""Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
 
 
-async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables]) -> list[Leaving]:
+async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables], nftables: Nftables) -> list[Leaving]:
     """Everything that is found. Reads only."""
     found = [Leaving(proxy, f"link {name}") for name, proxy in LINKS.items() if await links.index(name) is not None]
     names = await ipset.names()
@@ -41,4 +44,9 @@ async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables]
     for family, tables in xtables.items():
         chains = {name for table in WITHOUT for name in await tables.chains(table)}
         found += [Leaving(CHAINS[name], f"{family.name} chain {name}") for name in sorted(chains & CHAINS.keys())]
-    return found
+    there = await nftables.chains()
+    found += [Leaving("kube-proxy", f"nft table {it.family} {it.table}") for it in there if it.table == NFT_TABLE]
+    found += [
+        Leaving(CHAINS[it.name], f"nft chain {it.family} {it.table} {it.name}") for it in there if it.name in CHAINS
+    ]
+    return list(dict.fromkeys(found))

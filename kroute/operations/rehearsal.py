@@ -37,13 +37,12 @@ from kroute.operations.recording import (
     NoConntrack,
     Recorder,
     RecordingAddresses,
-    RecordingIpset,
     RecordingIpvs,
     RecordingLinks,
     RecordingRoutes,
     RecordingSysctls,
-    RecordingXtables,
 )
+from kroute.operations.recording_rules import RecordingIpset, RecordingXtables
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import NODE_PLAN, Problem, ServicePlan
 from kroute.settings import Settings

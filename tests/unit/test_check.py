@@ -10,6 +10,7 @@ from kroute.controllers.ledger import Ledger, VirtualServerMade
 from kroute.controllers.sysctls import Circumstances
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs import AddVirtualServer, VirtualServerOptions
+from kroute.kernel.nftables import NftChain
 from kroute.operations import node_checks
 from kroute.operations.finding import Finding, Level
 from kroute.operations.other_proxies import leavings
@@ -110,17 +111,22 @@ async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level
 
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel = new_kernel()
-    links, ipset, tables = FakeLinks(kernel), FakeIpset(kernel), await xtables(kernel)
+    links, ipset, tables, nftables = FakeLinks(kernel), FakeIpset(kernel), await xtables(kernel), FakeNftables()
     for client in (links, ipset):
         await client.open()
-    assert levels(node_checks.check_proxies(await leavings(links, ipset, tables))) == [Level.OK]
+    assert levels(node_checks.check_proxies(await leavings(links, ipset, tables, nftables))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
     await ipset.create(SetDefinition("KUBE-CLUSTER-IP", "hash:ip,port"))
     kernel.table(IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
-    kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables))
+    nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
+    nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
+    kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
     assert "1 sets KUBE-" in kube_proxy.message
+    assert kube_proxy.message.count("nft table ip kube-proxy") == 1
+    assert "nft chain ip6 nat KUBE-SERVICES" in kube_proxy.message
+    assert "firewalld" not in kube_proxy.message
     assert "KUBE-FIREWALL" not in kube_proxy.message  # the kubelet's
     assert "KUBE-ROUTER-SERVICES" in kube_router.message
 
@@ -148,6 +154,16 @@ def test_the_nodes_addresses_must_be_on_the_node() -> None:
     no_node, address = node_checks.check_node_addresses(None, here, interfaces)
     assert (no_node.level, address.level) == (Level.LACK, Level.OK)
     assert "--node-name" in no_node.next_step
+
+
+class FakeNftables:
+    """Chains as Nftables tells of them."""
+
+    def __init__(self) -> None:
+        self.found: list[NftChain] = []
+
+    async def chains(self) -> list[NftChain]:
+        return self.found
 
 
 async def xtables(kernel: FakeKernel) -> dict:

@@ -14,7 +14,7 @@ from kroute.kernel.links import Links
 from kroute.kernel.routes import Routes
 from kroute.kernel.sysctl import Sysctls
 from kroute.kernel.xtables import Xtables
-from kroute.operations import recording
+from kroute.operations import recording, recording_rules
 from kroute.operations.rehearsal import Rehearsed, rehearse
 from kroute.planning.plan import ServicePlan
 from tests.fakes.addresses import FakeAddresses
@@ -181,13 +181,14 @@ READING = {
     Xtables: {"differences", "chains", "is_used"},
 }
 """What only reads, besides what the recording class answers."""
+RECORDING = vars(recording) | vars(recording_rules)
 ELSEWHERE = {"open", "close", "start_sync_daemon", "stop_sync_daemon", "flush", "delete", "statistics"}
 """What no controller of a node calls; without a socket, it fails."""
 
 
 @pytest.mark.parametrize("real", READING, ids=lambda kind: kind.__name__)
 def test_every_method_of_a_kernel_class_is_recorded_or_cannot_work(real: type) -> None:
-    recorded = getattr(recording, f"Recording{real.__name__}")
+    recorded = RECORDING[f"Recording{real.__name__}"]
     public = {name for name in vars(real) if not name.startswith("_")}
     answered = {name for name, it in inspect.getmembers(recorded) if name in public and it is not getattr(real, name)}
     assert public - answered - READING[real] <= ELSEWHERE
@@ -195,7 +196,7 @@ def test_every_method_of_a_kernel_class_is_recorded_or_cannot_work(real: type) -
 
 
 async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
-    ipset = recording.RecordingIpset(Ipset(), recording.Recorder())
+    ipset = recording_rules.RecordingIpset(Ipset(), recording.Recorder())
     with pytest.raises(AttributeError):
         await ipset.flush("KROUTE-VIP")
     assert DeleteEntry("KROUTE-VIP", ("10.0.0.1",)) not in ipset._recorder.changes
