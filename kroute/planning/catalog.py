@@ -101,9 +101,9 @@ class Catalog:
         return service.metadata.uid if service is not None else ""
 
     def explain(self, key: ObjectKey) -> ServiceView | None:
-        """Why a Service is planned as it is; None if there is none of that name, or it was not planned yet."""
+        """Why a Service is planned as it is; None if there is none of that name."""
         service = self._services.get(key)
-        if service is None or key in self._marked:
+        if service is None:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         return view_service(
