@@ -20,8 +20,8 @@ from kroute.controllers.ledger import LedgerError
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.garbage import Collector
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs import Ipvs
-from kroute.operations import agent_socket, preflight, show, snapshot, statistics
+from kroute.operations import agent_socket, preflight, statistics
+from kroute.operations.answers import Answers
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.latency import ProgrammingLatency
 from kroute.operations.loop_watch import LoopWatch
@@ -92,7 +92,7 @@ class Agent:
             settings, self._broadcaster, self._controllers, self._recorder, self._programming, self._statistics
         )
         self._answers = {
-            show.QUESTION: self._shown,
+            **Answers(settings, self._catalog, self._broadcaster).by_question,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,
         }
@@ -178,15 +178,10 @@ class Agent:
             self._latency.statistics(),
         )
 
-    async def _shown(self) -> bytes:
-        async with Ipvs() as ipvs:
-            table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
-
-    async def _counted(self) -> bytes:
+    async def _counted(self, _about: str) -> bytes:
         return msgspec.json.encode(self._statistics())
 
-    async def _measured(self) -> bytes:
+    async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._latency.newest)))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from kroute import __version__, settings
+from kroute.commands.definitions import commands
+from kroute.commands.show import show
 from kroute.director.command import director
 from kroute.migration.command import migrate
 from kroute.migration.kube_router_flags import RunCommand
@@ -222,20 +224,11 @@ def cleanup(dummy_interface: str, exclude_cidrs: tuple[str, ...], state_dir: Pat
     )
 
 
-@cli.command()
-@option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it."
-)
-@STATE_DIR
-def show(output: str, state_dir: Path) -> int:
-    """Show Services with their virtual servers, schedulers, persistence, real servers, weights and connections."""
-    from kroute.operations import show as operation  # noqa: PLC0415
-
-    return operation.main(state_dir, as_json=output == "json")
-
-
 cli.add_command(director)
 cli.add_command(migrate)
+for command in commands(run, _settings):
+    cli.add_command(command)
+cli.add_command(show)
 
 
 def main(arguments: list[str] | None = None) -> None:

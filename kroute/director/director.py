@@ -28,7 +28,7 @@ from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.monitor import Monitor
 from kroute.kernel.sysctl import Sysctls
-from kroute.operations import agent_socket, preflight, show, snapshot
+from kroute.operations import agent_socket, preflight, snapshot
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.state_dir import StateDirectory
 from kroute.planning.objects import Change
@@ -86,7 +86,7 @@ class Director:
         async with AsyncExitStack() as stack:
             for client in (self._ipvs, self._addresses, self._monitor):
                 await stack.enter_async_context(client)
-            await stack.enter_async_context(agent_socket.serve(state_dir.path, {show.QUESTION: self._shown}))
+            await stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown}))
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -151,7 +151,7 @@ class Director:
         state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.current))
 
-    async def _shown(self) -> bytes:
+    async def _shown(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))

@@ -116,6 +116,15 @@ def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServe
     return key, options
 
 
+def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
+    """The key in the attributes of a virtual server; None when a firewall mark names it."""
+    if SVC_FWMARK in service:
+        return None
+    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
+    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
+    return to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT])
+
+
 def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:
     """The request for the real servers of one virtual server; one that is not there has none."""
     return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, _nest(ATTR_SERVICE, _encode_key(key)))
@@ -128,15 +137,6 @@ def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServer
     method = _FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
     counts = to_u32(dest[DEST_ACTIVE_CONNS]), to_u32(dest[DEST_INACT_CONNS])
     return (address, to_be16(dest[DEST_PORT])), RealServerState(to_u32(dest[DEST_WEIGHT]), *counts, method)
-
-
-def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
-    """The key in the attributes of a virtual server; None when a firewall mark names it."""
-    if SVC_FWMARK in service:
-        return None
-    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
-    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
-    return to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT])
 
 
 def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:

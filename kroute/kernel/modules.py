@@ -25,6 +25,11 @@ async def load(names: Iterable[str]) -> list[str]:
     return [name for name in wanted if not _is_loaded(name)]
 
 
+def is_present(name: str) -> bool:
+    """Whether the module is loaded or part of the kernel image."""
+    return _is_loaded(name) or name in _builtin()
+
+
 def _is_loaded(name: str) -> bool:
     return (MODULES / name).is_dir()
 

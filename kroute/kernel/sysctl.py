@@ -1,5 +1,6 @@
 """Sysctls of the calling process's network namespace."""
 
+import os
 from pathlib import Path
 
 from kroute.kernel.errors import KernelError
@@ -28,6 +29,10 @@ class Sysctls:
         except OSError as error:
             sentence = f"cannot set {name} to {value}: {error.strerror}"
             raise KernelError(f"{sentence}; set it on the host", errno=error.errno) from error
+
+    def is_writable(self, name: str) -> bool:
+        """Whether this process could set it: containers often have /proc/sys mounted read-only."""
+        return os.access(self._path(name), os.W_OK)
 
     def _path(self, name: str) -> Path:
         return self._root / name.translate(str.maketrans("./", "/."))

@@ -119,6 +119,16 @@ class Xtables:
             lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
         )
 
+    async def is_used(self, table: str) -> bool:
+        """Whether the table exists: the kernel makes it for the first who reads or writes it."""
+        return await self._in_thread(lambda: self._is_used(table))
+
+    async def chains(self, table: str) -> list[str]:
+        """The names of all chains of a table, the built-in ones too; none if nobody has used the table yet."""
+        if not await self.is_used(table):
+            return []
+        return await self._in_thread(lambda: self._locked(table, lambda opened: opened.chain_names()))
+
     async def supports_random_fully(self) -> bool:
         """Whether MASQUERADE --random-fully is known to the kernel (3.14) and to libxtables (1.6.2)."""
         if kernel_version() < RANDOM_FULLY_KERNEL:

@@ -1,7 +1,7 @@
 """The agent's Unix socket: one question a connection, answered with JSON.
 
-A question is a line with its name; the answer is everything until the connection closes. The socket lives in the state
-directory with mode 0600: who may read it may read the node's IPVS table anyway.
+A question is a line with its name and what it is about; the answer is everything until the connection closes. The
+socket lives in the state directory with mode 0600: who may read it may read the node's IPVS table anyway.
 """
 
 import asyncio
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-Answer = Callable[[], Awaitable[bytes]]
+Answer = Callable[[str], Awaitable[bytes]]
+"""Answers one question; its argument is the rest of the question's line."""
 
 NAME = "agent.sock"
+UNKNOWN_QUESTION = b'{"error": "unknown question"}'
+"""What an agent of an older version says."""
 ANSWER_TIMEOUT = 30.0
 _QUESTION_TIMEOUT = 5.0
 
@@ -33,9 +36,9 @@ async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> "AsyncIterato
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_QUESTION_TIMEOUT):
-                question = (await reader.readline()).decode().strip()
+                question, _, about = (await reader.readline()).decode().strip().partition(" ")
             answer = answers.get(question)
-            writer.write(await answer() if answer else b'{"error": "unknown question"}')
+            writer.write(await answer(about) if answer else UNKNOWN_QUESTION)
             await writer.drain()
         except (TimeoutError, ConnectionError, UnicodeDecodeError, ValueError):
             pass  # whoever asked has gone, or speaks another language
@@ -64,7 +67,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 async def ask(state_dir: Path, question: str) -> bytes:
-    """Ask this node's agent; raises AgentUnreachableError when none answers."""
+    """Ask this node's agent; raises AgentUnreachableError when none answers, or one that does not know the question."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(state_dir / NAME)
@@ -73,4 +76,6 @@ async def ask(state_dir: Path, question: str) -> bytes:
             writer.close()
     except (OSError, TimeoutError) as error:
         raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {error}") from None
+    if answer == UNKNOWN_QUESTION:
+        raise AgentUnreachableError(f"the agent on {state_dir / NAME} is of an older version: upgrade it")
     return answer

@@ -2,10 +2,29 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kroute.kernel import modules
+from kroute.operations.finding import Finding, lack
 
-CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
+CAPABILITIES, MODULES = "capabilities", "modules"
+
+
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # include/uapi/linux/capability.h
+
+
+class Capability(NamedTuple):
+    """A capability, and what kroute does with it."""
+
+    number: int
+    name: str
+    purpose: str
+
+
+REQUIRED_CAPABILITIES = (
+    Capability(CAP_NET_ADMIN, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
+    Capability(CAP_NET_RAW, "NET_RAW", "libiptc reads and writes the rules by a raw socket"),
+)
 
 REQUIRED_MODULES: Mapping[str, str] = {
     "ip_vs": "the kernel's load balancer",
@@ -21,14 +40,26 @@ DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
 
 async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
     """What is missing, one sentence each with the way to get it; empty when kroute can start."""
-    missing = (
-        []
-        if has_capability(CAP_NET_ADMIN)
-        else ["kroute may not change the network: run it as root, or give its container the capability NET_ADMIN"]
-    )
+    return [str(finding) for finding in await findings(required)]
+
+
+async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
+    """What is missing. Modules that can be loaded are loaded."""
+    missing = [
+        lack(
+            CAPABILITIES,
+            f"CAP_{capability.name} is missing ({capability.purpose})",
+            f"run kroute as root, or add {capability.name} to its container's capabilities",
+        )
+        for capability in REQUIRED_CAPABILITIES
+        if not has_capability(capability.number)
+    ]
     missing += [
-        f"kernel module {name} ({required[name]}) cannot be loaded: "
-        f"run `modprobe {name}` on the node, or install the modules package of its kernel"
+        lack(
+            MODULES,
+            f"kernel module {name} ({required[name]}) cannot be loaded",
+            f"run `modprobe {name}` on the node, or install the modules package of its kernel",
+        )
         for name in await modules.load(list(required))
     ]
     return missing

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kroute.kernel.ipvs import RealServerState, VirtualServerKey, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs import RealServerState, Traffic, VirtualServerKey, VirtualServerOptions, VirtualServerState
 from kroute.planning.annotations import flag_words
 from kroute.planning.plan import NODE_PLAN, Protocol, ServicePlan, VirtualServer
+
+QUESTION = "show"
+"""What an agent or a director answers with a Snapshot."""
 
 
 class RealServerRow(msgspec.Struct):
@@ -23,6 +26,8 @@ class RealServerRow(msgspec.Struct):
 class VirtualServerRow(msgspec.Struct):
     """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds.
 
+    `traffic` is what has gone through it since it was made, where that was asked for.
+
     `state` is serving, refusing (nothing serves it, by plan: clients are refused), or missing (planned with real
     servers, and not in the kernel).
     """
@@ -37,6 +42,22 @@ class VirtualServerRow(msgspec.Struct):
     persistence_prefix: int | None
     state: str
     real_servers: list[RealServerRow]
+    traffic: Traffic | None = None
+
+    @property
+    def key(self) -> VirtualServerKey:
+        """The kernel's name of it."""
+        return Protocol[self.protocol], self.address, self.port
+
+    @property
+    def active(self) -> int:
+        """Established connections."""
+        return sum(each.active for each in self.real_servers)
+
+    @property
+    def inactive(self) -> int:
+        """Connections that begin or end, and the flows of UDP."""
+        return sum(each.inactive for each in self.real_servers)
 
 
 class ProblemRow(msgspec.Struct):
@@ -53,6 +74,42 @@ class Snapshot(msgspec.Struct):
     source: str
     virtual_servers: list[VirtualServerRow]
     problems: list[ProblemRow]
+
+
+class ServiceRow(msgspec.Struct):
+    """One Service in one line.
+
+    `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts its real servers that take
+    new connections, by all virtual servers together.
+    """
+
+    service: str
+    virtual_servers: int
+    serving: int
+    active: int
+    inactive: int
+    state: str
+    problems: list[str]
+
+
+_WORST_FIRST = ("missing", "refusing", "serving")
+
+
+def services(snapshot: Snapshot) -> list[ServiceRow]:
+    """The Services of an agent's snapshot, those with problems alone among them, by name."""
+    rows: dict[str, ServiceRow] = {}
+    for server in snapshot.virtual_servers:
+        row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, "serving", []))
+        states = {row.state, server.state, *("missing" for it in server.real_servers if it.state == "missing")}
+        row.virtual_servers += 1
+        row.serving += sum(it.state == "serving" for it in server.real_servers)
+        row.active += server.active
+        row.inactive += server.inactive
+        row.state = next(state for state in _WORST_FIRST if state in states)
+    for problem in snapshot.problems:
+        row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, "serving", []))
+        row.problems.append(f"{problem.reason}: {problem.message}")
+    return [row for name, row in sorted(rows.items()) if name]
 
 
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]

@@ -49,6 +49,11 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
     for_nodes: frozenset[str]
     for_zones: frozenset[str]
 
+    @property
+    def is_terminating(self) -> bool:
+        """Whether the endpoint is on its way out, still serving or not."""
+        return not self.preference[0]
+
 
 class SlicePort(NamedTuple):
     """One of a slice's ports: the real server of each of its endpoints."""

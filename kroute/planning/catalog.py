@@ -28,10 +28,11 @@ from kroute.planning.objects import (
     ObjectKey,
     Service,
 )
-from kroute.planning.plan import ServicePlan
+from kroute.planning.plan import ServicePlan, VirtualServerKey
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
 from kroute.planning.service_addresses import cluster_ips, has_node_ports
+from kroute.planning.service_view import ServiceView, view_service
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
@@ -98,6 +99,25 @@ class Catalog:
         """The uid of a Service; empty when there is none of that name (any more)."""
         service = self._services.get(key)
         return service.metadata.uid if service is not None else ""
+
+    def explain(self, key: ObjectKey) -> ServiceView | None:
+        """Why a Service is planned as it is; None if there is none of that name."""
+        service = self._services.get(key)
+        if service is None:
+            return None
+        frontends = frontends_of(service, self._node, self._settings, self._owners)
+        return view_service(
+            service,
+            self._slices.get(key, ()),
+            self._node,
+            frontends.served,
+            self._claims.held_by_others(key),
+            self._plans.get(key) or ServicePlan(key),
+        )
+
+    def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
+        """The Service that has this address and port, if one has."""
+        return self._claims.holder(key)
 
     def set_interfaces(self, interfaces: NodeInterfaces) -> None:
         """Take what the node's interfaces say now.

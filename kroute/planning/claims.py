@@ -52,6 +52,11 @@ class Claims:
         holders = ((key, self._claimants[key][0].key) for key in self._claims.get(service, ()))
         return {key: holder for key, holder in holders if holder != service}
 
+    def holder(self, key: VirtualServerKey) -> ObjectKey | None:
+        """The Service that has this address and port, if one claims it."""
+        claimants = self._claimants.get(key)
+        return claimants[0].key if claimants else None
+
     def _settle(self, key: VirtualServerKey, claimants: list[Claimant]) -> set[ObjectKey]:
         """Let these claim an address and port; everyone who does or did so is affected if it has a new holder."""
         before, after = self._claimants.get(key, ()), tuple(sorted(claimants))

@@ -6,6 +6,7 @@ ready endpoint has them (KEP-2433, KEP-3015).
 
 from collections.abc import Iterable
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,22 +50,38 @@ def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
     return MergedSlices(merged, tuple(refused))
 
 
+class Stages(NamedTuple):
+    """The endpoints of a port that are left after each question: each list is part of the one before it."""
+
+    allowed: Chosen
+    """By the traffic policy: with policy Local those on this node."""
+    able: Chosen
+    """By their state: those that are ready; where none is, those that still serve while they terminate (KEP-1669)."""
+    chosen: Chosen
+    """By hints: those near this node, if hints say so."""
+
+
 def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Chosen:
     """The endpoints that take new connections on this node, sorted by address and port.
 
     All that are ready, those near this node if hints say so; where none is ready, all that still serve while they
-    terminate (KEP-1669). `only_local` is policy Local: endpoints of other nodes do not count at all.
+    terminate. `only_local` is policy Local: endpoints of other nodes do not count at all.
     """
-    candidates: Iterable[tuple[RealServer, Traits]] = backends.items()
-    if only_local:
-        candidates = [item for item in candidates if item[1].node_name == node.name]
-    ready = [item for item in candidates if item[1].is_ready]
-    if not ready:
-        chosen = [item for item in candidates if item[1].is_leaving]
-    else:
-        chosen = ready if only_local else _near(ready, node)
+    chosen = stages(backends, node, only_local=only_local).chosen
     chosen.sort(key=itemgetter(0))
     return chosen
+
+
+def stages(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Stages:
+    """How the choice is made."""
+    allowed = list(backends.items())
+    if only_local:
+        allowed = [item for item in allowed if item[1].node_name == node.name]
+    ready = [item for item in allowed if item[1].is_ready]
+    if not ready:
+        leaving = [item for item in allowed if item[1].is_leaving]
+        return Stages(allowed, leaving, leaving)
+    return Stages(allowed, ready, ready if only_local else _near(ready, node))
 
 
 def _add(backends: Backends, port: SlicePort, traits: Iterable[Traits]) -> None:

@@ -5,6 +5,7 @@ kubernetes-asyncio makes the TLS session and the authentication; what it would d
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from kroute import __version__
@@ -72,6 +73,22 @@ class Api:
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """POST an object into the collection at `path`. Raises as `get` does."""
         await self._exchange("POST", path, {}, body=body)
+
+    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """POST a question (a `…Review`) to `path`; returns it with its answer. Raises as `get` does."""
+        return await self._exchange("POST", path, {}, body=body)
+
+    async def server_time(self) -> float:
+        """The server's clock, in Unix seconds with a resolution of one second. Raises as `get` does.
+
+        It is that of the header `Date` of its health check, which everybody may ask for.
+        """
+        response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
+        response.close()
+        try:
+            return parsedate_to_datetime(response.headers["Date"]).timestamp()
+        except (KeyError, ValueError) as error:
+            raise ApiError(0, "", f"the answer of {self.server} has no date: {error}") from error
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
         """PUT the object at `path`, if it has the resourceVersion of `body`; returns it. Raises as `get` does."""

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from tests.apiserver import status, writes
+from tests.apiserver.access import ANONYMOUS, REVIEWS, Access
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
 from tests.apiserver.encoding import EventEncoder, encode
 from tests.apiserver.faults import Fault, Faults, Where
@@ -23,8 +24,6 @@ from tests.apiserver.selectors import Selection, select_fields, select_labels
 from tests.apiserver.status import StatusError
 from tests.apiserver.store import Store
 from tests.apiserver.watches import Watch
-
-ANONYMOUS = "system:anonymous"
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class ApiServer:
     ) -> None:
         self.store = Store()
         self.faults = Faults()
+        self.access = Access()
         self.token = token
         self.features = features or Features()
         self.requests: list[RequestSeen] = []
@@ -79,6 +79,8 @@ class ApiServer:
     async def __aenter__(self) -> Self:
         application = web.Application()
         application.router.add_post("/faults", self._add_fault)
+        application.router.add_post("/forbidden", self._forbid)
+        application.router.add_post(REVIEWS, self._review)
         application.router.add_get("/readyz", self._ready)
         application.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
@@ -177,6 +179,20 @@ class ApiServer:
         self.faults.add(**how)
         return web.json_response({"due": len(self.faults.due)}, status=201)
 
+    async def _forbid(self, request: web.Request) -> web.Response:
+        """POST /forbidden [["watch", "services"]]: these verbs, and no others; for a server of its own."""
+        self.access.allow_all()
+        for verb, plural in await request.json():
+            self.access.forbid(verb, plural)
+        return web.json_response({}, status=201)
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._authenticate(request)
+        except StatusError as error:
+            return error_answer(error)
+        return await send_body(request, encode(await self.access.review(request)), None, 201)
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         seen = RequestSeen(time.time(), request.method, request.path, dict(request.query), CIMultiDict(request.headers))
         self.requests.append(seen)
@@ -198,6 +214,7 @@ class ApiServer:
     def _authorize(self, request: web.Request, target: Target) -> None:
         if self.token is not None and "Authorization" not in request.headers:
             raise status.forbidden(target, _verb(request, target), ANONYMOUS)
+        self.access.check(target, _verb(request, target))
 
     async def _answer_or_fail(self, request: web.Request, target: Target) -> web.StreamResponse:
         where = _where(request)

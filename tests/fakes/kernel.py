@@ -82,6 +82,7 @@ class FakeKernel:
         self.sets: dict[str, FakeSet] = {}
         self.tables: dict[tuple[int, str], FakeTable] = {}
         self.sysctls: dict[str, str] = {}
+        self.read_only_sysctls: set[str] = set()
         self.missing_modules: set[str] = set()
         self.version = (6, 1)
         self.writes: list[object] = []

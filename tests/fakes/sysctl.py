@@ -18,3 +18,6 @@ class FakeSysctls:
             raise KernelError(f"cannot set {name} to {value}: there is no such sysctl")
         self.kernel.operate("set sysctl", f"{name}={value}")
         self.kernel.sysctls[name] = value
+
+    def is_writable(self, name: str) -> bool:
+        return name in self.kernel.sysctls and name not in self.kernel.read_only_sysctls

@@ -23,6 +23,15 @@ class FakeXtables(FakeClient):
         self.check_open()
         return self._random_fully
 
+    async def is_used(self, table: str) -> bool:
+        self.check_open()
+        return (self.family, table) in self.kernel.tables
+
+    async def chains(self, table: str) -> list[str]:
+        self.check_open()
+        fake = self.kernel.tables.get((self.family, table))
+        return list(fake.chains) if fake else []
+
     async def differences(self, rules: TableRules) -> list[str]:
         self.check_open()
         table = self._table(rules.table)

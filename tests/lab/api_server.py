@@ -80,6 +80,10 @@ class ApiServer:
         """Have the server misbehave, as tests/apiserver/faults.py describes."""
         self._request("POST", "/faults", fault)
 
+    def forbid(self, *verbs: tuple[str, str]) -> None:
+        """Have the server forbid these verbs, each with the plural of its resource, and no others."""
+        self._request("POST", "/forbidden", verbs)
+
     def answers(self, host: Host) -> bool:
         """Whether another host reaches it by the node's address."""
         with host.namespace.inside():
@@ -89,10 +93,12 @@ class ApiServer:
         connection.close()
         return status == 200
 
-    def _request(self, method: str, path: str, body: Object | None = None) -> str:
+    def _request(self, method: str, path: str, body: Any = None) -> str:
         with self._node.namespace.inside():
             connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=30)
-            connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+            connection.request(
+                method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"}
+            )
             answer = connection.getresponse()
             text = answer.read().decode()
         connection.close()

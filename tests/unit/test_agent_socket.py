@@ -9,12 +9,17 @@ from kroute.operations import agent_socket
 
 
 async def test_a_question_gets_its_answer(tmp_path: Path) -> None:
-    async def answer() -> bytes:
-        return b"x" * 1_000_000
+    async def answer(about: str) -> bytes:
+        return b"x" * int(about)
 
     async with agent_socket.serve(tmp_path, {"size": answer}):
-        assert len(await agent_socket.ask(tmp_path, "size")) == 1_000_000
-        assert b"unknown question" in await agent_socket.ask(tmp_path, "weather")
+        assert len(await agent_socket.ask(tmp_path, "size 1000000")) == 1_000_000
+
+
+async def test_an_older_agent_does_not_know_every_question(tmp_path: Path) -> None:
+    async with agent_socket.serve(tmp_path, {}):
+        with pytest.raises(agent_socket.AgentUnreachableError, match="older version"):
+            await agent_socket.ask(tmp_path, "weather")
 
 
 async def test_the_socket_is_private_and_replaces_a_dead_one(tmp_path: Path) -> None:

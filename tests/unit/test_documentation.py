@@ -7,9 +7,12 @@ import click
 import pytest
 
 from kroute import cli
+from kroute.controllers.address_sets import FAMILIES
 from kroute.director.command import director
+from kroute.operations.verdicts import Fate, rules_of
 from kroute.planning.annotations import ANNOTATIONS, SCHEDULER_FLAGS
-from kroute.settings import SCHEDULERS
+from kroute.planning.node_facts import NodeFacts
+from kroute.settings import SCHEDULERS, Exemption, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -32,3 +35,31 @@ def test_every_annotation_scheduler_and_flag_is_named() -> None:
     page = (DOCS / "annotations.md").read_text()
     for word in (*(row.name for row in ANNOTATIONS), *SCHEDULERS, *SCHEDULER_FLAGS):
         assert f"`{word}`" in page
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    for page in (*DOCS.glob("*.md"), DOCS.parent / "README.md"):
+        named = re.findall(r"(?:`|^    (?:# )?)kroute ([a-z]+)\b", page.read_text(), re.MULTILINE)
+        assert set(named) <= cli.cli.commands.keys(), page
+
+
+def test_troubleshooting_quotes_the_rules_own_words() -> None:
+    """What `kroute explain` prints as the reason is the comment of a rule."""
+    exempt = (Exemption("10.0.0.0/8", "10.0.0.0/8"), Exemption("fd00::/8", "fd00::/8"))
+    node = NodeFacts("node1", "192.168.1.5", "fd00::5")
+    comments = set()
+    for masquerade_all in (False, True):
+        settings = Settings(
+            "node1", masquerade_all=masquerade_all, masquerade_exemptions=exempt, cluster_cidrs=("10.0.0.0/8",)
+        )
+        for table in (table for family in FAMILIES for table in rules_of(settings, family, node)):
+            comments |= {text.split('"')[1] for text in table.texts()}
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = re.findall(r"`(?:refused|dropped|served): ([^`]+)`", page)
+    quoted += re.findall(r"`(?:masqueraded|the client's address is kept) \(([^`]+)\)`", page)
+    assert len(quoted) >= 8
+    for text in quoted:
+        assert any(comment.startswith(text.removesuffix(" ...")) for comment in comments), text
+    assert {fate.value for fate in Fate} <= set(
+        re.findall(r"^\| ([a-z ]+) \|", (DOCS / "operate.md").read_text(), re.MULTILINE)
+    )

@@ -105,10 +105,10 @@ def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
             return dict(TABLE)
 
     monkeypatch.setattr(show, "Ipvs", KernelOnly)
-    assert show.main(tmp_path, as_json=True) == 0
+    assert show.main(tmp_path, "json") == 0
     output = capfd.readouterr()
     assert msgspec.json.decode(output.out)["source"] == "kernel"
-    assert show.main(tmp_path, as_json=False) == 0
+    assert show.main(tmp_path, "table") == 0
     output = capfd.readouterr()
     assert "No agent answers" in output.err
     assert "TCP [fd00::10]:80" in output.out
@@ -117,9 +117,9 @@ def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
 async def test_the_agents_answer_survives_its_socket(tmp_path: Path) -> None:
     shown = snapshot.of_agent([PLAN], TABLE)
 
-    async def answer() -> bytes:
+    async def answer(about: str) -> bytes:
         return msgspec.json.encode(shown)
 
-    async with agent_socket.serve(tmp_path, {show.QUESTION: answer}):
-        received = await agent_socket.ask(tmp_path, show.QUESTION)
+    async with agent_socket.serve(tmp_path, {snapshot.QUESTION: answer}):
+        received = await agent_socket.ask(tmp_path, snapshot.QUESTION)
     assert msgspec.json.decode(received, type=snapshot.Snapshot) == shown

@@ -1,0 +1,51 @@
+"""nf_tables: which tables and chains there are, whoever made them. kroute has none of its own there."""
+
+import errno
+import struct
+from typing import NamedTuple
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.modules import is_present
+from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink_message import NLM_F_DUMP, attributes, message, to_text
+
+NFNL_SUBSYS_NFTABLES = 10
+MSG_GETCHAIN = 4
+CHAIN_TABLE, CHAIN_NAME = 1, 3
+FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+
+_NFGEN = struct.Struct("=BBH")
+"""family, version, resource id."""
+
+
+class NftChain(NamedTuple):
+    """A chain; the family is named as nft names it."""
+
+    family: str
+    table: str
+    name: str
+
+
+class Nftables(NetlinkClient):
+    """The nf_tables of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_NETFILTER)
+
+    async def chains(self) -> list[NftChain]:
+        """All chains of all families; none in a kernel without nf_tables, whose module is not loaded for this."""
+        if not is_present("nf_tables"):
+            return []
+        query = message(NFNL_SUBSYS_NFTABLES << 8 | MSG_GETCHAIN, NLM_F_DUMP, _NFGEN.pack(0, 0, 0))
+        try:
+            return await self._netlink.request(query, lambda _, payload: _parse(payload))
+        except KernelError as error:
+            if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
+                return []
+            raise
+
+
+def _parse(payload: bytes) -> NftChain:
+    family, _version, _resource = _NFGEN.unpack_from(payload)
+    found = attributes(payload, _NFGEN.size)
+    return NftChain(FAMILIES.get(family, str(family)), to_text(found[CHAIN_TABLE]), to_text(found[CHAIN_NAME]))

@@ -1,0 +1,56 @@
+"""`kroute show` of a node at work: Services, one in full with who uses it, and rates."""
+
+import asyncio
+import json
+import signal
+
+from tests.lab.answers import ask_json
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.objects import endpoint_slices, service
+from tests.lab.world import FAMILIES, World
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+
+
+async def test_services_and_one_in_full_with_its_clients(world: World, deployment: Deployment) -> None:
+    node1, pod = world.cluster.node("node1"), world.visitor
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web[:2]))
+    await deployment.start(nodes=("node1",))
+    stream = await pod.open_stream(CLUSTER_IPS[0], 8080)
+    code, rows = await ask_json(node1, "show", "services")
+    assert code == 0
+    [row] = rows
+    assert (row["service"], row["virtual_servers"], row["serving"], row["state"]) == ("default/web", 2, 4, "serving")
+    code, report = await ask_json(node1, "show", "service", "default/web")
+    assert code == 0
+    assert report["service"]["spec"]["clusterIPs"] == list(CLUSTER_IPS)
+    assert {it["address"]: (it["is_bound"], it["source"]) for it in report["vips"]} == {
+        CLUSTER_IPS[0]: (True, node1.ip),
+        CLUSTER_IPS[1]: (True, node1.ip6),
+    }
+    assert all(it["is_there"] for it in report["set_entries"])
+    [connection] = report["connections"]
+    client, _, virtual_server, (real_server, _), state, _ = connection
+    assert (client, virtual_server, state) == (pod.ip, [6, CLUSTER_IPS[0], 8080], "ESTABLISHED")
+    assert real_server in {it.ip for it in world.web[:2]}
+    assert report["virtual_servers"][0]["traffic"][0] == 1
+    await stream.close()
+    assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
+
+
+async def test_rates_are_shown_until_interrupted(world: World, deployment: Deployment) -> None:
+    node1, pod = world.cluster.node("node1"), world.visitor
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    stream = await pod.open_stream(CLUSTER_IPS[0], 8080, interval=0.05)
+    watching = await node1.kroute("show", "-w", "-o", "json", "--interval", "0.5s")
+
+    def has_seen_the_stream() -> None:
+        lines = watching.log.read_text().splitlines()
+        busiest = [json.loads(line)[0] for line in lines if line.endswith("]")]
+        assert any(it["address"] == CLUSTER_IPS[0] and it["packets"] > 1 and it["active"] == 1 for it in busiest)
+
+    await eventually(has_seen_the_stream)
+    watching.signal(signal.SIGINT)
+    assert await asyncio.wait_for(watching.wait(), 30) == 0
+    await stream.close()
