@@ -141,8 +141,8 @@ class Catalog:
             self._mark(*[key for key, service in self._services.items() if has_node_ports(service)])
         for family in families:
             self._mark(*[key for key, service in self._services.items() if _has_family(service, family)])
-        if before.pod_cidrs != node.pod_cidrs:
-            self._mark(*self._owners.with_external_ips())
+        if families or before.pod_cidrs != node.pod_cidrs:
+            self._mark(*self._owners.with_external_ips())  # which may be of a family that the ClusterIPs are not
         self._mark(*self._owners.naming(before.own ^ node.own))
         if before.zone != node.zone:
             for key, slices in self._slices.items():

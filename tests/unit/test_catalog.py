@@ -199,6 +199,12 @@ class TestNode:
         catalog.set_node(facts("192.168.123.239", "fd00:123::239"))
         assert [plan.key.name for plan in committed(catalog)] == ["six"]
 
+    def test_a_changed_address_concerns_external_ips_of_its_family(self) -> None:
+        catalog = listed(service("web", "fd00:96::1", external_ips=("198.51.100.7",)))
+        catalog.set_node(facts("192.168.123.239"))
+        [plan] = committed(catalog)
+        assert Vip("198.51.100.7", "192.168.123.239") in plan.vips
+
     def test_a_family_that_goes_and_comes_takes_its_vips_with_it(self) -> None:
         catalog = listed(service("web", "10.96.0.10", "fd00:96::a"))
         catalog.set_node(facts(ipv6=None))
