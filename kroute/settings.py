@@ -24,6 +24,7 @@ PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
 DEFAULT_STATE_DIR = Path("/run/kroute")
+DEFAULT_PROC_SYS = Path("/proc/sys")
 DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 
@@ -100,6 +101,8 @@ class Settings(msgspec.Struct, frozen=True):
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
     state_dir: Path = DEFAULT_STATE_DIR
+    proc_sys: Path = DEFAULT_PROC_SYS
+    cleanup_on_exit: bool = False
     log_format: str = "console"
     log_level: str = "info"
 
