@@ -51,7 +51,18 @@ def granted(role: Object) -> set[tuple[str, str, str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """The variables that the image sets: those of ENV in the last stage of the Dockerfile."""
+    """The variables that the image sets."""
+    return dict(word.split("=", 1) for instruction in _instructions("ENV") for word in instruction.split())
+
+
+def image_user() -> tuple[int, int]:
+    """The user and the group that the image's commands have if nobody says otherwise."""
+    [instruction] = _instructions("USER")
+    user, group = instruction.split(":")
+    return int(user), int(group)
+
+
+def _instructions(name: str) -> list[str]:
+    """What follows this word in the Dockerfile's last stage, with continued lines joined."""
     last_stage = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
-    instructions = re.findall(r"^ENV (.*)$", last_stage, re.MULTILINE)
-    return dict(word.split("=", 1) for instruction in instructions for word in instruction.split())
+    return re.findall(rf"^{name} (.*)$", last_stage, re.MULTILINE)

@@ -1,17 +1,19 @@
 """The manifests of deploy/kustomize, run as they are: command, environment, volumes, capabilities and rights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from kroute import __version__
 from tests.apiserver.resources import TYPES
 from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Node
 from tests.lab.container import Container, RunningContainer
-from tests.lab.manifests import KUSTOMIZE, granted, render, the
+from tests.lab.manifests import KUSTOMIZE, granted, image_user, render, the
 from tests.lab.objects import Object
 from tests.scenarios.conftest import FAMILIES, World
 
@@ -88,12 +90,12 @@ def pods(world: World, tmp_path: Path) -> Iterator[Pods]:
         api.stop()
 
 
-@pytest.fixture
-def clean_afterwards(world: World, pods: Pods) -> Iterator[None]:
-    """Nodes are as they were when the test is over."""
-    before = {node.name: node.snapshot() for node in world.nodes}
+@contextmanager
+def as_they_were(*nodes: Node) -> Iterator[None]:
+    """At the end the nodes are as they were at the beginning."""
+    before = {node.name: node.snapshot() for node in nodes}
     yield
-    for node in world.nodes:
+    for node in nodes:
         changed = before[node.name].diff(node.snapshot())
         assert not changed, f"{node.name}: {changed}"
 
@@ -110,37 +112,46 @@ async def uninstalled(pods: Pods, *nodes: Node) -> None:
         assert await running[node.name].terminate() == 0
 
 
-@pytest.mark.usefixtures("clean_afterwards")
 async def test_the_daemonset_serves_as_it_is_written(world: World, pods: Pods) -> None:
     node1 = world.cluster.node("node1")
-    kroute = pods.start(pods.kroute(node1))
-    await kroute.says("kroute.ready")
-    for family in FAMILIES:
-        assert len(await world.visitor.spread(family.service_ip, 8080, 6)) == 3
-    assert node1.sysctl("net.ipv4.vs.conntrack") == "1"
-    code, findings = await pods.run(pods.kroute(node1), "kroute", "check")
-    assert code == 0, findings
-    code, changes = await pods.run(pods.kroute(node1), "kroute", "plan")
-    assert code == 0, changes
-    assert await kroute.terminate() == 0
-    assert len(await world.visitor.spread("10.254.0.10", 8080, 6)) == 3
-    await uninstalled(pods, node1)
+    with as_they_were(node1):
+        kroute = pods.start(pods.kroute(node1))
+        await kroute.says("kroute.ready")
+        for family in FAMILIES:
+            assert len(await world.visitor.spread(family.service_ip, 8080, 6)) == 3
+        assert node1.sysctl("net.ipv4.vs.conntrack") == "1"
+        code, findings = await pods.run(pods.kroute(node1), "kroute", "check")
+        assert code == 0, findings
+        code, changes = await pods.run(pods.kroute(node1), "kroute", "plan")
+        assert code == 0, changes
+        assert await kroute.terminate() == 0
+        assert len(await world.visitor.spread("10.254.0.10", 8080, 6)) == 3
+        await uninstalled(pods, node1)
 
 
-@pytest.mark.usefixtures("clean_afterwards")
 async def test_a_restart_of_the_pod_changes_nothing(world: World, pods: Pods) -> None:
     node1 = world.cluster.node("node1")
     first = pods.start(pods.kroute(node1))
     await first.says("kroute.ready")
     stream = await world.visitor.open_stream("10.254.0.10", 8080)
     assert await first.terminate() == 0
-    before = node1.snapshot()
-    second = pods.start(pods.kroute(node1))
-    await second.says("kroute.ready")
-    assert not before.diff(node1.snapshot())
+    with as_they_were(node1):
+        second = pods.start(pods.kroute(node1))
+        await second.says("kroute.ready")
     await stream.close()
     assert await second.terminate() == 0
     await uninstalled(pods, node1)
+
+
+async def test_the_image_starts_kroute_and_as_its_own_user_lets_it_look_only(world: World, pods: Pods) -> None:
+    image = pods.kroute(world.cluster.node("node1"))
+    user, group = image_user()
+    unprivileged = replace(image, capabilities=(), security={**image.security, "runAsUser": user, "runAsGroup": group})
+    assert await pods.run(unprivileged, "kroute", "--version") == (0, f"kroute, version {__version__}\n")
+    code, findings = await pods.run(unprivileged, "kroute", "check")
+    assert code == 1
+    assert all(f"CAP_{name} is missing" in findings for name in image.capabilities), findings
+    assert "Traceback" not in findings
 
 
 async def test_a_process_of_the_pod_has_the_capabilities_that_are_granted_and_no_others(
@@ -196,17 +207,17 @@ async def test_a_pod_that_was_not_told_of_the_api_server_says_what_to_do(world: 
     assert "no API server" in output
 
 
-@pytest.mark.usefixtures("clean_afterwards")
 async def test_s17_uninstalling_leaves_three_nodes_as_they_were_and_each_says_so(world: World, pods: Pods) -> None:
-    running = [pods.start(pods.kroute(node)) for node in world.nodes]
-    for kroute in running:
-        await kroute.says("kroute.ready")
-    for node in world.nodes:
-        for family in FAMILIES:
-            assert (await node.http(family.service_ip, 8080)).host.startswith("web")
-    for kroute in running:
-        assert await kroute.terminate() == 0
-    await uninstalled(pods, *world.nodes)
+    with as_they_were(*world.nodes):
+        running = [pods.start(pods.kroute(node)) for node in world.nodes]
+        for kroute in running:
+            await kroute.says("kroute.ready")
+        for node in world.nodes:
+            for family in FAMILIES:
+                assert (await node.http(family.service_ip, 8080)).host.startswith("web")
+        for kroute in running:
+            assert await kroute.terminate() == 0
+        await uninstalled(pods, *world.nodes)
     for node in world.nodes:
         assert not any(node.state_dir.iterdir())
 
