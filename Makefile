@@ -12,7 +12,7 @@ demo: ## watch a three-node cluster load-balance through IPVS
 	@scripts/demo
 
 test: ## run every test, those that send packets too
-	@scripts/setup lab
+	@scripts/setup test
 	@$(PYTEST) $(ARGS)
 
 unit: ## run the tests that need no kernel and no browser

@@ -20,7 +20,7 @@ from kroute.controllers.ledger import LedgerError
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.garbage import Collector
 from kroute.kernel.errors import KernelError
-from kroute.operations import agent_socket, preflight, statistics
+from kroute.operations import agent_socket, cleanup, preflight, statistics
 from kroute.operations.answers import Answers
 from kroute.operations.events import CreateObject, EventRecorder
 from kroute.operations.latency import ProgrammingLatency
@@ -245,8 +245,18 @@ async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
         async with AsyncExitStack() as stack:
             agent = await _agent(settings, stack, loop_watch)
             await agent.run(stop, state_dir)
+        cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
-    return 0
+    return 0 if cleaned else 1
+
+
+async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
+    """Leave the node as it was found; whether that succeeded."""
+    report = await cleanup.undo_all(settings, state_dir)
+    for what in report.failed:
+        log.error("cleanup.failed", what=what)
+    log.info("cleanup.done", undone=len(report.undone), failed=len(report.failed))
+    return not report.failed
 
 
 async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:

@@ -4,7 +4,6 @@ Everything that costs time to import is imported by the command that needs it. W
 one line on standard error and exit code 2; what the node lacks, with one line a lack and exit code 1.
 """
 
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,8 @@ from kroute.options import (
     METRICS_BIND_ADDRESS,
     METRICS_SERVICES,
     NETWORKS,
+    NODE_NAME,
+    PROC_SYS,
     STATE_DIR,
     TIMEOUT,
     Parsed,
@@ -59,7 +60,7 @@ def cli() -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Read Services and EndpointSlices from the YAML and JSON files of this directory; no API server is needed.",
 )
-@option("--node-name", default=socket.gethostname, help="The Node object of this node.  [default: the host name]")
+@NODE_NAME
 @option(
     "--node-ip", "node_ips", type=Parsed("IP[,IP]", settings.parse_node_ips), default=(), help="Overrides the Node's."
 )
@@ -167,11 +168,13 @@ def cli() -> None:
 @HEALTHZ_BIND_ADDRESS
 @METRICS_BIND_ADDRESS
 @METRICS_SERVICES
+@option("--cleanup-on-exit", is_flag=True, help="When told to stop, undo everything as `kroute cleanup` does.")
 @STATE_DIR
+@PROC_SYS
 @LOG_FORMAT
 @LOG_LEVEL
 def run(**values: Any) -> int:
-    """Serve this node until SIGTERM; the data path stays in place afterwards."""
+    """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""
     chosen = _settings(values)
     from kroute import logs  # noqa: PLC0415 - the other commands do without
 
@@ -204,24 +207,20 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 
 
 @cli.command()
+@NODE_NAME
 @DUMMY_INTERFACE
 @EXCLUDE_CIDRS
+@option("--wait", is_flag=True, help="Then say that this node is clean, and do nothing until SIGTERM: for a DaemonSet.")
 @STATE_DIR
+@PROC_SYS
 @LOG_LEVEL
-def cleanup(dummy_interface: str, exclude_cidrs: tuple[str, ...], state_dir: Path, log_level: str) -> int:
+def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
     """Undo everything that kroute did on this node, and say what was undone."""
     from kroute import logs  # noqa: PLC0415
     from kroute.operations import cleanup as operation  # noqa: PLC0415
 
     logs.configure("console", log_level)
-    return operation.main(
-        Settings(
-            node_name=socket.gethostname(),
-            dummy_interface=dummy_interface,
-            exclude_cidrs=exclude_cidrs,
-            state_dir=state_dir,
-        )
-    )
+    return (operation.main_and_wait if wait else operation.main)(Settings(**values))
 
 
 cli.add_command(director)

@@ -1,5 +1,6 @@
 """Options of the command line: how one is read from a flag, a variable or a file, and those that commands share."""
 
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,6 +139,9 @@ KUBECONFIG = option(
     "--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="How to reach the API server."
 )
 MASTER = option("--master", metavar="URL", help="The API server's address; overrides the kubeconfig's.")
+NODE_NAME = option(
+    "--node-name", default=socket.gethostname, help="The Node object of this node.  [default: the host name]"
+)
 STATE_DIR = option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -151,6 +155,13 @@ DUMMY_INTERFACE = option(
     default=settings.DEFAULT_DUMMY_INTERFACE,
     show_default=True,
     help="The interface that carries the VIPs.",
+)
+PROC_SYS = option(
+    "--proc-sys",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=settings.DEFAULT_PROC_SYS,
+    show_default=True,
+    help="Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
 )
 EXCLUDE_CIDRS = option("--exclude-cidrs", type=NETWORKS, default=(), help="Never touch what has these addresses.")
 HEALTHZ_BIND_ADDRESS = option(

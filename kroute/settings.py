@@ -24,6 +24,7 @@ PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
 DEFAULT_STATE_DIR = Path("/run/kroute")
+DEFAULT_PROC_SYS = Path("/proc/sys")
 DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
 OTHER_VIP_INTERFACES = ("kube-ipvs0", "kube-dummy-if")
 """Where kube-proxy and kube-router have VIPs: what is there are no addresses of the node's own, while they leave."""
@@ -121,6 +122,8 @@ class Settings(msgspec.Struct, frozen=True):
     metrics_bind_address: BindAddress | None = DEFAULT_METRICS
     metrics_services: int = 1000
     state_dir: Path = DEFAULT_STATE_DIR
+    proc_sys: Path = DEFAULT_PROC_SYS
+    cleanup_on_exit: bool = False
     log_format: str = "console"
     log_level: str = "info"
 

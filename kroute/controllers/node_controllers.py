@@ -71,7 +71,7 @@ class NodeControllers:
             ipvs=ipvs,
             addresses=addresses,
             conntrack=conntrack,
-            sysctls=Sysctls(),
+            sysctls=Sysctls(settings.proc_sys),
             kernel_version=kernel_version(),
             monitor=monitors[0],
             report=report,

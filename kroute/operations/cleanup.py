@@ -1,6 +1,7 @@
 """`kroute cleanup`: undo everything that kroute did on this node."""
 
 import asyncio
+import signal
 
 import click
 
@@ -18,6 +19,23 @@ from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import Problem
 from kroute.settings import Settings
 
+ENDING = {signal.SIGTERM, signal.SIGINT}
+
+
+def main_and_wait(settings: Settings) -> int:
+    """Undo like `main`, then say that the node is clean and do nothing until SIGTERM or SIGINT.
+
+    Whoever is to keep this running, such as a DaemonSet, need not start it anew; after a failure it ends, to be started
+    anew. A signal that comes before the node is clean is heeded then.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    if code := main(settings):
+        click.echo(f"kroute: {settings.node_name} is not clean: what stands in the way is named above", err=True)
+        return code
+    click.echo(f"{settings.node_name} is clean")
+    signal.sigwait(ENDING)
+    return 0
+
 
 def main(settings: Settings) -> int:
     """Undo, and print what was undone. Returns 0, also when there was nothing, and 1 when something is left."""
@@ -34,16 +52,22 @@ async def _cleanup(settings: Settings) -> int:
             click.echo(f"kroute: {lack}", err=True)
         return 1
     with StateDirectory.claim(settings.state_dir) as state_dir:
-        report = await _undo_director(settings)
-        if not report.failed:
-            async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
-                rest = await controllers.cleanup()
-            report.undone += rest.undone
-            report.failed += rest.failed
-        if not report.failed:
-            state_dir.empty()
+        report = await undo_all(settings, state_dir)
     _print(report)
     return 1 if report.failed else 0
+
+
+async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
+    """Undo what this node's ledger and kroute's names tell of. Raises LedgerError and KernelError before it begins."""
+    report = await _undo_director(settings)
+    if not report.failed:
+        async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
+            rest = await controllers.cleanup()
+        report.undone += rest.undone
+        report.failed += rest.failed
+    if not report.failed:
+        state_dir.empty()
+    return report
 
 
 async def _undo_director(settings: Settings) -> CleanupReport:

@@ -39,7 +39,8 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         if not any(each.check == name for each in lacks)
     ]
     findings += await check_scheduler(settings.scheduler)
-    findings += check_sysctls(Sysctls(), Circumstances(modules.kernel_version(), ipv6, settings.strict_arp))
+    circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
+    findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if lacks:
         return findings  # without capabilities and modules the kernel does not answer the rest
     async with AsyncExitStack() as stack:

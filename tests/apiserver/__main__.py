@@ -1,4 +1,4 @@
-"""Run the stand-in as a process: `python -m tests.apiserver [--host H] [--port N] [--token T] [DIRECTORY]`.
+"""Run the stand-in as a process: `python -m tests.apiserver [OPTION...] [DIRECTORY]`, see `--help`.
 
 Objects are read from the *.json and *.yaml files of the directory at start; after that, ordinary requests change them.
 """
@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,11 +42,18 @@ async def serve(arguments: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with ApiServer(host=arguments.host, port=arguments.port, token=arguments.token) as server:
+    tls = _tls(*arguments.tls) if arguments.tls else None
+    async with ApiServer(host=arguments.host, port=arguments.port, token=arguments.token, tls=tls) as server:
         for item in read_objects(arguments.directory) if arguments.directory else ():
             server.apply(item)
         print(f"listening on {server.url}", flush=True)
         await stop.wait()
+
+
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def main() -> None:
@@ -53,6 +61,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=6443)
     parser.add_argument("--token", help="the bearer token that clients must send; default: none is needed")
+    parser.add_argument("--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="serve HTTPS")
     parser.add_argument("directory", type=Path, nargs="?")
     asyncio.run(serve(parser.parse_args()))
 

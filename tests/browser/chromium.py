@@ -1,4 +1,4 @@
-"""Debian's headless Chromium, driven by the WebDriver protocol (W3C); `scripts/setup lab` installs it."""
+"""Debian's headless Chromium, driven by the WebDriver protocol (W3C); `scripts/setup test` installs it."""
 
 import asyncio
 import json

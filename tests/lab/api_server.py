@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 import subprocess
 import sys
 import time
@@ -27,10 +28,11 @@ class RequestRefusedError(Exception):
 class ApiServer:
     """A process in the host network of `node`, filled with `items`; `start` it, `stop` it.
 
-    `scratch` is a directory for its objects and for the kubeconfig of its clients.
+    `scratch` is a directory for its objects and for the kubeconfig of its clients. With `service_account` it
+    speaks TLS, asks for a token, and that directory holds what the kubelet mounts into a pod.
     """
 
-    def __init__(self, node: Node, scratch: Path, items: list[Object]) -> None:
+    def __init__(self, node: Node, scratch: Path, items: list[Object], *, service_account: Path | None = None) -> None:
         self.kubeconfig = scratch / "kubeconfig"
         self._node = node
         self._objects = scratch / "objects"
@@ -38,10 +40,15 @@ class ApiServer:
         (self._objects / "objects.json").write_text(json.dumps({"items": items}))
         self.kubeconfig.write_text(json.dumps(_kubeconfig(f"http://{node.ip}:{PORT}")))
         self._process: subprocess.Popen[bytes] | None = None
+        self._security: list[str] = []
+        self._headers = {"Content-Type": "application/json"}
+        self._tls: ssl.SSLContext | None = None
+        if service_account is not None:
+            self._secure(service_account, scratch / "key.pem")
 
     def start(self) -> None:
         """Start it with the objects that it had at first, and return when it answers (else RequestRefusedError)."""
-        arguments = ["--host", "0.0.0.0", "--port", str(PORT), str(self._objects)]
+        arguments = ["--host", "0.0.0.0", "--port", str(PORT), *self._security, str(self._objects)]
         with self._node.namespace.inside():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.apiserver", *arguments], stdout=subprocess.DEVNULL
@@ -87,18 +94,37 @@ class ApiServer:
     def answers(self, host: Host) -> bool:
         """Whether another host reaches it by the node's address."""
         with host.namespace.inside():
-            connection = http.client.HTTPConnection(self._node.ip, PORT, timeout=30)
+            connection = self._connection(self._node.ip)
             connection.request("GET", "/readyz")
             status = connection.getresponse().status
         connection.close()
         return status == 200
 
+    def _secure(self, directory: Path, key: Path) -> None:
+        """Make a certificate and a token for it, and put what its clients need into `directory`."""
+        authority = directory / "ca.crt"
+        what = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
+        names = f"subjectAltName=IP:127.0.0.1,IP:{self._node.ip}"
+        subprocess.run(
+            ["openssl", *what.split(), "-addext", names, "-keyout", str(key), "-out", str(authority)],
+            check=True,
+            capture_output=True,
+        )
+        (directory / "token").write_text("lab-token")
+        (directory / "namespace").write_text("kube-system")
+        self._security = ["--token", "lab-token", "--tls", str(authority), str(key)]
+        self._headers["Authorization"] = "Bearer lab-token"
+        self._tls = ssl.create_default_context(cafile=authority)
+
+    def _connection(self, address: str) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(address, PORT, timeout=30)
+        return http.client.HTTPSConnection(address, PORT, timeout=30, context=self._tls)
+
     def _request(self, method: str, path: str, body: Any = None) -> str:
         with self._node.namespace.inside():
-            connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=30)
-            connection.request(
-                method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"}
-            )
+            connection = self._connection("127.0.0.1")
+            connection.request(method, path, json.dumps(body) if body is not None else None, self._headers)
             answer = connection.getresponse()
             text = answer.read().decode()
         connection.close()

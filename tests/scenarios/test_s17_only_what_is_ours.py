@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.kroute_process import KrouteProcess
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, World
 
@@ -60,6 +61,41 @@ async def test_s17_cleanup_leaves_every_node_as_it_was(world: World, deployment:
             changed = before[node.name].diff(node.snapshot())
             assert not changed, f"{node.name}: {changed}"
             assert not any(node.state_dir.iterdir())
+
+
+async def test_s17_a_stop_cleans_the_node_where_that_is_asked_for(world: World, deployment: Deployment) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    node1 = world.cluster.node("node1")
+    with foreign_things(node1):
+        before = node1.snapshot()
+        await deployment.start("--cleanup-on-exit", nodes=("node1",))
+        assert node1.ipvs()["TCP 10.254.0.10:8080"].real_servers
+        await deployment.agents["node1"].kill()
+        assert node1.ipvs()["TCP 10.254.0.10:8080"].real_servers
+        await deployment.start("--cleanup-on-exit", nodes=("node1",))
+        await deployment.stop()
+        changed = before.diff(node1.snapshot())
+    assert not changed
+    assert not any(node1.state_dir.iterdir())
+
+
+async def test_s17_cleanup_can_say_so_and_wait(world: World, deployment: Deployment) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    node1 = world.cluster.node("node1")
+    await deployment.start(nodes=("node1",))
+    refused = await node1.kroute("cleanup", "--wait", "--node-name", "node1")
+    assert await refused.wait() == 1
+    assert "node1 is not clean" in refused.log.read_text()
+    await deployment.stop()
+    cleanup = await node1.kroute("cleanup", "--wait", "--node-name", "node1")
+    await eventually(lambda: _ends_with(cleanup, "node1 is clean\n"))
+    assert not node1.ipvs()
+    assert cleanup.running
+    assert await cleanup.terminate() == 0
+
+
+def _ends_with(process: KrouteProcess, words: str) -> None:
+    assert process.log.read_text().endswith(words)
 
 
 async def test_s17_foreign_things_are_untouched_while_kroute_runs(world: World, deployment: Deployment) -> None:

@@ -36,6 +36,7 @@ def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_pat
             *("--masquerade-exempt", "10.2.0.0/16:10.3.0.0/16", "--masquerade-exempt", "10.4.0.0/16:10.5.0.0/16"),
             *("--masquerade-mark", "0x80", "--resync-period", "1m", "--drain-timeout", "2m"),
             *("--exclude-cidrs", "10.6.0.0/16", "--ipvs-tcp-timeout", "900s", "--ipvs-tcpfin-timeout", "120s"),
+            *("--cleanup-on-exit", "--proc-sys", "/proc"),
             *(
                 "--ipvs-udp-timeout",
                 "300s",
@@ -68,6 +69,8 @@ def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_pat
             exclude_cidrs=("10.6.0.0/16",),
             ipvs_timeouts=IpvsTimeouts(900, 120, 300),
             state_dir=Path("/run/other"),
+            proc_sys=Path("/proc"),
+            cleanup_on_exit=True,
             log_format="json",
             log_level="debug",
         )
@@ -146,7 +149,7 @@ def test_what_is_wrong_gets_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("bogus: 1", "'bogus' is not a setting; allowed: cluster-cidr, detect-local-mode, drain-timeout"),
+        ("bogus: 1", "'bogus' is not a setting; allowed: cleanup-on-exit, cluster-cidr, detect-local-mode"),
         ("- a", "`name: value` pairs"),
     ],
 )

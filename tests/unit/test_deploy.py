@@ -1,42 +1,214 @@
-"""What is in deploy/ fits what kroute does."""
+"""What is in deploy/ is what the Kubernetes API takes, and fits what kroute does."""
 
+import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
-import yaml
 
+from kroute import __version__
+from kroute.cli import cli
+from kroute.controllers.ledger import Ledger
 from kroute.director import watch
+from kroute.operations.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
+from kroute.settings import DEFAULT_PROC_SYS, DEFAULT_STATE_DIR
+from kroute.watchers import access
 from kroute.watchers.resources import WATCHED, Resource
+from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, kustomizations, render, the
+from tests.lab.objects import Object
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-
-
-def granted(file: str, kind: str) -> set[tuple[str, str, str]]:
-    """What the role of this kind grants: group, resource and verb."""
-    documents = list(yaml.safe_load_all((DEPLOY / file).read_text()))
-    [role] = [document for document in documents if document["kind"] == kind]
-    return {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+OLDEST, NEWEST = "1.30.0", "1.37.0"
+"""The versions of Kubernetes whose schemas the manifests are held against."""
 
 
-@pytest.mark.parametrize(
-    ("file", "resources"), [("rbac.yaml", WATCHED), ("director-rbac.yaml", watch.watched("app=web"))]
-)
-def test_the_role_allows_what_kroute_does_and_nothing_else(file: str, resources: Iterable[Resource]) -> None:
-    needed = {("events.k8s.io", "events", "create")}
-    for watched in resources:
-        prefix, resource = watched.path.rsplit("/", 1)
-        group = prefix.split("/")[2] if prefix.startswith("/apis/") else ""
-        needed |= {(group, resource, verb) for verb in ("list", "watch")}
-    assert granted(file, "ClusterRole") == needed
+def pods(objects: Iterable[Object]) -> list[Object]:
+    return [it["spec"]["template"]["spec"] for it in objects if it["kind"] == "DaemonSet"]
 
 
-def test_a_director_may_share_a_lease_in_its_namespace() -> None:
-    leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
-    assert granted("director-rbac.yaml", "Role") == leases
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def environment(overlay: str) -> dict[str, str]:
+    return the("ConfigMap", render(KUSTOMIZE / overlay))["data"]
+
+
+EVERY_POD = [pytest.param(pod, id=name) for name in kustomizations() for pod in pods(render(KUSTOMIZE / name))]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", kustomizations())
+def test_every_object_is_valid_by_the_schemas_of_kubernetes(name: str, version: str) -> None:
+    objects = render(KUSTOMIZE / name)
+    assert objects
+    for item in objects:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_the_schemas_would_find_a_misspelt_field() -> None:
+    daemonset = json.loads(json.dumps(the("DaemonSet", render(KUSTOMIZE / "base"))))
+    daemonset["spec"]["template"]["spec"]["hostNetworks"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostNetworks"):
+        kubernetes_validate.validate(daemonset, NEWEST, strict=True)
+
+
+class TestRights:
+    """A role allows what kroute asks for, and nothing else."""
+
+    def test_of_an_agent(self) -> None:
+        needed = {(it.group, it.resource, it.verb) for it in access.needed(WATCHED)}
+        assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
+
+    def test_of_a_director(self) -> None:
+        resources: tuple[Resource, ...] = watch.watched("app=web")
+        needed = {(it.group, it.resource, it.verb) for it in access.needed(resources)}
+        objects = render(KUSTOMIZE / "overlays/director")
+        assert granted(the("ClusterRole", objects, "kroute-director")) == needed
+        leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+        assert granted(the("Role", objects)) == leases
+
+    def test_are_bound_to_the_account_that_the_pods_have(self) -> None:
+        objects = render(KUSTOMIZE / "base")
+        account = the("ServiceAccount", objects)["metadata"]
+        binding = the("ClusterRoleBinding", objects)
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        ]
+        assert binding["roleRef"]["name"] == the("ClusterRole", objects)["metadata"]["name"]
+        [pod] = pods(objects)
+        assert pod["serviceAccountName"] == account["name"]
+
+    def test_an_uninstaller_has_none(self) -> None:
+        objects = render(KUSTOMIZE / "uninstall")
+        assert [it["kind"] for it in objects] == ["DaemonSet"]
+        assert pods(objects)[0]["automountServiceAccountToken"] is False
+
+
+class TestPods:
+    """What every pod of kroute has, and has not."""
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_it_goes_wherever_pods_go_before_services_do(self, pod: Object) -> None:
+        assert pod["hostNetwork"] is True
+        assert pod["dnsPolicy"] == "Default"
+        assert pod["priorityClassName"] == "system-node-critical"
+        assert pod["tolerations"] == [{"operator": "Exists"}]
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_no_container_is_privileged_or_can_become_so(self, pod: Object) -> None:
+        for container in containers(pod):
+            security = container["securityContext"]
+            assert not security.get("privileged")
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"]["drop"] == ["ALL"]
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_modules_are_loaded_by_an_init_container_alone(self, pod: Object) -> None:
+        [loader] = pod["initContainers"]
+        assert loader["command"] == ["modprobe", "--all", *REQUIRED_MODULES]
+        assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
+        [main] = pod["containers"]
+        assert main["securityContext"]["capabilities"]["add"] == [it.name for it in REQUIRED_CAPABILITIES]
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_every_container_says_what_it_needs_of_the_node(self, pod: Object) -> None:
+        for container in containers(pod):
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_its_volumes_are_where_kroute_looks(self, pod: Object) -> None:
+        [container] = pod["containers"]
+        paths = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+        mounts = {paths[it["name"]]: it["mountPath"] for it in container["volumeMounts"] if it["name"] in paths}
+        [proc_sys] = [it["value"] for it in container["env"] if it["name"] == "KROUTE_PROC_SYS"]
+        assert mounts == {
+            str(DEFAULT_STATE_DIR): str(DEFAULT_STATE_DIR),
+            "/run/xtables.lock": "/run/xtables.lock",
+            "/lib/modules": "/lib/modules",
+            f"{DEFAULT_PROC_SYS}/net": f"{proc_sys}/net",
+        }
+        assert not mounts[f"{DEFAULT_PROC_SYS}/net"].startswith("/proc/")
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_it_runs_a_command_that_kroute_has(self, pod: Object) -> None:
+        [container] = pod["containers"]
+        program, name, *flags = container["command"]
+        assert program == "kroute"
+        known = {word for option in cli.commands[name].params for word in option.opts}
+        assert known >= set(flags)
+
+
+def test_the_uninstaller_is_ready_when_the_ledger_has_gone(tmp_path: Path) -> None:
+    [container] = pods(render(KUSTOMIZE / "uninstall"))[0]["containers"]
+    probe = container["readinessProbe"]["exec"]["command"]
+    assert probe == ["test", "!", "-e", str(DEFAULT_STATE_DIR / Ledger.open(tmp_path).path.name)]
+
+
+def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:
+    overlay = tmp_path / "kustomization.yaml"
+    base, component = (Path("/", KUSTOMIZE, name) for name in ("base", "components/modules-of-the-host"))
+    relative = [Path(*[".."] * len(tmp_path.parts[1:]), *it.parts[1:]) for it in (base, component)]
+    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
+    [pod] = pods(render(tmp_path))
+    assert "initContainers" not in pod
+
+
+class TestConfiguration:
+    """The ConfigMap is read as variables."""
+
+    @pytest.mark.parametrize("overlay", ["base", "overlays/dual-stack", "overlays/strict-external-ips"])
+    def test_every_name_is_a_setting_or_says_where_the_api_server_is(self, overlay: str) -> None:
+        variables = {option.envvar for option in cli.commands["run"].params}
+        assert environment(overlay).keys() <= variables | {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
+
+    def test_dual_stack_names_networks_of_both_families(self) -> None:
+        for name in ("KROUTE_CLUSTER_CIDR", "KROUTE_SERVICE_CIDR"):
+            assert {":" in network for network in environment("overlays/dual-stack")[name].split(",")} == {True, False}
+
+    def test_strict_external_ips_are_switched_on(self) -> None:
+        assert environment("overlays/strict-external-ips")["KROUTE_STRICT_EXTERNAL_IPS"] == "true"
+
+    def test_the_pods_take_it(self) -> None:
+        objects = render(KUSTOMIZE / "overlays/dual-stack")
+        [container] = pods(objects)[0]["containers"]
+        assert container["envFrom"] == [{"configMapRef": {"name": the("ConfigMap", objects)["metadata"]["name"]}}]
+
+
+class TestImage:
+    """The image is made by the steps that scripts/image-root takes as well."""
+
+    DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+
+    def test_each_step_of_the_installation_is_a_layer(self) -> None:
+        assert re.findall(r"deploy/install (\w+)$", self.DOCKERFILE, re.MULTILINE) == [
+            "dependencies",
+            "program",
+            "system",
+        ]
+        script = (DEPLOY / "install").read_text()
+        assert re.findall(r"^    (\w+)\)$", script, re.MULTILINE) == ["dependencies", "program", "system"]
+
+    def test_it_starts_kroute_itself_and_not_as_root(self) -> None:
+        assert 'ENTRYPOINT ["kroute"]' in self.DOCKERFILE
+        assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", self.DOCKERFILE, re.MULTILINE)
+        assert image_environment()["PATH"].split(":")[0] == "/opt/kroute/bin"
+
+    @pytest.mark.parametrize("pod", EVERY_POD)
+    def test_the_manifests_name_its_version(self, pod: Object) -> None:
+        assert {it["image"] for it in containers(pod)} == {f"kroute:{__version__}"}
+
+    def test_what_is_copied_is_not_ignored(self) -> None:
+        ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+        copied = re.findall(r"^COPY (?!--)(.*) \S+$", self.DOCKERFILE, re.MULTILINE)
+        for path in " ".join(copied).split():
+            assert f"!{path}" in ignore
+
+    def test_its_packages_are_those_that_the_tests_have(self) -> None:
+        pin = re.compile(r"^([a-z0-9-]+)==(\S+) ((?:\\\n +--hash=\S+ ?)+)", re.MULTILINE)
+        requirements = DEPLOY.parent / "requirements"
+        run, dev = (set(pin.findall((requirements / name).read_text())) for name in ("run.txt", "dev.txt"))
+        assert len(run) > 20
+        assert run <= dev

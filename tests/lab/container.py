@@ -1,0 +1,184 @@
+"""A container of a pod that is on a node of the lab: the manifest's command, environment, volumes and capabilities."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.lab.cluster import Node
+from tests.lab.machine import cache
+from tests.lab.manifests import image_environment
+from tests.lab.objects import Object
+
+SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
+"""Where the kubelet mounts it; /var/run, by which it is known, is a link in the image."""
+PATIENCE = 120.0
+
+
+class NoImageError(Exception):
+    """The image's file system has not been built."""
+
+
+def image() -> Path:
+    """The file system that `deploy/Dockerfile` describes, built by scripts/image-root. Raises NoImageError."""
+    root = (cache() / "image/root").resolve()
+    if not root.is_dir():
+        raise NoImageError(f"no file system of the image in {root}: run scripts/setup test")
+    return root
+
+
+@dataclass(frozen=True)
+class Container:
+    """How a container is run on `node`. `host_paths`: where the node's own files are, in place of the machine's."""
+
+    node: Node
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    capabilities: tuple[str, ...]
+    security: Mapping[str, Any]
+    volumes: tuple[Mapping[str, Any], ...]
+    empty: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(
+        cls,
+        node: Node,
+        pod: Object,
+        container: Object,
+        *,
+        config: Mapping[str, str],
+        service_account: Path | None = None,
+    ) -> "Container":
+        """The container of a pod's `spec`; `config` is what the ConfigMap holds that it takes its environment from."""
+        kinds = {it["name"]: it for it in pod.get("volumes", ())}
+        security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+        assert security["capabilities"]["drop"] == ["ALL"]
+        mounts = container.get("volumeMounts", ())
+        volumes = [
+            {
+                "source": str(host_path(node, kinds[it["name"]]["hostPath"])),
+                "target": it["mountPath"],
+                "readOnly": it.get("readOnly", False),
+            }
+            for it in mounts
+            if "hostPath" in kinds[it["name"]]
+        ]
+        if service_account is not None:
+            volumes.append({"source": str(service_account), "target": SERVICE_ACCOUNT, "readOnly": True})
+        return cls(
+            node=node,
+            command=(*container["command"], *container.get("args", ())),
+            environment={**image_environment(), **_environment(node, container, config)},
+            capabilities=tuple(security["capabilities"]["add"]),
+            security=security,
+            volumes=tuple(volumes),
+            empty=tuple(it["mountPath"] for it in mounts if "emptyDir" in kinds[it["name"]]),
+        )
+
+    def with_command(self, *command: str) -> "Container":
+        """The same with another command, as `kubectl exec` runs it."""
+        return replace(self, command=command)
+
+    def without(self, capability: str) -> "Container":
+        """The same with one capability less."""
+        return replace(self, capabilities=tuple(name for name in self.capabilities if name != capability))
+
+    def start(self, log: Path) -> "RunningContainer":
+        """Start it; its output goes to `log`."""
+        scratch = log.with_suffix(".scratch")
+        scratch.mkdir(exist_ok=True)
+        specification = {
+            "image": str(image()),
+            "scratch": str(scratch),
+            "command": self.command,
+            "environment": self.environment,
+            "capabilities": self.capabilities,
+            "user": self.security["runAsUser"],
+            "group": self.security["runAsGroup"],
+            "noNewPrivileges": not self.security["allowPrivilegeEscalation"],
+            "readOnlyRoot": self.security["readOnlyRootFilesystem"],
+            "volumes": self.volumes,
+            "empty": self.empty,
+        }
+        with self.node.namespace.inside(), log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.lab.container_init", json.dumps(specification)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        return RunningContainer(process, log)
+
+    async def run(self, log: Path) -> tuple[int, str]:
+        """Run it to its end; returns its exit code and its output."""
+        running = self.start(log)
+        return await running.wait(), running.output()
+
+
+class RunningContainer:
+    """A container that was started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def output(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    async def says(self, words: str) -> None:
+        """Wait until it has written these words. AssertionError when it ends before, or does not in time."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.output():
+            assert self.running, f"it ended before it said {words!r}:\n{self.output()}"
+            assert time.monotonic() < deadline, f"it does not say {words!r}:\n{self.output()}"
+            await asyncio.sleep(0.05)
+
+    async def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return await asyncio.to_thread(self._process.wait, PATIENCE)
+
+    async def terminate(self) -> int:
+        """Stop it as the kubelet does, by SIGTERM; returns the exit code."""
+        self._process.terminate()
+        return await self.wait()
+
+    def kill(self) -> None:
+        """End it at once, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+
+def host_path(node: Node, volume: Mapping[str, str]) -> Path:
+    """Where a hostPath volume of a node is. What nodes do not share has a place of its own for each; /run is such."""
+    path = Path(volume["path"])
+    if path.is_relative_to("/run"):
+        path = node.state_dir if path.name == "kroute" else node.state_dir.parent / path.name
+    elif path == Path("/lib/modules"):
+        path = (path / os.uname().release).resolve().parent  # in the lab's machine a link leads to the cache
+    match volume.get("type", ""):
+        case "DirectoryOrCreate":
+            path.mkdir(exist_ok=True)
+        case "FileOrCreate":
+            path.touch()
+    return path
+
+
+def _environment(node: Node, container: Object, config: Mapping[str, str]) -> dict[str, str]:
+    fields = {"spec.nodeName": node.name}
+    taken: Iterable[Object] = container.get("env", ())
+    explicit = {
+        it["name"]: it["value"] if "value" in it else fields[it["valueFrom"]["fieldRef"]["fieldPath"]] for it in taken
+    }
+    return {**(config if container.get("envFrom") else {}), **explicit}

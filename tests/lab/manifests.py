@@ -1,0 +1,68 @@
+"""What is in deploy/, as a cluster gets it: kustomizations rendered, and containers as a pod's fields describe them."""
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.lab.machine import PROJECT
+from tests.lab.objects import Object
+
+DEPLOY = PROJECT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+
+
+def kustomizations() -> list[str]:
+    """Every directory below deploy/kustomize that can be applied, by its path there."""
+    return sorted(
+        str(file.parent.relative_to(KUSTOMIZE))
+        for file in KUSTOMIZE.rglob("kustomization.yaml")
+        if yaml.safe_load(file.read_text())["kind"] == "Kustomization"
+    )
+
+
+@functools.cache
+def render(directory: Path) -> list[Object]:
+    """The objects that `kubectl apply -k` would send."""
+    kubectl = Path(sys.executable).parent / "kubectl"
+    done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def the(kind: str, objects: list[Object], name: str | None = None) -> Object:
+    """The only object of this kind, or the one of this name."""
+    [found] = [it for it in objects if it["kind"] == kind and name in {None, it["metadata"]["name"]}]
+    return found
+
+
+def granted(role: Object) -> set[tuple[str, str, str]]:
+    """What a Role or a ClusterRole allows: API group, resource and verb."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def image_environment() -> dict[str, str]:
+    """The variables that the image sets."""
+    return dict(word.split("=", 1) for instruction in _instructions("ENV") for word in instruction.split())
+
+
+def image_user() -> tuple[int, int]:
+    """The user and the group that the image's commands have if nobody says otherwise."""
+    [instruction] = _instructions("USER")
+    user, group = instruction.split(":")
+    return int(user), int(group)
+
+
+def _instructions(name: str) -> list[str]:
+    """What follows this word in the Dockerfile's last stage, with continued lines joined."""
+    last_stage = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
+    return re.findall(rf"^{name} (.*)$", last_stage, re.MULTILINE)

@@ -1,0 +1,236 @@
+"""The manifests of deploy/kustomize, run as they are: command, environment, volumes, capabilities and rights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from kroute import __version__
+from tests.apiserver.resources import TYPES
+from tests.lab import objects
+from tests.lab.api_server import PORT, ApiServer
+from tests.lab.cluster import Node
+from tests.lab.container import Container, RunningContainer
+from tests.lab.manifests import KUSTOMIZE, granted, image_user, render, the
+from tests.lab.objects import Object
+from tests.scenarios.conftest import FAMILIES, World
+
+CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
+EVERYTHING = {(it.group, it.plural, verb) for it in TYPES for verb in VERBS}
+
+
+@dataclass
+class Pods:
+    """The pods of the rendered manifests, on the nodes of the lab; `config` is what the operator puts in."""
+
+    api: ApiServer
+    service_account: Path
+    scratch: Path
+    config: dict[str, str]
+    started: list[RunningContainer] = field(default_factory=list)
+    base: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "base"))
+    uninstall: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "uninstall"))
+
+    def kroute(self, node: Node) -> Container:
+        pod = the("DaemonSet", self.base)["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        return Container.of(node, pod, container, config=self._config_map(), service_account=self.service_account)
+
+    def module_loader(self, node: Node) -> Container:
+        pod = the("DaemonSet", self.base)["spec"]["template"]["spec"]
+        [container] = pod["initContainers"]
+        return Container.of(node, pod, container, config={})
+
+    def uninstaller(self, node: Node) -> Container:
+        pod = the("DaemonSet", self.uninstall)["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        return Container.of(node, pod, container, config={})
+
+    def start(self, container: Container) -> RunningContainer:
+        running = container.start(self._log())
+        self.started.append(running)
+        return running
+
+    async def run(self, container: Container, *command: str) -> tuple[int, str]:
+        return await (container.with_command(*command) if command else container).run(self._log())
+
+    def allow(self, rights: set[tuple[str, str, str]]) -> None:
+        """Have the API server allow these, and nothing else of what it knows."""
+        self.api.forbid(*((verb, resource) for _, resource, verb in EVERYTHING - rights))
+
+    def _config_map(self) -> dict[str, str]:
+        config_map = the("ConfigMap", self.base)["data"]
+        assert config_map.keys() >= {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
+        return {**config_map, **self.config}
+
+    def _log(self) -> Path:
+        return self.scratch / f"container-{len(list(self.scratch.glob('*.log')))}.log"
+
+
+@pytest.fixture
+def pods(world: World, tmp_path: Path) -> Iterator[Pods]:
+    """Nothing runs but an API server on node3, which has a Service and allows what the ClusterRole grants."""
+    account = tmp_path / "account"
+    account.mkdir()
+    node3 = world.cluster.node("node3")
+    web = [objects.service("web", *CLUSTER_IPS), *objects.endpoint_slices("web", world.web)]
+    nodes = [objects.node(node) for node in world.nodes]
+    api = ApiServer(node3, tmp_path, [*nodes, *web], service_account=account)
+    api.start()
+    made = Pods(api, account, tmp_path, {"KUBERNETES_SERVICE_HOST": node3.ip, "KUBERNETES_SERVICE_PORT": str(PORT)})
+    made.allow(granted(the("ClusterRole", made.base)))
+    try:
+        yield made
+    finally:
+        for running in made.started:
+            running.kill()
+        api.stop()
+
+
+@contextmanager
+def as_they_were(*nodes: Node) -> Iterator[None]:
+    """At the end the nodes are as they were at the beginning."""
+    before = {node.name: node.snapshot() for node in nodes}
+    yield
+    for node in nodes:
+        changed = before[node.name].diff(node.snapshot())
+        assert not changed, f"{node.name}: {changed}"
+
+
+async def uninstalled(pods: Pods, *nodes: Node) -> None:
+    """Put an uninstaller on the nodes, wait until each says so and is ready, and take it away."""
+    running = {node.name: pods.start(pods.uninstaller(node)) for node in nodes}
+    for node in nodes:
+        await running[node.name].says(f"{node.name} is clean")
+        assert running[node.name].running
+        container = the("DaemonSet", pods.uninstall)["spec"]["template"]["spec"]["containers"][0]
+        code, output = await pods.run(pods.uninstaller(node), *container["readinessProbe"]["exec"]["command"])
+        assert code == 0, output
+        assert await running[node.name].terminate() == 0
+
+
+async def test_the_daemonset_serves_as_it_is_written(world: World, pods: Pods) -> None:
+    node1 = world.cluster.node("node1")
+    with as_they_were(node1):
+        kroute = pods.start(pods.kroute(node1))
+        await kroute.says("kroute.ready")
+        for family in FAMILIES:
+            assert len(await world.visitor.spread(family.service_ip, 8080, 6)) == 3
+        assert node1.sysctl("net.ipv4.vs.conntrack") == "1"
+        code, findings = await pods.run(pods.kroute(node1), "kroute", "check")
+        assert code == 0, findings
+        code, changes = await pods.run(pods.kroute(node1), "kroute", "plan")
+        assert code == 0, changes
+        assert await kroute.terminate() == 0
+        assert len(await world.visitor.spread("10.254.0.10", 8080, 6)) == 3
+        await uninstalled(pods, node1)
+
+
+async def test_a_restart_of_the_pod_changes_nothing(world: World, pods: Pods) -> None:
+    node1 = world.cluster.node("node1")
+    first = pods.start(pods.kroute(node1))
+    await first.says("kroute.ready")
+    stream = await world.visitor.open_stream("10.254.0.10", 8080)
+    assert await first.terminate() == 0
+    with as_they_were(node1):
+        second = pods.start(pods.kroute(node1))
+        await second.says("kroute.ready")
+    await stream.close()
+    assert await second.terminate() == 0
+    await uninstalled(pods, node1)
+
+
+async def test_the_image_starts_kroute_and_as_its_own_user_lets_it_look_only(world: World, pods: Pods) -> None:
+    image = pods.kroute(world.cluster.node("node1"))
+    user, group = image_user()
+    unprivileged = replace(image, capabilities=(), security={**image.security, "runAsUser": user, "runAsGroup": group})
+    assert await pods.run(unprivileged, "kroute", "--version") == (0, f"kroute, version {__version__}\n")
+    code, findings = await pods.run(unprivileged, "kroute", "check")
+    assert code == 1
+    assert all(f"CAP_{name} is missing" in findings for name in image.capabilities), findings
+    assert "Traceback" not in findings
+
+
+async def test_a_process_of_the_pod_has_the_capabilities_that_are_granted_and_no_others(
+    world: World, pods: Pods
+) -> None:
+    code, status = await pods.run(pods.kroute(world.cluster.node("node1")), "cat", "/proc/self/status")
+    assert code == 0
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    net_admin_and_net_raw = 1 << 12 | 1 << 13
+    for name in ("CapPrm", "CapEff", "CapBnd"):
+        assert int(fields[name], 16) == net_admin_and_net_raw, name
+    assert fields["NoNewPrivs"] == "1"
+
+
+async def test_the_check_names_each_capability_that_is_taken_away(world: World, pods: Pods) -> None:
+    granted_to_it = pods.kroute(world.cluster.node("node1"))
+    for name in granted_to_it.capabilities:
+        code, findings = await pods.run(granted_to_it.without(name), "kroute", "check")
+        assert code == 1
+        [line] = [it for it in findings.splitlines() if it.startswith("lack") and "capabilities" in it]
+        assert f"CAP_{name} " in line
+
+
+async def test_the_check_names_each_right_that_is_taken_away(world: World, pods: Pods) -> None:
+    rights = granted(the("ClusterRole", pods.base))
+    for right in sorted(rights):
+        pods.allow(rights - {right})
+        code, findings = await pods.run(pods.kroute(world.cluster.node("node1")), "kroute", "check")
+        assert code == 1
+        _, resource, verb = right
+        assert [it for it in findings.splitlines() if it.startswith("lack") and "rbac" in it] == [
+            f"{'lack':<8}{'rbac':<13}kroute may not {verb} {resource}"
+        ]
+
+
+async def test_the_module_loader_needs_its_one_capability_and_no_other(world: World, pods: Pods) -> None:
+    loader = pods.module_loader(world.cluster.node("node1"))
+    assert loader.capabilities == ("SYS_MODULE",)
+    code, output = await pods.run(loader)
+    assert code == 0, output
+    unused = "ip_vs_ovf"  # no other test asks for this scheduler
+    code, output = await pods.run(loader.without("SYS_MODULE"), "modprobe", "--all", unused)
+    assert code != 0
+    assert "Operation not permitted" in output
+    code, output = await pods.run(loader, "modprobe", "--all", unused)
+    assert code == 0, output
+
+
+async def test_a_pod_that_was_not_told_of_the_api_server_says_what_to_do(world: World, pods: Pods) -> None:
+    pods.config = {}
+    code, output = await pods.run(pods.kroute(world.cluster.node("node1")))
+    assert code == 2
+    assert "no API server" in output
+
+
+async def test_s17_uninstalling_leaves_three_nodes_as_they_were_and_each_says_so(world: World, pods: Pods) -> None:
+    with as_they_were(*world.nodes):
+        running = [pods.start(pods.kroute(node)) for node in world.nodes]
+        for kroute in running:
+            await kroute.says("kroute.ready")
+        for node in world.nodes:
+            for family in FAMILIES:
+                assert (await node.http(family.service_ip, 8080)).host.startswith("web")
+        for kroute in running:
+            assert await kroute.terminate() == 0
+        await uninstalled(pods, *world.nodes)
+    for node in world.nodes:
+        assert not any(node.state_dir.iterdir())
+
+
+async def test_the_uninstaller_waits_for_an_agent_that_still_runs_by_being_started_again(
+    world: World, pods: Pods
+) -> None:
+    node1 = world.cluster.node("node1")
+    kroute = pods.start(pods.kroute(node1))
+    await kroute.says("kroute.ready")
+    code, output = await pods.run(pods.uninstaller(node1))
+    assert code == 1
+    assert "stop it first" in output
+    assert "node1 is not clean" in output
+    assert await kroute.terminate() == 0
+    await uninstalled(pods, node1)
