@@ -74,7 +74,7 @@ async def test_a_bad_annotation_becomes_one_warning_event(world: World, api: Api
         await eventually(lambda wanted=scheduler: _uses(world, {"lc": "lc"}.get(wanted, "rr")))
 
     def is_told_of() -> Object:
-        events = api.list(EVENTS)
+        events = [event for event in api.list(EVENTS) if event["regarding"]["kind"] == "Service"]
         assert len(events) == 1
         return events[0]
 
