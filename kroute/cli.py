@@ -156,6 +156,14 @@ def cli() -> None:
 @option("--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's.")
 @option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
 @option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+@option(
+    "--ipvs-estimation",
+    type=click.Choice(["on", "off", "leave"]),
+    default="leave",
+    show_default=True,
+    help="Whether IPVS sums up the statistics of all its servers every two seconds.",
+)
+@option("--ipvs-estimation-nice", type=click.IntRange(-20, 19), default=None, help="The niceness of doing that.")
 @STATE_DIR
 @LOG_FORMAT
 @LOG_LEVEL
@@ -185,6 +193,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
     }
     fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
+    fields["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
     timeouts = IpvsTimeouts(*(fields.pop(f"ipvs_{name}_timeout") for name in IpvsTimeouts.__struct_fields__))
     exemptions = tuple(fields.pop("masquerade_exemptions"))
     fields["log_format"] = fields["log_format"] or ("console" if sys.stderr.isatty() else "json")

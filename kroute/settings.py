@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True):
     """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
 
     `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
-    "masquerade" (the kernel chooses) or "node-ip".
+    "masquerade" (the kernel chooses) or "node-ip". What is None of `ipvs_estimation` and its niceness stays as it is.
     """
 
     node_name: str
@@ -99,6 +99,8 @@ class Settings(msgspec.Struct, frozen=True):
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
+    ipvs_estimation: bool | None = None
+    ipvs_estimation_nice: int | None = None
     state_dir: Path = DEFAULT_STATE_DIR
     log_format: str = "console"
     log_level: str = "info"
