@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from bench import phases, report
 from bench.node import RunnerError
@@ -44,12 +43,11 @@ def main() -> None:
     output = chosen.output or (QUICK_RESULTS if chosen.quick else RESULTS)
     file = output / "bench.json"
     if not chosen.again:
+        output.mkdir(parents=True, exist_ok=True)
         try:
-            result = _measure(chosen)
+            asyncio.run(_measure(chosen, file))
         except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
             sys.exit(f"bench: {error}")
-        output.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(file.read_text())
     report.write(result, output)
     if chosen.publish:
@@ -57,11 +55,13 @@ def main() -> None:
     print((output / "bench.md").read_text())
 
 
-def _measure(chosen: argparse.Namespace) -> dict[str, Any]:
+async def _measure(chosen: argparse.Namespace, file: Path) -> None:
+    """Measure, and write what there is after each size: a later one that fails loses nothing."""
     sizes = chosen.services or (QUICK_SIZES if chosen.quick else SIZES)
     lengths = phases.QUICK if chosen.quick else phases.FULL
     wanted = frozenset(chosen.phases.split(","))
-    return asyncio.run(run(sizes, chosen.endpoints, lengths, wanted, _say, profile=chosen.profile))
+    async for result in run(sizes, chosen.endpoints, lengths, wanted, _say, profile=chosen.profile):
+        file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

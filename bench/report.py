@@ -11,6 +11,8 @@ from bench.targets import MIB, Run, straight_line, tools_seconds, verdicts
 BEGIN = "<!-- written by make bench: begin -->\n"
 END = "<!-- written by make bench: end -->\n"
 
+SIZE = "Services, 10 endpoints each"
+
 Result = Mapping[str, Any]
 Value = Callable[[Run], str]
 
@@ -41,6 +43,7 @@ ROWS: Sequence[tuple[str, Value]] = (
     ("`ip -batch`, addresses", _seconds("tools", "ip_addresses")),
     ("`ipset restore`", _seconds("tools", "ipset")),
     ("all of them", lambda run: _brief(tools_seconds(run), " s")),
+    ("CPU of all of them", _seconds("tools_cpu", "seconds")),
     ("**cold start**: list to last address", _seconds("cold", "list_to_ready")),
     ("process to first list", _seconds("cold", "start_to_list")),
     ("first list to all listed", _seconds("cold", "list_to_listed")),
@@ -87,7 +90,7 @@ ROWS: Sequence[tuple[str, Value]] = (
 
 def markdown(result: Result) -> str:
     """The targets with what became of them, then all figures by size."""
-    runs = result["runs"]
+    runs = _by_size(result)
     size = f"{max(run['services'] for run in runs):,} Services x {runs[0]['endpoints']}"
     lines = [_circumstances(result), "", f"| target at {size} | limit | measured | |", "|---|---|---|---|"]
     for target, value in (verdict for verdict in verdicts(runs)):
@@ -99,6 +102,10 @@ def markdown(result: Result) -> str:
     for name, value_of in ROWS:
         lines.append(f"| {name} | " + " | ".join(_cell(value_of, run) for run in runs) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _by_size(result: Result) -> list[Run]:
+    return sorted(result["runs"], key=lambda run: run["services"])
 
 
 def _growth(runs: Sequence[Run]) -> list[str]:
@@ -121,7 +128,8 @@ def _circumstances(result: Result) -> str:
     return (
         f"Measured {result['when']} at `{result['commit']}`, Python {result['python']}, lab `{result['lab']}` on"
         f" {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f} before and"
-        f" {result['load_after']:.1f} after."
+        f" {result['load_after']:.1f} after. {result['changes']} single changes, a storm of {result['storm']:.0f} s or"
+        f" more, {result['idle']:.0f} s idle."
     )
 
 
@@ -140,47 +148,48 @@ def _brief(value: float, unit: str) -> str:
 
 def charts(result: Result) -> dict[str, str]:
     """The charts that this result has the figures for, by file name."""
-    runs = result["runs"]
+    runs = _by_size(result)
     drawn = {}
-    if len(runs) > 1 and all("tools" in run for run in runs):
-        drawn["cold-start.svg"] = line_chart(
-            "Cold start beside the batch tools",
-            "Services, 10 endpoints each",
-            "seconds",
-            {
-                "kroute": [(run["services"], run["cold"]["list_to_ready"]) for run in runs],
-                "its IPVS part": [(run["services"], run["cold"]["ipvs"]) for run in runs],
-                "ipvsadm -R": [(run["services"], run["tools"]["ipvsadm"]) for run in runs],
-                "all tools": [(run["services"], tools_seconds(run)) for run in runs],
-            },
-            logarithmic=True,
-        )
     if len(runs) > 1:
-        drawn["memory.svg"] = line_chart(
-            "Resident memory",
-            "Services, 10 endpoints each",
-            "MiB",
-            {
-                name: [(run["services"], run["cold"][figure] / MIB) for run in runs]
-                for name, figure in (("peak", "rss_peak"), ("settled", "rss_settled"))
-            },
-        )
+        drawn["memory.svg"] = _memory_chart(runs)
+    if len(runs) > 1 and all("tools" in run for run in runs):
+        drawn["cold-start.svg"] = _cold_start_chart(runs)
     if all("update" in run for run in runs):
-        drawn["one-change.svg"] = line_chart(
-            "One endpoint changed: read to kernel changed",
-            "percent of the changes",
-            "milliseconds",
-            {f"{run['services']:,} Services": _distribution(run["update"]["latencies"]) for run in runs},
-        )
-    storms = {f"{run['services']:,}": run["storm"]["series"] for run in runs if "storm" in run}
-    if storms:
-        drawn["storm.svg"] = line_chart(
-            "Storm of 100 changes a second: age of the oldest change not in the kernel",
-            "seconds",
-            "seconds",
-            {f"{name} Services": [(it["at"], it["behind"]) for it in series] for name, series in storms.items()},
-        )
+        drawn["one-change.svg"] = _one_change_chart(runs)
+    if all("storm" in run for run in runs):
+        drawn["storm.svg"] = _storm_chart(runs)
     return drawn
+
+
+def _cold_start_chart(runs: Sequence[Run]) -> str:
+    lines = {
+        "kroute": [(run["services"], run["cold"]["list_to_ready"]) for run in runs],
+        "its IPVS part": [(run["services"], run["cold"]["ipvs"]) for run in runs],
+        "ipvsadm -R": [(run["services"], run["tools"]["ipvsadm"]) for run in runs],
+        "all tools": [(run["services"], tools_seconds(run)) for run in runs],
+    }
+    return line_chart("Cold start beside the batch tools", SIZE, "seconds", lines, logarithmic=True)
+
+
+def _memory_chart(runs: Sequence[Run]) -> str:
+    figures = (("peak", "rss_peak"), ("settled", "rss_settled"))
+    lines = {name: [(run["services"], run["cold"][figure] / MIB) for run in runs] for name, figure in figures}
+    return line_chart("Resident memory after a cold start", SIZE, "MiB", lines)
+
+
+def _one_change_chart(runs: Sequence[Run]) -> str:
+    lines = {f"{run['services']:,} Services": _distribution(run["update"]["latencies"]) for run in runs}
+    title = "One endpoint changed: from reading the event to the changed kernel"
+    return line_chart(title, "percent of the changes", "milliseconds", lines)
+
+
+def _storm_chart(runs: Sequence[Run]) -> str:
+    lines = {
+        f"{run['services']:,} Services": [(sample["at"], sample["behind"]) for sample in run["storm"]["series"]]
+        for run in runs
+    }
+    title = "Storm of 100 changes a second: age of the oldest change that is not in the kernel"
+    return line_chart(title, "seconds", "seconds", lines)
 
 
 def _distribution(ordered: Sequence[float]) -> list[tuple[float, float]]:

@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Set
 from typing import Any
 
 from bench import phases
@@ -23,14 +23,14 @@ Say = Callable[[str], None]
 
 async def run(
     sizes: Iterable[int], endpoints: int, lengths: Lengths, wanted: Set[str], say: Say, *, profile: bool = False
-) -> dict[str, Any]:
-    """Measure every size on a node of its own; `say` is told how it goes."""
-    result: dict[str, Any] = {**_circumstances(), "runs": []}
+) -> AsyncIterator[dict[str, Any]]:
+    """Measure every size on a node of its own, and give the result so far after each; `say` is told how it goes."""
+    result: dict[str, Any] = {**_circumstances(), **lengths._asdict(), "runs": []}
     for services in sizes:
         async with node_under_test() as node:
             result["runs"].append(await _measure(node, Workload(services, endpoints), lengths, wanted, say, profile))
-    result["load_after"] = os.getloadavg()[0]
-    return result
+        result["load_after"] = os.getloadavg()[0]
+        yield result
 
 
 async def _measure(
@@ -47,7 +47,9 @@ async def _measure(
 
     async with Session.open(node, workload) as session:
         if "tools" in wanted:
+            cpu = node.cpu()
             done(tools=await node.ask("batch_tools", services=workload.services, endpoints=workload.endpoints))
+            done(tools_cpu={"seconds": node.cpu() - cpu})
         await session.compare_clocks()
         await session.calibrate(lengths.calm)
         empty = session.baseline

@@ -46,26 +46,19 @@ class Runner:
             )
         return started
 
-    async def do_ready(self, within: float) -> float:
-        """Wait until the agent has applied everything; returns the Unix time at which the file `ready` was made."""
+    async def do_ready(self, within: float) -> None:
+        """Wait until the agent has applied everything."""
         async with asyncio.timeout(within):
             while not (self._state_dir / "ready").exists():
                 if self._running().poll() is not None:
                     raise RuntimeError(f"kroute ended before it was ready: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(_READY_POLL)
-        return (self._state_dir / "ready").stat().st_mtime
 
     async def do_stop(self) -> int:
         """End the agent in order; returns its exit code."""
         agent = self._running()
         agent.send_signal(signal.SIGTERM)
         return await asyncio.to_thread(agent.wait, 60)
-
-    async def do_cleanup(self) -> str:
-        """Run `kroute cleanup`; returns what it says."""
-        command = [sys.executable, "-m", "kroute", "cleanup", "--state-dir", str(self._state_dir)]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-        return done.stdout
 
     async def do_question(self, question: str) -> Any:
         """Pass a question on to the agent's socket."""

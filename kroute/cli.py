@@ -169,6 +169,14 @@ def cli() -> None:
 @METRICS_BIND_ADDRESS
 @METRICS_SERVICES
 @option("--cleanup-on-exit", is_flag=True, help="When told to stop, undo everything as `kroute cleanup` does.")
+@option(
+    "--ipvs-estimation",
+    type=click.Choice(["on", "off", "leave"]),
+    default="leave",
+    show_default=True,
+    help="Whether IPVS sums up the statistics of all its servers every two seconds.",
+)
+@option("--ipvs-estimation-nice", type=click.IntRange(-20, 19), default=None, help="The niceness of doing that.")
 @STATE_DIR
 @PROC_SYS
 @LOG_FORMAT
@@ -200,6 +208,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
     }
     fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
+    fields["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
     timeouts = IpvsTimeouts(*(fields.pop(f"ipvs_{name}_timeout") for name in IpvsTimeouts.__struct_fields__))
     exemptions = tuple(fields.pop("masquerade_exemptions"))
     fields["log_format"] = fields["log_format"] or ("console" if sys.stderr.isatty() else "json")

@@ -87,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None is not listened on; `metrics_services` is how
-    many Services have metrics of their own.
+    many Services have metrics of their own. What is None of `ipvs_estimation` and its niceness stays as it is.
     """
 
     node_name: str
@@ -121,6 +121,8 @@ class Settings(msgspec.Struct, frozen=True):
     healthz_bind_address: BindAddress | None = DEFAULT_HEALTHZ
     metrics_bind_address: BindAddress | None = DEFAULT_METRICS
     metrics_services: int = 1000
+    ipvs_estimation: bool | None = None
+    ipvs_estimation_nice: int | None = None
     state_dir: Path = DEFAULT_STATE_DIR
     proc_sys: Path = DEFAULT_PROC_SYS
     cleanup_on_exit: bool = False

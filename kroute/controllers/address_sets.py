@@ -1,7 +1,7 @@
 """The IP sets that the rules look up: one of each kind for each address family."""
 
 import socket
-import sys
+from functools import lru_cache
 from typing import NamedTuple
 
 from kroute.kernel.ipset import SetDefinition
@@ -26,7 +26,12 @@ class Family(NamedTuple):
 
     def set_name(self, which: AddressSet) -> str:
         """The name of this family's set; each is one string, however many entries bear it."""
-        return sys.intern(f"{self.set_prefix}{which}")
+        return _set_name(self.set_prefix, which)
+
+
+@lru_cache(64)
+def _set_name(prefix: str, which: AddressSet) -> str:
+    return f"{prefix}{which}"
 
 
 IPV4 = Family(socket.AF_INET, "IPv4", PREFIX)

@@ -61,6 +61,7 @@ class Claims(Generic[K, V]):
         for key, value in wanted.items():
             if key not in before or before[key] != value:
                 self._own(key, alone)
+                self._dirty.discard(key)  # an equal key of a reading's: the plan's own is the one to keep
                 self._dirty.add(key)
         if wanted:
             self._claims[owner] = wanted
@@ -103,7 +104,7 @@ class Claims(Generic[K, V]):
     def differences(self, keys: Iterable[K] | None = None) -> list[Difference[K, V]]:
         """Those of these objects (None: of all) that are not as they should be. What is right is not compared again.
 
-        An applied value that equals the wanted one gives way to it, so that there is one object in memory.
+        An applied object that equals the wanted one gives way to it, so that it is in memory once.
         """
         found: list[Difference[K, V]] = []
         for key in self.doubtful() if keys is None else keys:
@@ -113,6 +114,7 @@ class Claims(Generic[K, V]):
                 continue
             self._dirty.discard(key)
             if wanted is not None and applied is not None and applied == wanted:
+                del self._applied[key]  # an assignment alone would keep the key that a reading has made
                 self._applied[key] = wanted
         return found
 

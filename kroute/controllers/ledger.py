@@ -187,7 +187,16 @@ class Ledger:
 
     def _read(self, text: bytes) -> None:
         decoder = msgspec.json.Decoder(Entry)
-        *lines, _torn = text.split(b"\n")
+        whole = text[: text.rfind(b"\n") + 1]
+        try:
+            entries = decoder.decode_lines(whole)
+        except msgspec.DecodeError:
+            self._read_one_by_one(whole.splitlines(), decoder)
+            return
+        for entry in entries:
+            self._apply(entry)
+
+    def _read_one_by_one(self, lines: Iterable[bytes], decoder: "msgspec.json.Decoder[Entry]") -> None:
         for number, line in enumerate(lines, 1):
             try:
                 self._apply(decoder.decode(line))
@@ -221,8 +230,8 @@ class Ledger:
         return made + len(self.sysctls) + (self.timeouts is not None)
 
     def _append(self, descriptor: int, entries: Iterable[Entry]) -> None:
-        lines = [self._encoder.encode(entry) + b"\n" for entry in entries]
-        text = b"".join(lines)
+        entries = list(entries)
+        text = self._encoder.encode_lines(entries)
         try:
             written = os.write(descriptor, text)
         except OSError as error:
@@ -231,12 +240,12 @@ class Ledger:
         if written != len(text):
             self.close()
             raise LedgerError(f"cannot write all of {self.path} (make room on its file system)")
-        self._lines += len(lines)
+        self._lines += len(entries)
 
     def _rewrite(self) -> int:
         """Write a new file with what is true now, and put it in the old one's place in one step."""
         self.close()
-        entries: list[Entry] = [VirtualServerMade(key) for key in sorted(self.virtual_servers)]
+        entries: list[Entry] = [VirtualServerMade(key) for key in self.virtual_servers]
         entries += [LinkMade(name) for name in sorted(self.links)]
         entries += [AddressMade(*pair) for pair in sorted(self.addresses)]
         entries += self.sync_daemons.values()

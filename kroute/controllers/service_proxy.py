@@ -19,7 +19,7 @@ from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ledger import Ledger
 from kroute.controllers.milestones import PREDECESSOR, Milestones, Stage
 from kroute.controllers.readiness import Readiness
-from kroute.controllers.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.timeouts import Timeouts
 from kroute.controllers.udp_flows import UdpFlows
 from kroute.controllers.vip_addresses import VipAddresses, describe
@@ -67,7 +67,7 @@ class ServiceProxy(Controller):
         self._ipvs = ipvs
         self._addresses = addresses
         self._kernel_version = kernel_version
-        self._sysctls = NodeSysctls(sysctls, ledger)
+        self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings)))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
         self._vips = VipAddresses(self.account, addresses, interface)
         self._flows = UdpFlows(self.account, conntrack)

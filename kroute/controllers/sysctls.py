@@ -9,6 +9,7 @@ from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.ledger import Ledger, SysctlChanged
 from kroute.kernel.errors import KernelError
 from kroute.kernel.sysctl import Sysctls
+from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -38,13 +39,14 @@ def _has_strict_arp(circumstances: Circumstances) -> bool:
 
 
 class Row(NamedTuple):
-    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed."""
+    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed; `absent`: why there is none."""
 
     name: str
     value: str
     when: Callable[[Circumstances], bool]
     meaning: str
     disturbs: tuple[str, ...] = ()
+    absent: str = "load its module"
 
 
 SYSCTLS = (
@@ -78,6 +80,25 @@ SYSCTLS = (
     Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
     Row("net.ipv6.conf.all.forwarding", "1", _serves_ipv6, "the same for IPv6"),
 )
+
+
+def estimation_rows(settings: Settings) -> tuple[Row, ...]:
+    """The rows of IPVS's estimation, as far as the settings say something about it.
+
+    Every two seconds the kernel sums up the counters of each virtual and real server and reckons their rates. Nobody
+    but `ipvsadm --stats` and `--rate` reads these, and no scheduler. Before Linux 6.2 one processor does it in a timer,
+    without a pause.
+    """
+    rows = []
+    if settings.ipvs_estimation is not None:
+        value = "1" if settings.ipvs_estimation else "0"
+        meaning = "whether IPVS sums up the statistics of its servers"
+        rows.append(Row("net.ipv4.vs.run_estimation", value, _always, meaning, absent="it is too old for it"))
+    if settings.ipvs_estimation_nice is not None:
+        value = str(settings.ipvs_estimation_nice)
+        meaning = "how nice the kernel's threads are that do so"
+        rows.append(Row("net.ipv4.vs.est_nice", value, _always, meaning, absent="Linux 6.2 and later have it"))
+    return tuple(rows)
 
 
 class NodeSysctls:
@@ -128,7 +149,7 @@ class NodeSysctls:
         if old == row.value:
             return False
         if old is None:
-            raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl (load its module)")
+            raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl ({row.absent})")
         disturbed = {name: self._sysctls.read(name) for name in row.disturbs}
         self._ledger.record([SysctlChanged(row.name, old, row.value)])
         self._sysctls.write(row.name, row.value)

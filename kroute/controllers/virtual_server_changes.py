@@ -58,7 +58,7 @@ def options_of(server: VirtualServer) -> VirtualServerOptions:
 
 
 def from_kernel(key: VirtualServerKey, state: VirtualServerState, draining: Collection[RealServerKey]) -> VirtualServer:
-    """What the kernel has, as a plan would say it, without the real servers that drain."""
+    """What the kernel has, as a plan would say it, without the real servers that drain, and in the order of plans."""
     options = state.options
     return VirtualServer(
         key,
@@ -68,10 +68,26 @@ def from_kernel(key: VirtualServerKey, state: VirtualServerState, draining: Coll
         if options.persistence_timeout
         else None,
         real_servers=tuple(
-            RealServer(address, port, real.weight)
-            for (address, port), real in state.real_servers.items()
-            if (address, port) not in draining
+            sorted(
+                RealServer(*real_server, real.weight)
+                for real_server, real in state.real_servers.items()
+                if real_server not in draining
+            )
         ),
+    )
+
+
+def is_unchanged(known: VirtualServer, state: VirtualServerState, draining: Collection[RealServerKey]) -> bool:
+    """Whether the kernel has what is known, without the real servers that drain. Quicker than by `from_kernel`."""
+    real_servers = state.real_servers
+    return (
+        not draining
+        and len(real_servers) == len(known.real_servers)
+        and all(
+            (real := real_servers.get((address, port))) is not None and real.weight == weight
+            for address, port, weight in known.real_servers
+        )
+        and options_of(known) == state.options
     )
 
 

@@ -32,6 +32,7 @@ from kroute.controllers.virtual_server_changes import (
     is_nothing,
     is_served_out,
     is_taken,
+    is_unchanged,
     only_takes_away,
     options_of,
     planned_key,
@@ -102,13 +103,15 @@ class VirtualServers:
                 if found not in self._ledger.virtual_servers:
                     foreign.add(found)
                 elif not exclusion.covers(found[1]):
-                    key = planned_key(found)
                     self._schedulers.found(state.options.scheduler)
-                    idle = self._idle(key, state)
-                    self._drains.found(key, idle, now)
-                    if idle:
+                    key = planned_key(found)
+                    if idle := self._idle(key, state):
                         draining.add(key)
-                    reading.found(key, from_kernel(key, state, idle))
+                    self._drains.found(key, idle, now)
+                    known = self.claims.applied.get(key)
+                    if known is None or not is_unchanged(known, state, idle):
+                        known = from_kernel(key, state, idle)
+                    reading.found(key, known)
         self._foreign = foreign
         self._drains.keep_only(draining)
         self._ask_again = True

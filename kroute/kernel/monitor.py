@@ -84,15 +84,22 @@ class Monitor:
     """The events of the calling process's network namespace, from `open()` on.
 
     `only_interface` keeps all events of one interface; `except_interface` drops the address and route events of one;
-    `routes=False` asks for no route events at all.
+    `routes=False` asks for no route events at all, `addresses=False` for no address events.
     """
 
     def __init__(
-        self, *, only_interface: str | None = None, except_interface: str | None = None, routes: bool = True
+        self,
+        *,
+        only_interface: str | None = None,
+        except_interface: str | None = None,
+        addresses: bool = True,
+        routes: bool = True,
     ) -> None:
         self._only = only_interface
         self._except = except_interface
-        self._groups = [GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
+        self._groups = [GROUP_LINK]
+        if addresses:
+            self._groups += [GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
         if routes:
             self._groups += [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE]
         self._netlink = NetlinkSocket(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)

@@ -4,8 +4,8 @@ A change has been read when the watchers pass it on: it is out of the socket and
 Service's plan has passed all stages (kroute/controllers/milestones.py). For a new VIP that is the moment at which its
 address may be bound, which comes next. The first list is none of this: it is kroute's start.
 
-Changes that are taken together have the time of the first of them, and a plan that replaces one which is still on its
-way has the time of that one, as if nothing had been done for either yet.
+Changes that are taken together have the time of the first of them. A plan that replaces one which is still on its way
+is what both have become: with it, or with a newer one, both are done.
 """
 
 import time
@@ -28,6 +28,9 @@ BOUNDS = (
 
 KEPT = 8192
 """How many of the newest measurements are kept one by one."""
+
+APART = 4
+"""How many plans of one Service are told apart while they are on their way; more count as the last of these."""
 
 
 class Measurement(NamedTuple):
@@ -57,8 +60,12 @@ class _Underway:
     __slots__ = ("before", "generation", "since")
 
     def __init__(self, generation: int, since: float) -> None:
-        self.generation = generation
         self.since = since
+        self.replaced_by(generation)
+
+    def replaced_by(self, generation: int) -> None:
+        """What it stands for is done when this generation is."""
+        self.generation = generation
         self.before = set(Stage)
 
 
@@ -68,7 +75,7 @@ class ProgrammingLatency:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._read_at: float | None = None
-        self._underway: dict[ObjectKey, _Underway] = {}
+        self._underway: dict[ObjectKey, list[_Underway]] = {}
         self._total = 0.0
         self._slowest = 0.0
         self._buckets = [0] * (len(BOUNDS) + 1)
@@ -84,9 +91,11 @@ class ProgrammingLatency:
         if self._read_at is None:
             return  # nothing was read: the node has changed
         for plan in plans:
-            earlier = self._underway.get(plan.key)
-            since = earlier.since if earlier is not None else self._read_at
-            self._underway[plan.key] = _Underway(plan.generation, since)
+            underway = self._underway.setdefault(plan.key, [])
+            if len(underway) < APART:
+                underway.append(_Underway(plan.generation, self._read_at))
+            else:
+                underway[-1].replaced_by(plan.generation)
 
     def planned(self) -> None:
         """All that was read has been planned."""
@@ -96,16 +105,15 @@ class ProgrammingLatency:
         """These plans have passed a stage."""
         if not self._underway:
             return
-        now: float | None = None
         for plan in plans:
             underway = self._underway.get(plan.key)
-            if underway is None or plan.generation < underway.generation:
+            if underway is None:
                 continue
-            underway.before.discard(stage)
-            if not underway.before:
-                now = self._clock() if now is None else now
-                del self._underway[plan.key]
-                self._measured(now, now - underway.since)
+            for one in underway:
+                if one.generation <= plan.generation:
+                    one.before.discard(stage)
+            if not underway[0].before:
+                self._done(plan.key, underway)
 
     def is_underway(self, key: ObjectKey) -> bool:
         """Whether a plan of this Service is on its way."""
@@ -113,18 +121,24 @@ class ProgrammingLatency:
 
     def statistics(self) -> LatencyStatistics:
         """The counts as they are now."""
-        first = next(iter(self._underway.values()), None)
+        oldest = min((underway[0].since for underway in self._underway.values()), default=None)
         return LatencyStatistics(
             count=sum(self._buckets),
             total=self._total,
             slowest=self._slowest,
             buckets=list(self._buckets),
             waiting=len(self._underway),
-            oldest=self._clock() - first.since if first is not None else 0.0,
+            oldest=self._clock() - oldest if oldest is not None else 0.0,
         )
 
-    def _measured(self, end: float, seconds: float) -> None:
-        self._total += seconds
-        self._slowest = max(self._slowest, seconds)
-        self._buckets[bisect_left(BOUNDS, seconds)] += 1
-        self.newest.append(Measurement(end, seconds))
+    def _done(self, key: ObjectKey, underway: list[_Underway]) -> None:
+        """Measure those that have passed all stages: the first ones, since what one has passed those before it have."""
+        now = self._clock()
+        while underway and not underway[0].before:
+            seconds = now - underway.pop(0).since
+            self._total += seconds
+            self._slowest = max(self._slowest, seconds)
+            self._buckets[bisect_left(BOUNDS, seconds)] += 1
+            self.newest.append(Measurement(now, seconds))
+        if not underway:
+            del self._underway[key]

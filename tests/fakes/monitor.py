@@ -1,6 +1,6 @@
 """The events of a fake kernel."""
 
-from kroute.kernel.monitor import Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor_queue import MonitorQueue
@@ -15,11 +15,13 @@ class FakeMonitor(FakeClient):
         *,
         only_interface: str | None = None,
         except_interface: str | None = None,
+        addresses: bool = True,
         routes: bool = True,
     ) -> None:
         super().__init__(kernel)
         self._only = only_interface
         self._except = except_interface
+        self._addresses = addresses
         self._routes = routes
         self._queue = MonitorQueue()
 
@@ -43,6 +45,8 @@ class FakeMonitor(FakeClient):
         if isinstance(event, Overrun):
             return True
         if isinstance(event, RouteEvent) and not self._routes:
+            return False
+        if isinstance(event, AddressEvent) and not self._addresses:
             return False
         if self._only is not None and event.interface != self._only:
             return False

@@ -54,6 +54,28 @@ class IpvsContract:
         state = VirtualServerState(options, {})
         assert await node.ipvs.read() == {KEY: state, KEY6: state}
 
+    async def test_the_real_servers_of_some_are_what_is_read_of_all(self, node: Node) -> None:
+        reals = [AddRealServer(KEY, (f"10.1.1.{number}", 8080), number) for number in range(1, 4)]
+        changes = [
+            AddVirtualServer(KEY, VirtualServerOptions()),
+            AddVirtualServer(KEY6, VirtualServerOptions("sh", 0x8)),
+        ]
+        assert await node.ipvs.write([*changes, *reals, AddRealServer(KEY6, REAL6, 0)]) == []
+        everything = await node.ipvs.read()
+        absent = (6, "10.9.9.9", 80)
+        assert await node.ipvs.real_servers([KEY, KEY6, absent]) == {
+            KEY: everything[KEY].real_servers,
+            KEY6: everything[KEY6].real_servers,
+            absent: {},
+        }
+        assert len(everything[KEY].real_servers) == 3
+
+    async def test_what_comes_in_parts_is_what_is_read(self, node: Node) -> None:
+        keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(2000)]
+        await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
+        parts = [part async for part in node.ipvs.scan()]
+        assert [len(parts) > 1, dict(pair for part in parts for pair in part)] == [True, await node.ipvs.read()]
+
     async def test_options_change_in_place_and_real_servers_stay(self, node: Node) -> None:
         edited = VirtualServerOptions("mh", 0x10, 600, 64)
         await node.ipvs.write([AddVirtualServer(KEY6, VirtualServerOptions()), AddRealServer(KEY6, REAL6, 1)])

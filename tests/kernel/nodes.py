@@ -64,8 +64,10 @@ class RealNode:
     async def close(self) -> None:
         await self._stack.aclose()
 
-    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> Monitor:
-        return Monitor(only_interface=only, except_interface=except_, routes=routes)
+    def monitor(
+        self, *, only: str | None = None, except_: str | None = None, addresses: bool = True, routes: bool = True
+    ) -> Monitor:
+        return Monitor(only_interface=only, except_interface=except_, addresses=addresses, routes=routes)
 
     def add_address(self, interface: str, address: str) -> None:
         run(f"ip addr add {address} dev {interface}")
@@ -123,8 +125,12 @@ class FakeNode:
     async def close(self) -> None:
         await self._stack.aclose()
 
-    def monitor(self, *, only: str | None = None, except_: str | None = None, routes: bool = True) -> FakeMonitor:
-        return FakeMonitor(self.kernel, only_interface=only, except_interface=except_, routes=routes)
+    def monitor(
+        self, *, only: str | None = None, except_: str | None = None, addresses: bool = True, routes: bool = True
+    ) -> FakeMonitor:
+        return FakeMonitor(
+            self.kernel, only_interface=only, except_interface=except_, addresses=addresses, routes=routes
+        )
 
     def add_address(self, interface: str, address: str) -> None:
         text, _, length = address.partition("/")

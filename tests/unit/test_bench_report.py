@@ -55,6 +55,9 @@ def a_result(*sizes: int) -> dict:
         "cores": 2,
         "load_before": 0.1,
         "load_after": 1.2,
+        "changes": 200,
+        "storm": 60.0,
+        "idle": 60.0,
         "runs": [a_run(size) for size in sizes],
     }
 

@@ -153,3 +153,14 @@ async def test_all_differences_lets_others_run_between_slices() -> None:
     assert len(await claims.all_differences()) == 3 * BATCH
     counting.cancel()
     assert len(turns) >= 2
+
+
+async def test_the_key_of_a_reading_gives_way_to_that_of_the_plan() -> None:
+    claims: Claims[tuple[int, ...], int] = Claims()
+    found, named = tuple(range(2)), tuple(range(2))
+    reading = claims.read_anew()
+    reading.found(found, 1)
+    await reading.complete()
+    claims.claim(A, {named: 1})
+    assert claims.differences() == []
+    assert [key is named for key in claims.applied] == [True]

@@ -37,6 +37,7 @@ def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_pat
             *("--masquerade-mark", "0x80", "--resync-period", "1m", "--drain-timeout", "2m"),
             *("--exclude-cidrs", "10.6.0.0/16", "--ipvs-tcp-timeout", "900s", "--ipvs-tcpfin-timeout", "120s"),
             *("--cleanup-on-exit", "--proc-sys", "/proc"),
+            *("--ipvs-estimation", "off", "--ipvs-estimation-nice", "-5"),
             *(
                 "--ipvs-udp-timeout",
                 "300s",
@@ -68,6 +69,8 @@ def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_pat
             drain_timeout=120,
             exclude_cidrs=("10.6.0.0/16",),
             ipvs_timeouts=IpvsTimeouts(900, 120, 300),
+            ipvs_estimation=False,
+            ipvs_estimation_nice=-5,
             state_dir=Path("/run/other"),
             proc_sys=Path("/proc"),
             cleanup_on_exit=True,

@@ -9,7 +9,14 @@ import pytest
 
 from kroute.kernel.errors import Failure, KernelError, describe_errno
 from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
-from kroute.kernel.netlink_chunks import CHUNK_BYTES, CHUNK_MESSAGES, CHUNK_SECONDS, end_of_chunk, next_chunk
+from kroute.kernel.netlink_chunks import (
+    CHUNK_BYTES,
+    CHUNK_MESSAGES,
+    CHUNK_SECONDS,
+    LEAST_MESSAGES,
+    end_of_chunk,
+    next_chunk,
+)
 from kroute.kernel.netlink_message import (
     HEADER,
     NLM_F_ACK,
@@ -103,9 +110,9 @@ def test_a_chunk_is_bounded_in_messages_and_bytes(sizes: list[int], chunks: list
     [
         (CHUNK_MESSAGES, CHUNK_MESSAGES, CHUNK_SECONDS / 2, CHUNK_MESSAGES),
         (CHUNK_MESSAGES, CHUNK_MESSAGES, CHUNK_SECONDS * 4, CHUNK_MESSAGES // 4),
-        (8, 8, CHUNK_SECONDS / 100, 16),
-        (4, 1, 1.0, 1),
-        (16, 16, 0.0, 32),
+        (16, 16, CHUNK_SECONDS / 100, 32),
+        (64, 1, 1.0, LEAST_MESSAGES),
+        (32, 32, 0.0, 64),
     ],
     ids=["fast enough", "too slow", "fast again", "very slow", "no time at all"],
 )

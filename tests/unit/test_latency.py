@@ -3,7 +3,7 @@
 import pytest
 
 from kroute.controllers.milestones import Milestones, Stage
-from kroute.operations.latency import BOUNDS, ProgrammingLatency
+from kroute.operations.latency import APART, BOUNDS, ProgrammingLatency
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import ServicePlan
 
@@ -62,18 +62,55 @@ def test_changes_that_are_taken_together_have_the_time_of_the_first(clock, laten
     assert seconds(latency) == [pytest.approx(0.5)] * 2
 
 
-def test_a_plan_that_replaces_one_underway_has_the_time_of_that_one(clock, latency):
+def publish(latency: ProgrammingLatency, *plans: ServicePlan) -> None:
     latency.read()
-    latency.published([plan(generation=1)])
+    latency.published(plans)
     latency.planned()
+
+
+def test_a_plan_that_was_replaced_on_its_way_is_done_with_the_newer_one(clock, latency):
+    publish(latency, plan(generation=1))
     clock.now += 1
-    latency.read()
-    latency.published([plan(generation=2)])
-    latency.planned()
-    pass_all(latency, plan(generation=1))
-    assert latency.statistics().count == 0, "the older plan has passed, the newer one has not"
+    publish(latency, plan(generation=2))
+    clock.now += 0.25
     pass_all(latency, plan(generation=2))
-    assert seconds(latency) == [pytest.approx(1)]
+    assert seconds(latency) == [1.25, 0.25]
+    assert latency.statistics().waiting == 0
+
+
+def test_a_plan_that_is_done_does_not_wait_for_the_newer_one(clock, latency):
+    publish(latency, plan(generation=1))
+    clock.now += 1
+    publish(latency, plan(generation=2))
+    pass_all(latency, plan(generation=1))
+    assert seconds(latency) == [1]
+    clock.now += 1
+    assert latency.statistics().oldest == 1, "that is the newer one's"
+    pass_all(latency, plan(generation=2))
+    assert seconds(latency) == [1, 1]
+
+
+def test_stages_may_be_passed_by_different_generations(clock, latency):
+    first, *others = Stage
+    publish(latency, plan(generation=1))
+    latency.passed(first, [plan(generation=1)])
+    publish(latency, plan(generation=2))
+    for stage in others:
+        latency.passed(stage, [plan(generation=2)])
+    assert latency.statistics().count == 1, "the newer one has not passed the first stage"
+    latency.passed(first, [plan(generation=2)])
+    assert latency.statistics().count == 2
+
+
+def test_a_service_that_never_rests_costs_no_more_and_forgets_no_change(clock, latency):
+    for generation in range(1, 101):
+        publish(latency, plan(generation=generation))
+        clock.now += 1
+    pass_all(latency, plan(generation=99))
+    assert seconds(latency) == [100, 99, 98]
+    pass_all(latency, plan(generation=100))
+    assert len(seconds(latency)) == APART
+    assert latency.statistics().waiting == 0
 
 
 def test_what_nothing_was_planned_for_does_not_count_for_what_comes_later(clock, latency):

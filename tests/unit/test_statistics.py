@@ -50,3 +50,5 @@ def test_processor_time_includes_the_processes_below():
         child.stdout.readline()
         assert cpu_seconds(child.pid) >= 0.19
         assert cpu_seconds(os.getpid()) - before >= 0.19
+        child.communicate(b"\n")
+    assert cpu_seconds(os.getpid()) - before >= 0.19, "it has ended, and still counts"

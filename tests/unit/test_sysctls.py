@@ -128,3 +128,46 @@ async def test_without_timeouts_in_the_settings_the_kernels_stay(tmp_path: Path)
     node.kernel.timeouts = (1, 2, 3)
     await node.audit()
     assert node.kernel.timeouts == (1, 2, 3)
+
+
+ESTIMATION = {"net.ipv4.vs.run_estimation": "1", "net.ipv4.vs.est_nice": "0"}
+
+
+async def test_estimation_is_left_alone_unless_the_settings_say_something(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.sysctls.update(ESTIMATION)
+    node = await FakeNode(tmp_path, kernel).start()
+    assert {name: node.kernel.sysctls[name] for name in ESTIMATION} == ESTIMATION
+    assert not ESTIMATION.keys() & Ledger.open(tmp_path).sysctls.keys()
+
+
+async def test_estimation_is_switched_off_and_cleaned_up(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.sysctls.update(ESTIMATION)
+    node = await FakeNode(tmp_path, kernel, ipvs_estimation=False, ipvs_estimation_nice=10).start()
+    assert {name: kernel.sysctls[name] for name in ESTIMATION} == {
+        "net.ipv4.vs.run_estimation": "0",
+        "net.ipv4.vs.est_nice": "10",
+    }
+    again = node.restarted()
+    await again.open()
+    await again.cleanup()
+    assert {name: kernel.sysctls[name] for name in ESTIMATION} == ESTIMATION
+
+
+async def test_estimation_is_switched_on_where_somebody_has_switched_it_off(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.sysctls["net.ipv4.vs.run_estimation"] = "0"
+    node = await FakeNode(tmp_path, kernel, ipvs_estimation=True).start()
+    assert node.kernel.sysctls["net.ipv4.vs.run_estimation"] == "1"
+
+
+async def test_a_kernel_without_estimation_sysctls_costs_a_line_each(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, ipvs_estimation=False, ipvs_estimation_nice=10)
+    with capture_logs() as logs:
+        await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
+        await node.audit()
+    failed = [line for line in logs if line["event"] == "sysctl.failed"]
+    assert [line["sysctl"] for line in failed] == ["net.ipv4.vs.run_estimation", "net.ipv4.vs.est_nice"]
+    assert "Linux 6.2 and later have it" in failed[1]["error"]
+    assert node.kernel.virtual_servers
