@@ -14,8 +14,8 @@ from kroute.kernel.addresses import Addresses, BindAddress
 from kroute.kernel.errors import KernelError
 from kroute.migration.leavings import NodeReading
 from kroute.migration.node_reading import read_node
-from kroute.migration.proxies import OtherProxy
 from kroute.migration.take_over import Outcome, RefusalError
+from kroute.operations.known_proxies import OtherProxy
 from kroute.operations.state_dir import StateDirectory
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import Problem

@@ -13,14 +13,14 @@ from kroute.kernel.ipset import Element
 from kroute.kernel.ipvs import VirtualServerKey as KernelKey
 from kroute.kernel.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.xtables_tools import VARIANTS
-from kroute.migration.proxies import (
+from kroute.migration.saved_rules import TableLeavings, leavings_in, parse_saved
+from kroute.operations.known_proxies import (
     DSR_PRIORITY,
     DSR_TABLE,
     EXTERNAL_IP_PRIORITY,
     EXTERNAL_IP_TABLE,
     OtherProxy,
 )
-from kroute.migration.saved_rules import TableLeavings, leavings_in, parse_saved
 from kroute.planning.plan import VirtualServerKey
 from kroute.settings import PortRange
 

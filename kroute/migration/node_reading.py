@@ -13,7 +13,7 @@ from kroute.kernel.policy_routing import PolicyRouting
 from kroute.kernel.sysctl import Sysctls
 from kroute.kernel.xtables_tools import VARIANTS, XtablesTools
 from kroute.migration.leavings import NodeReading
-from kroute.migration.proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+from kroute.operations.known_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
 
 
 async def read_node(proxy: OtherProxy, state_dir: Path) -> NodeReading:

@@ -115,7 +115,7 @@ def check_proxies(found: Iterable[Leaving]) -> list[Finding]:
         warning(
             PROXIES,
             f"{proxy} is or was at work here: {', '.join(sorted(what))}",
-            f"stop {proxy} on this node and remove what it left: two proxies answer for the same addresses",
+            f"two proxies answer for the same addresses: stop {proxy} here, then run `kroute migrate --from {proxy}`",
         )
         for proxy, what in sorted(by_proxy.items())
     ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]

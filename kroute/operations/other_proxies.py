@@ -1,6 +1,6 @@
 """What tells that another service proxy is, or was, at work on the node."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kroute.controllers.address_sets import Family
@@ -9,6 +9,11 @@ from kroute.kernel.ipset import Ipset
 from kroute.kernel.links import Links
 from kroute.kernel.nftables import Nftables
 from kroute.kernel.xtables import Xtables
+from kroute.operations.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
+from kroute.settings import DEFAULT_DUMMY_INTERFACE
+
+NAMED_CHAINS = 5
+"""How many chains of one family are named."""
 
 
 class Leaving(NamedTuple):
@@ -18,35 +23,34 @@ class Leaving(NamedTuple):
     what: str
 
 
-LINKS = {"kube-ipvs0": "kube-proxy"}
-SETS = {"KUBE-": "kube-proxy", "kube-router-svip": "kube-router", "inet6:kube-router-svip": "kube-router"}
-"""How the names of their sets begin."""
-CHAINS = {
-    "KUBE-SERVICES": "kube-proxy",
-    "KUBE-NODEPORTS": "kube-proxy",
-    "KUBE-NODE-PORT": "kube-proxy",
-    "KUBE-IPVS-FILTER": "kube-proxy",
-    "KUBE-ROUTER-SERVICES": "kube-router",
-    "KUBE-ROUTER-HAIRPIN": "kube-router",
-}
-"""Chains that only a service proxy makes: the kubelet has some of the same prefix, which are no matter of proxies."""
 NFT_TABLE = "kube-proxy"
 """Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
 
 
 async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables], nftables: Nftables) -> list[Leaving]:
     """Everything that is found. Reads only."""
-    found = [Leaving(proxy, f"link {name}") for name, proxy in LINKS.items() if await links.index(name) is not None]
-    names = await ipset.names()
-    for prefix, proxy in SETS.items():
-        if count := sum(name.startswith(prefix) for name in names):
-            found.append(Leaving(proxy, f"{count} sets {prefix}..."))
-    for family, tables in xtables.items():
-        chains = {name for table in WITHOUT for name in await tables.chains(table)}
-        found += [Leaving(CHAINS[name], f"{family.name} chain {name}") for name in sorted(chains & CHAINS.keys())]
-    there = await nftables.chains()
-    found += [Leaving("kube-proxy", f"nft table {it.family} {it.table}") for it in there if it.table == NFT_TABLE]
-    found += [
-        Leaving(CHAINS[it.name], f"nft chain {it.family} {it.table} {it.name}") for it in there if it.name in CHAINS
-    ]
+    found: list[Leaving] = []
+    set_names = await ipset.names()
+    chains = {
+        family.name: {name for table in WITHOUT for name in await tables.chains(table)}
+        for family, tables in xtables.items()
+    }
+    nft_chains = await nftables.chains()
+    for proxy in OTHER_PROXIES.values():
+        what = []
+        # kube-router's link has the name of kroute's own, and so tells nothing.
+        if proxy.link != DEFAULT_DUMMY_INTERFACE and await links.index(proxy.link) is not None:
+            what.append(f"link {proxy.link}")
+        if sets := sorted(proxy.sets & set_names):
+            what.append(f"{len(sets)} sets such as {sets[0]}")
+        what += [f"{family} chain {name}" for family, names in chains.items() for name in _telling(proxy, names)]
+        what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_told_by(it.name)]
+        found += [Leaving(proxy.name, it) for it in what]
+    found += [Leaving(KUBE_PROXY, f"nft table {it.family} {it.table}") for it in nft_chains if it.table == NFT_TABLE]
     return list(dict.fromkeys(found))
+
+
+def _telling(proxy: OtherProxy, names: Iterable[str]) -> list[str]:
+    """The chains that tell of the proxy; of those that it makes for each Service there may be thousands."""
+    telling = sorted(filter(proxy.is_told_by, names))
+    return telling if len(telling) <= NAMED_CHAINS else [*telling[:NAMED_CHAINS], f"... ({len(telling)} in all)"]

@@ -123,7 +123,8 @@ async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
-    assert "1 sets KUBE-" in kube_proxy.message
+    assert "1 sets such as KUBE-CLUSTER-IP" in kube_proxy.message
+    assert "kroute migrate --from kube-proxy" in kube_proxy.next_step
     assert kube_proxy.message.count("nft table ip kube-proxy") == 1
     assert "nft chain ip6 nat KUBE-SERVICES" in kube_proxy.message
     assert "firewalld" not in kube_proxy.message

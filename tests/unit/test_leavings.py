@@ -7,9 +7,9 @@ import pytest
 
 from kroute.kernel.policy_routing import PolicyRule, TableRoute
 from kroute.migration.leavings import Leavings, NodeReading, recognise
-from kroute.migration.proxies import OTHER_PROXIES
 from kroute.migration.saved_rules import dsr_marks
 from kroute.migration.take_over_options import NODE_PORT_RANGE
+from kroute.operations.known_proxies import OTHER_PROXIES
 from kroute.planning.plan import Protocol, VirtualServerKey
 from kroute.settings import OTHER_VIP_INTERFACES
 from tests.lab.other_proxy_rules import (

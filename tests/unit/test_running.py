@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kroute.migration import running
-from kroute.migration.proxies import OTHER_PROXIES
 from kroute.migration.running import Listener, signs_of_life
+from kroute.operations.known_proxies import OTHER_PROXIES
 
 KUBE_PROXY, KUBE_ROUTER = OTHER_PROXIES["kube-proxy"], OTHER_PROXIES["kube-router"]
 

@@ -15,6 +15,9 @@ KUBE_ROUTER = "kube-router"
 SET_NAME_LIMIT = 31
 """IPSET_MAXNAMELEN less the closing NUL: kube-proxy cuts its IPv6 names there."""
 
+KUBELETS_TOO = frozenset({"KUBE-MARK-MASQ", "KUBE-POSTROUTING"})
+"""Chains of kube-proxy that kubelets before 1.28 make as well: by themselves they tell of no proxy."""
+
 DSR_TABLE, DSR_PRIORITY = 78, 32764
 EXTERNAL_IP_TABLE, EXTERNAL_IP_PRIORITY = 79, 32765
 """kube-router's routing tables for direct server return, and the priorities of the rules that lead to them."""
@@ -37,6 +40,10 @@ class OtherProxy(NamedTuple):
     sysctls: dict[str, str]
     lists_every_virtual_server: bool = False
     has_dsr: bool = False
+
+    def is_told_by(self, chain: str) -> bool:
+        """Whether a chain of this name tells that the proxy is, or was, at work."""
+        return self.chains.fullmatch(chain) is not None and chain not in KUBELETS_TOO
 
 
 def _ipv6_name(name: str) -> str:
