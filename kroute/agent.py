@@ -7,7 +7,7 @@ slice, and nothing waits for a timer.
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,9 @@ import structlog
 
 from kroute import __version__, heap
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.ledger import LedgerError
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.foreground import run_to_the_end
 from kroute.garbage import Collector
-from kroute.kernel.errors import KernelError
 from kroute.operations import agent_socket, cleanup, preflight, statistics
 from kroute.operations.answers import Answers
 from kroute.operations.events import CreateObject, EventRecorder
@@ -27,14 +26,13 @@ from kroute.operations.latency import ProgrammingLatency
 from kroute.operations.loop_watch import LoopWatch
 from kroute.operations.network_programming import NetworkProgramming
 from kroute.operations.observation import Observation
-from kroute.operations.state_dir import StateDirectory, StateDirectoryError
+from kroute.operations.state_dir import StateDirectory
 from kroute.operations.statistics import NewestMeasurements, Statistics, WatchStatistics
 from kroute.planning.catalog import Catalog
 from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.planning.objects import Change
 from kroute.planning.plan import ServicePlan
 from kroute.settings import Settings
-from kroute.watchers.errors import ConfigurationError
 from kroute.watchers.manifests import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
@@ -52,9 +50,6 @@ SLICE = 64
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
-
-REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
-"""What ends kroute with a sentence instead of a traceback."""
 
 
 class Agent:
@@ -207,29 +202,6 @@ def main(settings: Settings) -> int:
     """Run kroute in the foreground; returns its exit code."""
     loop_watch = LoopWatch()
     return run_to_the_end(_serve(settings, loop_watch), loop_watch.new_loop)
-
-
-def run_to_the_end(
-    serving: Coroutine[None, None, int], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> int:
-    """Run until it ends; what ends it with a sentence is logged. Returns the exit code."""
-    refusals: list[BaseException] = []
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(serving)
-    except* REFUSALS as group:
-        refusals += _leaves(group)
-    for refusal in refusals:
-        log.error("kroute.refused", reason=str(refusal))
-    return 2 if any(isinstance(refusal, ConfigurationError) for refusal in refusals) else 1
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:

@@ -108,10 +108,10 @@ def director(**values: Any) -> int:
 
     logs.configure(chosen.common.log_format, chosen.common.log_level)
     tell_of_unused_fields(click.get_current_context())
-    from kroute import agent  # noqa: PLC0415 - after the logs, which decide what structlog loads
     from kroute.director.director import serve  # noqa: PLC0415
+    from kroute.foreground import run_to_the_end  # noqa: PLC0415 - after the logs, which decide what structlog loads
 
-    return agent.run_to_the_end(serve(chosen))
+    return run_to_the_end(serve(chosen))
 
 
 def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
