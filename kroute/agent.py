@@ -6,7 +6,6 @@ slice, and nothing waits for a timer.
 """
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ import structlog
 from kroute import __version__, heap
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.foreground import run_to_the_end
+from kroute.foreground import run_to_the_end, stop_signal
 from kroute.garbage import Collector
 from kroute.operations import agent_socket, cleanup, preflight, statistics
 from kroute.operations.answers import Answers
@@ -205,13 +204,11 @@ def main(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
+    stop = stop_signal()
     if lacks := await preflight.lacks():
         for lack in lacks:
             log.error("node.lacks", lack=lack)
         return 1
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with StateDirectory.claim(settings.state_dir) as state_dir:
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         async with AsyncExitStack() as stack:

@@ -1,6 +1,7 @@
 """Run a program of kroute in the foreground to its end, and say in one line why it cannot go on."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 
 import structlog
@@ -14,6 +15,14 @@ log = structlog.get_logger(__name__)
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 """What ends kroute with a sentence instead of a traceback."""
+
+
+def stop_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT, which from now on do nothing else. The first thing that a program asks for."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def run_to_the_end(

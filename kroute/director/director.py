@@ -4,7 +4,6 @@ As in the agent, all of it lives in one event loop, changes go into the catalog 
 """
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 
@@ -22,6 +21,7 @@ from kroute.director.lease import LeaseLock, LeaseRequests
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
+from kroute.foreground import stop_signal
 from kroute.kernel.addresses import Addresses
 from kroute.kernel.announcements import Announcer
 from kroute.kernel.ipvs import Ipvs
@@ -159,13 +159,11 @@ class Director:
 
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM; returns the exit code."""
+    stop = stop_signal()
     if lacks := await preflight.lacks(preflight.DIRECTOR_MODULES):
         for lack in lacks:
             log.error("node.lacks", lack=lack)
         return 1
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     common = settings.common
     with StateDirectory.claim(common.state_dir) as state_dir:
         log.info("kroute.starting", version=__version__, director=common.node_name, interface=settings.vip_interface)
