@@ -42,7 +42,7 @@ async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables]
         if proxy.link != DEFAULT_DUMMY_INTERFACE and await links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
-            what.append(f"{len(sets)} sets such as {sets[0]}")
+            what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _telling(proxy, names)]
         what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_told_by(it.name)]
         found += [Leaving(proxy.name, it) for it in what]

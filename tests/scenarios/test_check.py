@@ -53,6 +53,6 @@ async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) 
         node2.run("ipset", "destroy", "KUBE-CLUSTER-IP")
         node2.run("ip", "link", "del", "kube-ipvs0")
     [(_, proxy), (_, foreign)] = said(after, "warning")
-    assert proxy == "kube-proxy is or was at work here: 1 sets KUBE-..., IPv4 chain KUBE-SERVICES, link kube-ipvs0"
+    assert proxy == "kube-proxy is or was at work here: IPv4 chain KUBE-SERVICES, link kube-ipvs0, set KUBE-CLUSTER-IP"
     assert foreign.startswith("1 virtual servers are not kroute's own (one is on 10.254.0.99 port 80)")
     assert said(after, "lack") == said(before, "lack")

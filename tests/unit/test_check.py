@@ -116,14 +116,15 @@ async def test_what_another_proxy_has_left_is_a_warning() -> None:
         await client.open()
     assert levels(node_checks.check_proxies(await leavings(links, ipset, tables, nftables))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
-    await ipset.create(SetDefinition("KUBE-CLUSTER-IP", "hash:ip,port"))
+    for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
+        await ipset.create(SetDefinition(name, "hash:ip,port"))
     kernel.table(IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
     nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
     nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
     kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
-    assert "1 sets such as KUBE-CLUSTER-IP" in kube_proxy.message
+    assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
     assert "kroute migrate --from kube-proxy" in kube_proxy.next_step
     assert kube_proxy.message.count("nft table ip kube-proxy") == 1
     assert "nft chain ip6 nat KUBE-SERVICES" in kube_proxy.message
