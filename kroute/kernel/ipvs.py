@@ -98,15 +98,17 @@ class Ipvs(NetlinkClient):
             raise
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
-        """All that `scan` yields."""
-        return {key: state async for part in self.scan() for key, state in part}
+        """All virtual servers but those of firewall marks: what `scan` yields and what it leaves out."""
+        found = {key: state async for part in self.scan() for key, state in part}
+        left_out = [key for key in await self._read_options() if key not in found]
+        return found | dict(await self.look_up(left_out)) if left_out else found
 
     async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
 
-        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs; when some virtual server has
-        options that it does not print, also one netlink dump of the virtual servers. One that vanishes between the two
-        is left out.
+        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs, which may lack some that
+        are there (`look_up` knows); when some virtual server has options that it does not print, also one netlink dump
+        of the virtual servers. One that vanishes between the two is left out.
         """
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
         for sections in parse_table(await asyncio.to_thread(TABLE.read_bytes)):
@@ -119,21 +121,31 @@ class Ipvs(NetlinkClient):
             ]
             await asyncio.sleep(0)
 
+    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
+        """Those of these virtual servers that are there, whatever `scan` says.
+
+        /proc/net/ip_vs is made page by page, and where a page begins is counted among this network namespace's virtual
+        servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
+        ip_vs_info_array): with others' about, it leaves some out. Netlink does not.
+        """
+        options = await self._read_options()
+        there = [key for key in keys if key in options]
+        return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
+
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         """The real servers of these virtual servers; of one that is not there, none.
 
-        One netlink dump each, or, when there are very many, all of `scan`.
+        One netlink dump each, or, when there are very many, all of `scan` before it.
         """
+        found: dict[VirtualServerKey, dict[RealServerKey, RealServerState]] = {}
         if len(keys) > DUMPS_FOR_A_SCAN:
             wanted = frozenset(keys)
-            return {key: state.real_servers async for part in self.scan() for key, state in part if key in wanted}
-        found = {}
+            found = {key: state.real_servers async for part in self.scan() for key, state in part if key in wanted}
         for key in keys:
-            query = encode_real_server_dump(self._family, key)
-            found[key] = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
-            await asyncio.sleep(0)
+            if key not in found:
+                found[key] = await self._real_servers_of(key)
         return found
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
@@ -151,6 +163,12 @@ class Ipvs(NetlinkClient):
             refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
             failures += [Failure(part[index], number) for index, number in refused.items()]
         return failures
+
+    async def _real_servers_of(self, key: VirtualServerKey) -> dict[RealServerKey, RealServerState]:
+        query = encode_real_server_dump(self._family, key)
+        found = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
+        await asyncio.sleep(0)
+        return found
 
     async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
         query = encode_dump(self._family)

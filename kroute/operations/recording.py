@@ -97,6 +97,12 @@ class RecordingIpvs(Ipvs):
         """As in the kernel."""
         yield list((await self.read()).items())
 
+    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
+        """As in the kernel."""
+        found = await self._recorder.told(self._ipvs.look_up(keys))
+        self._table.update(found)
+        return found
+
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:

@@ -35,7 +35,12 @@ class FakeIpvs(FakeClient):
 
     async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         for key, state in (await self.read()).items():
-            yield [(key, state)]
+            if key not in self.kernel.left_out:
+                yield [(key, state)]
+
+    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
+        there = await self.read()
+        return [(key, there[key]) for key in keys if key in there]
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]

@@ -76,6 +76,8 @@ class FakeKernel:
         self.ipv6 = ipv6
         self.links: dict[str, FakeLink] = {}
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
+        self.left_out: set[VirtualServerKey] = set()
+        """Virtual servers that a scan does not show, as the kernel's does not show all."""
         self.timeouts = (900, 120, 300)
         self.sync_daemons: dict[int, SyncDaemon] = {}
         self.flows: list[tuple[int, Flow]] = []  # each with its protocol

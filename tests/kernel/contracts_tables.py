@@ -71,7 +71,7 @@ class IpvsContract:
         assert len(everything[KEY].real_servers) == 3
 
     async def test_what_comes_in_parts_is_what_is_read(self, node: Node) -> None:
-        keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(2000)]
+        keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(4000)]
         await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
         parts = [part async for part in node.ipvs.scan()]
         assert [len(parts) > 1, dict(pair for part in parts for pair in part)] == [True, await node.ipvs.read()]

@@ -117,3 +117,26 @@ async def test_thousands_are_written_and_read(node: RealNode) -> None:
     assert all(set(state.real_servers) == {("10.1.0.1", 8080), ("10.1.0.2", 8080)} for state in found.values())
     assert node.ipvs.statistics.messages > len(changes)
     assert node.ipvs.statistics.sends < len(changes) / 50
+
+
+async def test_a_look_up_finds_what_a_scan_leaves_out_beside_another_network_namespace(node: RealNode) -> None:
+    keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(300)]
+    neighbour = await asyncio.create_subprocess_exec(
+        *("unshare", "--net", "sh", "-c", "ipvsadm -R && echo ready && exec sleep 600"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert neighbour.stdin is not None
+    assert neighbour.stdout is not None
+    try:
+        neighbour.stdin.write("".join(f"-A -t {address}:81 -s rr\n" for _, address, _ in keys).encode())
+        neighbour.stdin.close()
+        assert await neighbour.stdout.readline() == b"ready\n"
+        await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
+        assert {key async for part in node.ipvs.scan() for key, _ in part} < set(keys)
+        assert (await node.ipvs.read()).keys() == set(keys)
+        assert dict(await node.ipvs.look_up(keys)).keys() == set(keys)
+        assert await node.ipvs.look_up([(6, "10.9.0.1", 81)]) == []
+    finally:
+        neighbour.kill()
+        await neighbour.wait()

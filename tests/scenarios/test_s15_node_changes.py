@@ -145,7 +145,7 @@ async def test_s15_without_its_node_object_kroute_says_so_and_serves(cluster3: C
     deployment.apply(*endpoint_slices("web", hinted))
     await deployment.start("--detect-local-mode=NodeCIDR", nodes=("node3",))
     await cluster3.has_s1(family, family.of(OLD))
-    [problem] = [it for it in cluster3.events("service.problem") if it["reason"] == "NodeNotFound"]
+    [problem] = [it for it in cluster3.events("node.problem") if it["reason"] == "NodeNotFound"]
     assert "Node node3 does not exist yet" in problem["message"]
     pods = NODES["node3"].pod_networks[family.name == "IPv6"]
     networks = {"IPv4": "KROUTE-POD-NETWORK", "IPv6": "KROUTE-6-POD-NETWORK"}[family.name]

@@ -178,3 +178,15 @@ async def test_routes_that_failed_while_the_link_was_gone_or_down_come_with_the_
     await node.settle()
     assert_whole(node)
     assert node.route_fix.statistics().waiting == 0
+
+
+async def test_a_virtual_server_that_a_reading_leaves_out_is_looked_up_and_nothing_is_repaired(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.left_out = {WEB}
+    await node.audit()
+    assert node.service_proxy.statistics().repairs == 0
+    assert node.kernel.writes == []
+    del node.kernel.virtual_servers[WEB]
+    await node.audit()
+    assert node.service_proxy.statistics().repairs == 1
+    assert WEB in node.kernel.virtual_servers

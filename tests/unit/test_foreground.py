@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from structlog.testing import capture_logs
 
 from kroute.controllers.ledger import LedgerError
 from kroute.foreground import run_to_the_end, stop_signal
@@ -24,9 +25,7 @@ def test_it_stops_in_order_when_it_is_told_to(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(("refusal", "code"), [(ConfigurationError("no such file"), 2), (LedgerError("is full"), 1)])
-def test_a_refusal_in_any_task_is_one_line(
-    refusal: Exception, code: int, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_in_any_task_is_one_line(refusal: Exception, code: int) -> None:
     async def refuse() -> int:
         raise refusal
 
@@ -35,8 +34,6 @@ def test_a_refusal_in_any_task_is_one_line(
             tasks.create_task(refuse())
         return 0
 
-    assert run_to_the_end(serve()) == code
-    printed = capsys.readouterr()
-    said = caplog.text + printed.out + printed.err
-    assert said.count(str(refusal)) == 1
-    assert "Traceback" not in said
+    with capture_logs() as logs:
+        assert run_to_the_end(serve()) == code
+    assert [(it["event"], it["reason"]) for it in logs] == [("kroute.refused", str(refusal))]
