@@ -13,7 +13,7 @@ from kroute.operations.latency import LatencyStatistics, Measurement
 from kroute.operations.loop_watch import LoopStatistics, Round
 
 QUESTION = "statistics"
-NEWEST_QUESTION = "newest measurements"
+NEWEST_QUESTION = "newest-measurements"
 
 
 class MemoryStatistics(msgspec.Struct):
