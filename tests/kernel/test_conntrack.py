@@ -235,10 +235,14 @@ async def test_flows_to_a_virtual_server_that_is_gone_end(balancer: Balancer) ->
 
 
 async def test_a_tcp_connection_to_the_same_address_and_port_goes_on(balancer: Balancer) -> None:
+    served = asyncio.Event()
+
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while byte := await reader.read(1):
             writer.write(byte)
         writer.close()
+        await writer.wait_closed()
+        served.set()
 
     tcp, real_server = balancer.key._replace(protocol=Protocol.TCP), (balancer.first, TARGET_PORT)
     await balancer.serve(balancer.first)
@@ -250,6 +254,7 @@ async def test_a_tcp_connection_to_the_same_address_and_port_goes_on(balancer: B
         assert await reader.readexactly(1) == b"x"
         writer.close()
         await writer.wait_closed()
+        await served.wait()
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["real server", "virtual server"])

@@ -33,7 +33,12 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
     client, _, virtual_server, (real_server, _), state, _ = connection
     assert (client, virtual_server, state) == (pod.ip, [6, CLUSTER_IPS[0], 8080], "ESTABLISHED")
     assert real_server in {it.ip for it in world.web[:2]}
-    assert report["virtual_servers"][0]["traffic"][0] == 1
+
+    async def connection_is_counted() -> None:
+        _, report = await ask_json(node1, "show", "service", "default/web")
+        assert report["virtual_servers"][0]["traffic"][0] == 1
+
+    await eventually(connection_is_counted)  # the kernel adds its counters up every two seconds
     await stream.close()
     assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
 
