@@ -29,13 +29,8 @@ async def cleanup(
     for controller in (service_proxy, route_fix, masquerade):
         with report.step(controller.name):
             await controller.cleanup(report)
-    with report.step(f"link {interface.name}"):
-        if await interface.delete():
-            report.add(f"delete link {interface.name}")
-    if not report.failed:
-        with report.step("ledger"):
-            if ledger.remove():
-                report.add(f"remove the ledger {ledger.path}")
+    await _delete(interface, report)
+    _remove(ledger, report)
     return report
 
 
@@ -50,11 +45,20 @@ async def hand_over(
     with report.step(masquerade.name):
         await masquerade.cleanup(report)
     if not keep_interface:
-        with report.step(f"link {interface.name}"):
-            if await interface.delete():
-                report.add(f"delete link {interface.name}")
+        await _delete(interface, report)
+    _remove(ledger, report)
+    return report
+
+
+async def _delete(interface: DummyInterface, report: CleanupReport) -> None:
+    with report.step(f"link {interface.name}"):
+        if await interface.delete():
+            report.add(f"delete link {interface.name}")
+
+
+def _remove(ledger: Ledger, report: CleanupReport) -> None:
+    """Remove the ledger, unless something that it names is left."""
     if not report.failed:
         with report.step("ledger"):
             if ledger.remove():
                 report.add(f"remove the ledger {ledger.path}")
-    return report
