@@ -7,7 +7,7 @@ One that is planned without real servers is not in the kernel: there, it would k
 stays only for as long as old real servers of it drain.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from errno import ENOENT
 
 import structlog
@@ -98,7 +98,7 @@ class VirtualServers:
         draining: set[VirtualServerKey] = set()
         foreign: set[KernelKey] = set()
         now = self._account.clock()
-        async for batch in self._table():
+        async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
                 if found not in self._ledger.virtual_servers:
                     foreign.add(found)
@@ -142,15 +142,6 @@ class VirtualServers:
         """The real servers that a virtual server should have."""
         wanted = self.claims.wanted(key)
         return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
-
-    async def _table(self) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
-        """The kernel's table in parts. What is ours and was not found is looked up: a reading may lack some."""
-        missing: set[KernelKey] = set(self._ledger.virtual_servers)
-        async for batch in self._ipvs.scan():
-            missing.difference_update(key for key, _ in batch)
-            yield batch
-        if missing:
-            yield await self._ipvs.look_up(sorted(missing))
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         async for doubtful in sliced(self.claims.doubtful()):

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,54 +98,51 @@ class Ipvs(NetlinkClient):
             raise
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
-        """All virtual servers but those of firewall marks: what `scan` yields and what it leaves out."""
-        found = {key: state async for part in self.scan() for key, state in part}
-        left_out = [key for key in await self._read_options() if key not in found]
-        return found | dict(await self.look_up(left_out)) if left_out else found
+        """All virtual servers but those of firewall marks."""
+        return {key: state async for part in self.scan(await self._read_options()) for key, state in part}
 
-    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+    async def scan(
+        self, expected: Collection[VirtualServerKey] = ()
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
 
-        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs, which may lack some that
-        are there (`look_up` knows); when some virtual server has options that it does not print, also one netlink dump
-        of the virtual servers. One that vanishes between the two is left out.
+        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs; when some virtual server has
+        options that it does not print, also one netlink dump of the virtual servers. One that vanishes between the two
+        is left out.
+
+        That file is made page by page, and where a page begins is counted among this network namespace's virtual
+        servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
+        ip_vs_info_array): with others' about, it lacks some. Netlink does not, so what is `expected` and was not seen
+        is looked up there, and comes as the last part.
         """
+        missing = set(expected)
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
         for sections in parse_table(await asyncio.to_thread(TABLE.read_bytes)):
             if options is None and not all(section.is_complete for section in sections):
                 options = await self._read_options()
-            yield [
+            part = [
                 (key, state if is_complete or options is None else state._replace(options=options[key]))
                 for key, state, is_complete in sections
                 if is_complete or options is None or key in options
             ]
+            missing.difference_update(key for key, _ in part)
+            yield part
             await asyncio.sleep(0)
-
-    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
-        """Those of these virtual servers that are there, whatever `scan` says.
-
-        /proc/net/ip_vs is made page by page, and where a page begins is counted among this network namespace's virtual
-        servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
-        ip_vs_info_array): with others' about, it leaves some out. Netlink does not.
-        """
-        options = await self._read_options()
-        there = [key for key in keys if key in options]
-        return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
+        if missing:
+            yield await self._look_up(missing)
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         """The real servers of these virtual servers; of one that is not there, none.
 
-        One netlink dump each, or, when there are very many, all of `scan` before it.
+        One netlink dump each, or, when there are very many, all of `scan`.
         """
-        found: dict[VirtualServerKey, dict[RealServerKey, RealServerState]] = {}
-        if len(keys) > DUMPS_FOR_A_SCAN:
-            wanted = frozenset(keys)
-            found = {key: state.real_servers async for part in self.scan() for key, state in part if key in wanted}
-        for key in keys:
-            if key not in found:
-                found[key] = await self._real_servers_of(key)
+        if len(keys) <= DUMPS_FOR_A_SCAN:
+            return {key: await self._real_servers_of(key) for key in keys}
+        found: dict[VirtualServerKey, dict[RealServerKey, RealServerState]] = {key: {} for key in keys}
+        async for part in self.scan(keys):
+            found.update((key, state.real_servers) for key, state in part if key in found)
         return found
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
@@ -163,6 +160,12 @@ class Ipvs(NetlinkClient):
             refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
             failures += [Failure(part[index], number) for index, number in refused.items()]
         return failures
+
+    async def _look_up(self, keys: Collection[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
+        """Those of these virtual servers that are there, by netlink."""
+        options = await self._read_options()
+        there = [key for key in keys if key in options]
+        return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
 
     async def _real_servers_of(self, key: VirtualServerKey) -> dict[RealServerKey, RealServerState]:
         query = encode_real_server_dump(self._family, key)

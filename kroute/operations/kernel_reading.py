@@ -30,8 +30,8 @@ Scan = AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]
 class IpvsReader(Protocol):
     """What is read from: `kroute.kernel.ipvs.Ipvs`."""
 
-    def scan(self) -> Scan:
-        """All virtual servers."""
+    def scan(self, expected: Collection[VirtualServerKey] = ()) -> Scan:
+        """All virtual servers, at least those that are `expected`."""
 
     async def traffic(self) -> Mapping[VirtualServerKey, Traffic]:
         """What has gone through each."""
@@ -90,7 +90,7 @@ class KernelReadings:
         async with self._busy:
             started = self._clock()
             async with self._open_ipvs() as ipvs:
-                found = {key: state async for part in ipvs.scan() for key, state in part if key in keys}
+                found = {key: state async for part in ipvs.scan(keys) for key, state in part if key in keys}
             self._took(self._clock() - started)
             return found
 
@@ -99,9 +99,11 @@ class KernelReadings:
         async with self._busy:
             started = self._clock()
             if self._summary is None or started >= self._good_until:
+                plans = self._plans()
+                expected = [it.key for plan in plans for it in plan.virtual_servers if it.real_servers]
                 async with self._open_ipvs() as ipvs:
                     traffic = await ipvs.traffic() if self._limit else {}
-                    self._summary = await summarize(self._plans(), ipvs.scan(), traffic, self._limit)
+                    self._summary = await summarize(plans, ipvs.scan(expected), traffic, self._limit)
                 self._took(self._clock() - started)
                 self._good_until = self._clock() + self._worth
             return self._summary

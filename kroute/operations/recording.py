@@ -5,7 +5,7 @@ reach the kernel. What was written down counts as done, as far as anybody reads 
 """
 
 import errno
-from collections.abc import AsyncIterator, Awaitable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from kroute.kernel.addresses import AddressChange, Addresses, UnbindAddress
@@ -93,15 +93,12 @@ class RecordingIpvs(Ipvs):
         self._table = await self._recorder.told(self._ipvs.read())
         return dict(self._table)
 
-    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+    async def scan(
+        self,
+        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` lacks nothing
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """As in the kernel."""
         yield list((await self.read()).items())
-
-    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
-        """As in the kernel."""
-        found = await self._recorder.told(self._ipvs.look_up(keys))
-        self._table.update(found)
-        return found
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]

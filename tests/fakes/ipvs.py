@@ -1,7 +1,7 @@
 """The IPVS table of a fake kernel."""
 
 import errno
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs import (
@@ -33,14 +33,12 @@ class FakeIpvs(FakeClient):
             for key, state in self.kernel.virtual_servers.items()
         }
 
-    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+    async def scan(
+        self, expected: Collection[VirtualServerKey] = ()
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         for key, state in (await self.read()).items():
-            if key not in self.kernel.left_out:
+            if key not in self.kernel.left_out or key in expected:
                 yield [(key, state)]
-
-    async def look_up(self, keys: Sequence[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
-        there = await self.read()
-        return [(key, there[key]) for key in keys if key in there]
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]

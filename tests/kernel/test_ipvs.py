@@ -12,6 +12,7 @@ from kroute.kernel.ipvs import (
     SetRealServer,
     SetVirtualServer,
     Traffic,
+    VirtualServerKey,
     VirtualServerOptions,
 )
 from tests.kernel.nodes import NODE_IP, RealNode, run
@@ -119,7 +120,10 @@ async def test_thousands_are_written_and_read(node: RealNode) -> None:
     assert node.ipvs.statistics.sends < len(changes) / 50
 
 
-async def test_a_look_up_finds_what_a_scan_leaves_out_beside_another_network_namespace(node: RealNode) -> None:
+async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_network_namespace(node: RealNode) -> None:
+    async def scanned(*expected: VirtualServerKey) -> set[VirtualServerKey]:
+        return {key async for part in node.ipvs.scan(expected) for key, _ in part}
+
     keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(300)]
     neighbour = await asyncio.create_subprocess_exec(
         *("unshare", "--net", "sh", "-c", "ipvsadm -R && echo ready && exec sleep 600"),
@@ -133,10 +137,10 @@ async def test_a_look_up_finds_what_a_scan_leaves_out_beside_another_network_nam
         neighbour.stdin.close()
         assert await neighbour.stdout.readline() == b"ready\n"
         await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
-        assert {key async for part in node.ipvs.scan() for key, _ in part} < set(keys)
+        assert await scanned() < set(keys)
         assert (await node.ipvs.read()).keys() == set(keys)
-        assert dict(await node.ipvs.look_up(keys)).keys() == set(keys)
-        assert await node.ipvs.look_up([(6, "10.9.0.1", 81)]) == []
+        assert await scanned(*keys) == set(keys)
+        assert await scanned(*keys, (6, "10.9.0.1", 81)) == set(keys)
     finally:
         neighbour.kill()
         await neighbour.wait()

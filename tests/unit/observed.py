@@ -1,7 +1,7 @@
 """An agent as others see it: real sockets on loopback, controllers that a test makes fail, and a kernel in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
@@ -65,7 +65,9 @@ class Kernel:
     async def __aexit__(self, *_exc: object) -> None:
         return
 
-    async def scan(self) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+    async def scan(
+        self, _expected: Collection[VirtualServerKey] = ()
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         self.readings += 1
         for key, state in list(self.table.items()):
             yield [(key, state)]
