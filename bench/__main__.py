@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"of {', '.join(PHASES)}; cold is always made")
-    parser.add_argument("--profile", action="store_true", help="sample the stack of the agent that starts cold")
+    parser.add_argument("--profile", action="store_true", help="sample the stacks of the agents")
     parser.add_argument("--output", type=Path, help="directory for the results; default: bench/results")
     parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {PAGE.name}")
     parser.add_argument(

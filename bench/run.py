@@ -60,26 +60,31 @@ async def _measure(
         if "services" in wanted:
             done(**await phases.additions_and_deletions(session, lengths))
         share = await phases.idle(session, lengths) if "idle" in wanted else None
-        await node.ask("stop")
-        if profile:
-            say((node.shared / "profile").read_text())
+        await _stop(session, say, profile=profile)
         await session.calibrate(lengths.calm)
         done(kernel={"cpu_share": session.baseline - empty})
         if share is not None:
             done(idle={"cpu_share": share - session.baseline})
         if wanted & _WITH_AUDITS:
+            done(warm=await phases.start(session, phases.USUAL, profile=profile))
             await _measure_with_audits(session, lengths, wanted, done)
+            await _stop(session, say, profile=profile)
     return figures
 
 
 async def _measure_with_audits(session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]) -> None:
-    """The phases of a second agent, which is started where the first has left all in place."""
-    done(warm=await phases.start(session, phases.USUAL))
+    """The phases of a second agent, which was started where the first has left all in place."""
     if "storm" in wanted:
         done(storm=await phases.storm(session, lengths))
     if "audit" in wanted:
         done(audit=await phases.audit(session, lengths))
+
+
+async def _stop(session: Session, say: Say, *, profile: bool) -> None:
+    """Stop the agent, and show where its time went if that was sampled."""
     await session.node.ask("stop")
+    if profile:
+        say((session.node.shared / "profile").read_text())
 
 
 def _rounded(value: Any) -> Any:

@@ -6,6 +6,7 @@ and it stays until the last of them lets go. Beside the claims stands what was a
 objects for which either side has changed are compared, so a change does not cost more where there is more.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
@@ -47,6 +48,7 @@ class Claims(Generic[K, V]):
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
         self._dirty: set[K] = set()
+        self._reading: Callable[[], Reading[K, V] | None] = lambda: None
 
     @property
     def applied(self) -> Mapping[K, V]:
@@ -77,6 +79,12 @@ class Claims(Generic[K, V]):
     def owners(self, key: K) -> tuple[ObjectKey, ...]:
         """The Services that claim the object, the newest claim last."""
         return self._owners.get(key, ())
+
+    def claimed_key(self, key: K) -> K:
+        """The equal key with which the newest claim names the object, so that it is in memory once; or `key` itself."""
+        owners = self._owners.get(key)
+        claimed = self._claims[owners[-1]] if owners else ()
+        return next((own for own in claimed if own == key), key)
 
     def claimed_by(self, owner: ObjectKey) -> Set[K]:
         """All that this Service claims."""
@@ -134,6 +142,10 @@ class Claims(Generic[K, V]):
 
     def note(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it is not there."""
+        self._overtake_reading(key)
+        self._remember(key, value)
+
+    def _remember(self, key: K, value: V | None) -> None:
         if value is None:
             self._applied.pop(key, None)
         else:
@@ -145,11 +157,19 @@ class Claims(Generic[K, V]):
 
     def recheck(self, key: K) -> None:
         """What makes the object right has changed: compare it again."""
+        self._overtake_reading(key)
         self._dirty.add(key)
 
     def read_anew(self) -> "Reading[K, V]":
-        """Begin to remember a whole reading of the kernel."""
-        return Reading(self)
+        """Begin to remember a whole reading of the kernel, which is yet to be made."""
+        reading = Reading(self, self._remember)
+        self._reading = weakref.ref(reading)  # one that its reader has dropped, complete or not, is over
+        return reading
+
+    def _overtake_reading(self, key: K) -> None:
+        """What a reading finds of this object may be older than what is known now."""
+        if (reading := self._reading()) is not None:
+            reading.overtaken.add(key)
 
     def _own(self, key: K, alone: tuple[ObjectKey]) -> None:
         """Put a claim behind those of others; `alone` is what one owner has in common for all that is its only."""
@@ -173,19 +193,26 @@ class Claims(Generic[K, V]):
 class Reading(Generic[K, V]):
     """A reading of the kernel on its way into the claims, as it comes: no second copy of what is known is made.
 
-    Until it is `complete`, nothing else may happen to the claims.
+    `overtaken` are the objects of which something newer than the reading is known: they are left as they are.
+    `remember` puts into the claims what is there; None: what is not there.
     """
 
-    def __init__(self, claims: Claims[K, V]) -> None:
+    def __init__(self, claims: Claims[K, V], remember: Callable[[K, V | None], None]) -> None:
+        self.overtaken: set[K] = set()
         self._claims = claims
+        self._remember = remember
         self._unseen = set(claims.applied)
         self._drift: list[Difference[K, V]] = []
 
     def found(self, key: K, value: V) -> None:
         """The kernel has this object. A value that agrees with what is remembered is dropped for that."""
         self._unseen.discard(key)
+        if key in self.overtaken:
+            return
         known = self._claims.applied.get(key)
-        if known is None or not self._claims.agree(value, known):
+        if known is None:
+            self._note(self._claims.claimed_key(key), value)
+        elif not self._claims.agree(value, known):
             self._note(key, value)
 
     async def complete(self) -> list[Difference[K, V]]:
@@ -193,13 +220,13 @@ class Reading(Generic[K, V]):
 
         Returns what is wrong now and was thought to be right: the drift, if this is not the first reading.
         """
-        async for keys in sliced(self._unseen):
+        async for keys in sliced(self._unseen - self.overtaken):
             for key in keys:
                 self._note(key, None)
         return self._drift
 
     def _note(self, key: K, value: V | None) -> None:
         was_right = not self._claims.is_doubtful(key)
-        self._claims.note(key, value)
+        self._remember(key, value)
         if was_right and not self._claims.is_right(key):
             self._drift.append(Difference(key, value, self._claims.wanted(key)))

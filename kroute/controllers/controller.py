@@ -6,9 +6,11 @@ waits, changes its memory, writes one difference to the kernel, remembers what w
 plans have reached. Nothing else touches the state: the task that listens to the kernel only lets events wait in a list.
 A batch that is being written is never interrupted by a newer one; the newer one is simply the next.
 
-Reading the kernel is one operation with two occasions. At the start it adopts what an earlier run left, so that the
-first difference is empty if nothing has changed. Every `resync_period`, and before something that failed is tried
-again, it audits: whatever is not as it was left is logged, counted and repaired. Stopping leaves the kernel as it is.
+Reading the kernel is one operation with two occasions. When the first full list of plans has been taken in, it adopts
+what an earlier run left, so that the first difference is empty if nothing has changed, and what is as the plans say is
+in memory once. Every `resync_period`, and before something that failed is tried again, it audits: whatever is not as it
+was left is logged, counted and repaired. What arrives while an audit reads does not wait for its end: it is written
+between two parts of the reading. Stopping leaves the kernel as it is.
 """
 
 import asyncio
@@ -57,7 +59,7 @@ class Controller(ABC):
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
         self._audit_due = clock()
-        self._adopted = False
+        self.has_adopted = False
         self._stopping = False
 
     @abstractmethod
@@ -71,9 +73,15 @@ class Controller(ABC):
     async def cleanup(self, report: CleanupReport) -> None:
         """Undo what earlier runs did, without any plans; for a controller that does not run."""
 
+    async def prepare(self) -> None:  # noqa: B027  not every controller has something to prepare
+        """Put right what needs no plans, before there are any."""
+
     @abstractmethod
     async def read(self) -> Iterable[str]:
-        """Read this controller's part of the kernel into memory; say what is not as it was left."""
+        """Read this controller's part of the kernel into memory; say what is not as it was left.
+
+        `meanwhile` is to be awaited between two parts of a long reading.
+        """
 
     @abstractmethod
     async def write(self) -> None:
@@ -104,15 +112,28 @@ class Controller(ABC):
                 listener.cancel()
 
     async def start(self) -> None:
-        """Adopt what is there, then wait for the first full list of plans (or for `stop`)."""
+        """Prepare, then wait for the first full list of plans (or for `stop`)."""
         self._subscription.notify(self.wake)
-        await self._guarded(self.audit)
+        await self._guarded(self.prepare)
         while not (self._stopping or self._subscription.has_arrived):
             self.wake.clear()
             await self.wake.wait()
 
     async def step(self) -> None:
         """One pass over everything that waits. What the kernel refuses is logged and tried again, never raised."""
+        await self._take()
+        if not self._passes.is_waiting(_PASS, self.clock()):
+            await self._guarded(self._pass)
+
+    async def meanwhile(self) -> None:
+        """Write what has arrived, between two parts of an audit's reading. What it reads later may be older than that:
+        `Reading` keeps what was written."""
+        if self.has_adopted and self.wake.is_set() and not self._stopping:
+            await self._take()
+            await self.write()
+
+    async def _take(self) -> None:
+        """Take everything that waits into memory."""
         self.wake.clear()
         async for plans in sliced(self._subscription.take().values(), PLANS_A_SLICE):
             self.accept([self._exclusion.apply(plan) for plan in plans])
@@ -122,17 +143,15 @@ class Controller(ABC):
             self.audit_soon()
         if events:
             self.notice(events)
-        if not self._passes.is_waiting(_PASS, self.clock()):
-            await self._guarded(self._pass)
 
     async def audit(self) -> None:
         """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
-        drift = await self.read()
-        if self._adopted:
-            self.account.repaired(drift)
-        self._adopted = True
-        self.account.counters.last_audit = time.time()
         self._audit_due = self.clock() + self._settings.resync_period
+        drift = await self.read()
+        if self.has_adopted:
+            self.account.repaired(drift)
+        self.has_adopted = True
+        self.account.counters.last_audit = time.time()
 
     def audit_soon(self) -> None:
         """Read the kernel before the next write."""
@@ -141,7 +160,7 @@ class Controller(ABC):
     async def _pass(self) -> None:
         started = self.clock()
         retry_due = self.account.retries.next_due()
-        if not self._adopted or started >= self._audit_due or (retry_due is not None and started >= retry_due):
+        if not self.has_adopted or started >= self._audit_due or (retry_due is not None and started >= retry_due):
             await self.audit()
         await self.write()
         self.account.retries.expire(started)

@@ -58,7 +58,6 @@ class Masquerade(Preparer[AddEntry, Present]):
         self._node: NodeFacts | None = None
         self._rules_due = True
         self._looked_at_rules = False
-        self._has_misfits = False
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
 
@@ -69,8 +68,6 @@ class Masquerade(Preparer[AddEntry, Present]):
             if plan.key == NODE_PLAN and plan.node != self._node:
                 self._node = plan.node
                 self._rules_due = True
-        if self._has_misfits and self._node is not None:
-            self.audit_soon()
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[AddEntry, Present]:
         """One set entry for each of the plan's, in the set of its family."""
@@ -79,16 +76,11 @@ class Masquerade(Preparer[AddEntry, Present]):
         }
 
     async def read(self) -> Iterable[str]:
-        """Make the sets that are missing, and read the others. The rules are looked at when the sets are right.
-
-        A set of another kind, which an older version may have left, does its work until the first plans are there:
-        to replace it takes away the rules for a moment, and without plans for as long as there are none.
-        """
+        """Make the sets that are missing, and read the others. The rules are looked at when the sets are right."""
         drift: list[str] = []
         reading = self.claims.read_anew()
         present = await self._ipset.names()
         definitions = set_definitions()
-        self._has_misfits = False
         for definition in definitions:
             if definition.name not in present:
                 await self._ipset.create(definition)
@@ -97,8 +89,7 @@ class Masquerade(Preparer[AddEntry, Present]):
                 async for elements in sliced(await self._ipset.read(definition.name)):
                     for element in elements:
                         reading.found(AddEntry(definition.name, element), True)
-            elif self._node is None:
-                self._has_misfits = True
+                    await self.meanwhile()
             else:
                 await self._remake(definition)
                 drift.append(f"set {definition.name} was of another kind")

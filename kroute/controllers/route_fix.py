@@ -88,6 +88,7 @@ class RouteFix(Preparer[str, SourceRoute]):
         self._interface = interface
         self._routes = routes
         self._revision = 0
+        self._is_reading = False
         interface.watch(self.wake)
         milestones.watch(self.wake, Stage.SERVED)
 
@@ -98,6 +99,8 @@ class RouteFix(Preparer[str, SourceRoute]):
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Claim the routes; where the node's own address is not known there is nothing to write."""
         super().accept(plans)
+        if not self.has_adopted:
+            return
         for plan in plans:
             for vip in plan.vips:
                 if vip.source is None and vip.address not in self.claims.applied:
@@ -123,6 +126,13 @@ class RouteFix(Preparer[str, SourceRoute]):
 
     async def read(self) -> Iterable[str]:
         """Read the routes on the dummy interface. Without the interface there are none."""
+        self._is_reading = True
+        try:
+            return await self._read()
+        finally:
+            self._is_reading = False
+
+    async def _read(self) -> list[str]:
         self._revision = self._interface.revision
         reading = self.claims.read_anew()
         if self._interface.index is None:
@@ -135,6 +145,7 @@ class RouteFix(Preparer[str, SourceRoute]):
                 if ours is not None and self._is_ours(address):
                     reading.found(address, ours)
                     unwritten.discard(address)
+            await self.meanwhile()
         for address in unwritten:
             reading.found(address, ANY_SOURCE)
         return [
@@ -147,6 +158,8 @@ class RouteFix(Preparer[str, SourceRoute]):
         if self._interface.index is None:
             return
         if self._interface.revision != self._revision:
+            if self._is_reading:
+                return  # what is being read is of the interface as it was: the next reading counts
             await self.read()
             self.account.retries.clear()
         await super().write()

@@ -8,7 +8,7 @@ are. All of them are waited for only so long.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
@@ -129,21 +129,17 @@ class ServiceProxy(Controller):
             self.account.repaired(f"address {address} was missing" for address in lost)
             self._lose(lost)
 
+    async def prepare(self) -> None:
+        """Make the interface, and set the sysctls and timeouts."""
+        await self._ensure_surroundings()
+
     async def read(self) -> Iterable[str]:
         """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
-        bound = await self._addresses.read(self._interface.name)
-        await self._settle_owner(bound)
-        wrong = await self._interface.ensure()
-        if wrong:
-            bound = await self._addresses.read(self._interface.name)
-        elif self._ledger.restore():
-            wrong = [f"the ledger {self._ledger.path} was missing"]
-        drift = await self._vips.learn(bound, self._exclusion)
+        wrong = await self._ensure_surroundings()
+        drift = await self._vips.learn(self._exclusion)
         wrong += [describe(one) for one in drift]
         self._lose(one.key for one in drift if one.applied is None)
-        wrong += await self._servers.learn(self._exclusion)
-        wrong += self._ensure_sysctls()
-        wrong += await self._timeouts.ensure()
+        wrong += await self._servers.learn(self._exclusion, self.meanwhile)
         return wrong
 
     async def write(self) -> None:
@@ -182,8 +178,8 @@ class ServiceProxy(Controller):
     async def cleanup(self, report: CleanupReport) -> None:
         """Take away our addresses and virtual servers, then put sysctls and timeouts back."""
         with report.step("addresses and virtual servers"):
+            await self._settle_owner()
             bound = await self._addresses.read(self._interface.name)
-            await self._settle_owner(bound)
             servers = sorted(key for key in self._ledger.virtual_servers if not self._exclusion.covers(key.address))
             if not self._interface.is_ours:
                 bound &= {address for _, address, _ in servers}
@@ -207,7 +203,15 @@ class ServiceProxy(Controller):
         elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
             self.audit_soon()
 
-    async def _settle_owner(self, bound: Set[str]) -> None:
+    async def _ensure_surroundings(self) -> list[str]:
+        """Put right what stands around the virtual servers and addresses; says what was wrong."""
+        await self._settle_owner()
+        wrong = await self._interface.ensure()
+        if not wrong and self._ledger.restore():
+            wrong = [f"the ledger {self._ledger.path} was missing"]
+        return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
+
+    async def _settle_owner(self) -> None:
         """Decide what of an earlier run's is ours, once, and write that down."""
         if self._is_owner_settled:
             return
@@ -216,6 +220,7 @@ class ServiceProxy(Controller):
             ours = self._ledger.virtual_servers  # a reading of the kernel may lack some of them
             links &= self._ledger.links
         else:
+            bound = await self._addresses.read(self._interface.name)
             ours = {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
         if self._ledger.exists or ours or links:
             self._ledger.adopt(ours, links)

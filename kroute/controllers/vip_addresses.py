@@ -4,7 +4,7 @@ An address goes live last: it is bound when a Service that claims it is ready, w
 away first. One that somebody has taken away is bound again in the same order as at first.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -50,10 +50,10 @@ class VipAddresses:
         for address in vips:
             self.departures.over(address)
 
-    async def learn(self, bound: Collection[str], exclusion: Exclusion) -> list[Difference[str, Vip]]:
-        """Take a reading of the kernel into memory; says what is not as it was left."""
+    async def learn(self, exclusion: Exclusion) -> list[Difference[str, Vip]]:
+        """Read the bound addresses into memory; says what is not as it was left."""
         reading = self.claims.read_anew()
-        async for addresses in sliced(bound):
+        async for addresses in sliced(await self._addresses.read(self._interface.name)):
             for address in addresses:
                 wanted, known = self.claims.wanted(address), self.claims.applied.get(address)
                 is_known = wanted is not None or known is not None

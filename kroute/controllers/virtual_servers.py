@@ -7,7 +7,7 @@ One that is planned without real servers is not in the kernel: there, it would k
 stays only for as long as old real servers of it drain.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from errno import ENOENT
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from kroute.controllers.account import Account, names_of
 from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
-from kroute.controllers.claims import Claims, Difference
+from kroute.controllers.claims import Claims, Difference, Reading
 from kroute.controllers.departures import Departures
 from kroute.controllers.drains import Drains
 from kroute.controllers.exclusion import Exclusion
@@ -62,6 +62,9 @@ VIRTUAL_SERVERS_A_BATCH = 32
 Report = Callable[[ObjectKey, Problem], None]
 """Called with a problem of a Service that only the kernel could show."""
 
+Meanwhile = Callable[[], Awaitable[None]]
+"""Awaited between two parts of a reading, and may write."""
+
 Suspect = Callable[[Iterable[VirtualServerKey]], None]
 """Called with virtual servers whose clients may hold on to what serves them no longer."""
 
@@ -92,30 +95,43 @@ class VirtualServers:
         self._foreign: set[KernelKey] = set()
         self._ask_again = False
 
-    async def learn(self, exclusion: Exclusion) -> list[str]:
+    async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
         """Read the kernel's table into memory; says what is not as it was left."""
         reading = self.claims.read_anew()
         draining: set[VirtualServerKey] = set()
-        foreign: set[KernelKey] = set()
-        now = self._account.clock()
+        no_longer_foreign = set(self._foreign)
         async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
+                if found in reading.overtaken:
+                    continue
                 if found not in self._ledger.virtual_servers:
-                    foreign.add(found)
+                    no_longer_foreign.discard(found)
+                    self._foreign.add(found)
                 elif not exclusion.covers(found[1]):
-                    self._schedulers.found(state.options.scheduler)
-                    key = planned_key(found)
-                    if idle := self._idle(key, state):
-                        draining.add(key)
-                    self._drains.found(key, idle, now)
-                    known = self.claims.applied.get(key)
-                    if known is None or not is_unchanged(known, state, idle):
-                        known = from_kernel(key, state, idle)
-                    reading.found(key, known)
-        self._foreign = foreign
-        self._drains.keep_only(draining)
+                    self._learn_one(found, state, reading, draining)
+            await meanwhile()
+        self._foreign -= no_longer_foreign
+        self._drains.keep_only(draining | reading.overtaken)
         self._ask_again = True
         return [describe(drift) for drift in await reading.complete()]
+
+    def _learn_one(
+        self,
+        found: KernelKey,
+        state: VirtualServerState,
+        reading: Reading[VirtualServerKey, VirtualServer],
+        draining: set[VirtualServerKey],
+    ) -> None:
+        """Take in one virtual server of ours; what drains in it goes into `draining`."""
+        self._schedulers.found(state.options.scheduler)
+        known = self.claims.applied.get(planned_key(found)) or self.claims.wanted(planned_key(found))
+        key = known.key if known is not None else planned_key(found)
+        if idle := self._idle(key, state):
+            draining.add(key)
+        self._drains.found(key, idle, self._account.clock())
+        if known is None or not is_unchanged(known, state, idle):
+            known = from_kernel(key, state, idle)
+        reading.found(key, known)
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the difference.

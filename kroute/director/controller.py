@@ -141,7 +141,7 @@ class DirectRouting(Controller):
             self._is_owner_settled = True
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
         wrong += await self.vips.learn()
-        wrong += await self._servers.learn(self._exclusion)
+        wrong += await self._servers.learn(self._exclusion, self.meanwhile)
         wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
         wrong += await self._timeouts.ensure()
         return wrong

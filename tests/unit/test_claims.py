@@ -164,3 +164,19 @@ async def test_the_key_of_a_reading_gives_way_to_that_of_the_plan() -> None:
     claims.claim(A, {named: 1})
     assert claims.differences() == []
     assert [key is named for key in claims.applied] == [True]
+
+
+async def test_what_is_written_while_a_reading_goes_on_is_newer_than_what_it_finds() -> None:
+    claims: Claims[str, int] = Claims()
+    claims.claim(A, {"changed": 1, "gone": 1})
+    for key in ("changed", "gone"):
+        claims.note(key, 1)
+    reading = claims.read_anew()
+    claims.claim(A, {"changed": 2, "new": 2})
+    for key, value in (("changed", 2), ("gone", None), ("new", 2)):
+        claims.note(key, value)
+    reading.found("changed", 1)
+    reading.found("gone", 1)
+    assert await reading.complete() == []
+    assert claims.applied == {"changed": 2, "new": 2}
+    assert claims.differences() == []

@@ -131,7 +131,7 @@ async def test_nothing_is_taken_away_before_the_first_full_list(tmp_path: Path) 
     kernel.add_link(DUMMY, kind="dummy", noarp=True)
     kernel.add_address(DUMMY, "10.96.0.8")
     async with running(tmp_path, kernel) as node:
-        await until(lambda: all(controller.statistics().last_audit for controller in node.controllers))
+        await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
         await asyncio.sleep(0.05)
         assert "10.96.0.8" in kernel.links[DUMMY].addresses
         node.broadcaster.publish([])
@@ -141,7 +141,7 @@ async def test_nothing_is_taken_away_before_the_first_full_list(tmp_path: Path) 
 @pytest.mark.parametrize("plans", [[], FIRST_LIST], ids=["waiting", "serving"])
 async def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plans: list) -> None:
     async with running(tmp_path) as node:
-        await until(lambda: all(controller.statistics().last_audit for controller in node.controllers))
+        await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
         if plans:
             node.broadcaster.publish(plans)
             await until(lambda: node.kernel.links.get(DUMMY) and node.kernel.links[DUMMY].addresses)

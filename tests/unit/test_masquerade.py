@@ -1,5 +1,6 @@
 """masquerade: the sets hold what the plans say, and are filled before they bite."""
 
+import asyncio
 import errno
 from collections.abc import Iterable
 from pathlib import Path
@@ -221,8 +222,10 @@ async def test_one_that_an_earlier_version_left_serves_until_there_are_plans(tmp
     node.kernel.sets[small.name] = FakeSet(small, {PORT.element})
     node = node.restarted()
     await node.open()
-    await node.masquerade.audit()
+    waiting = asyncio.create_task(node.masquerade.run())
+    await asyncio.sleep(0.05)
     assert node.kernel.writes == []
+    waiting.cancel()
     await node.start(WEB)
     assert node.kernel.sets[small.name].definition.maxelem > 100
     assert elements(node, small.name) == {PORT.element}
