@@ -251,7 +251,7 @@ async def audit(session: Session, lengths: Lengths) -> Figures:
 async def _audited(session: Session) -> None:
     """Until every controller has audited once more, and a second longer."""
     before = {name: it.last_audit for name, it in (await session.statistics()).controllers.items()}
-    due = min(before.values()) + USUAL_SECONDS - session.clock_ahead - time.time()
+    due = max(before.values()) + USUAL_SECONDS - session.clock_ahead - time.time()
     await asyncio.sleep(max(0.0, due))  # without questions: answers would count as part of the audit
     async with asyncio.timeout(_AUDIT_WITHIN):
         while True:

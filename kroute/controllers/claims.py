@@ -82,9 +82,11 @@ class Claims(Generic[K, V]):
 
     def claimed_key(self, key: K) -> K:
         """The equal key with which the newest claim names the object, so that it is in memory once; or `key` itself."""
-        owners = self._owners.get(key)
-        claimed = self._claims[owners[-1]] if owners else ()
-        return next((own for own in claimed if own == key), key)
+        if owners := self._owners.get(key):
+            for own in self._claims[owners[-1]]:
+                if own == key:
+                    return own
+        return key
 
     def claimed_by(self, owner: ObjectKey) -> Set[K]:
         """All that this Service claims."""

@@ -45,6 +45,8 @@ class Controller(ABC):
     """
 
     name: ClassVar[str]
+    first_audit: ClassVar[float] = 1.0
+    """After which part of the resync period the first audit comes: so the controllers audit one after the other."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: Monitor | None, clock: Callable[[], float]
@@ -146,7 +148,7 @@ class Controller(ABC):
 
     async def audit(self) -> None:
         """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
-        self._audit_due = self.clock() + self._settings.resync_period
+        self._audit_due = self.clock() + self._settings.resync_period * (1.0 if self.has_adopted else self.first_audit)
         drift = await self.read()
         if self.has_adopted:
             self.account.repaired(drift)

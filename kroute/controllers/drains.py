@@ -2,14 +2,18 @@
 
 from collections.abc import Collection, Container, Mapping
 
+from kroute.controllers.virtual_server_changes import planned_key
 from kroute.kernel.ipvs import RealServerKey, RealServerState
 from kroute.kernel.ipvs import VirtualServerKey as KernelKey
 from kroute.planning.plan import Protocol, VirtualServerKey
 
+LOOKED_AT_TOGETHER = 16
+"""Virtual servers whose connections are looked at in one pass: what changes meanwhile is not to wait for all."""
+
 FIRST_POLL = 2.0
 LAST_POLL = 30.0
 """Seconds between two looks at the connections of draining real servers: more often while something began to drain
-lately, since a look reads the whole table, and a connection may live for days."""
+lately, since a look costs a netlink dump for each virtual server, and a connection may live for days."""
 
 
 class Drains:
@@ -19,13 +23,9 @@ class Drains:
         self._timeout = timeout
         self._since: dict[VirtualServerKey, dict[RealServerKey, float]] = {}
         self._polled = 0.0
+        self._unseen: list[VirtualServerKey] = []
         self._newest = 0.0
         self._oldest = 0.0
-
-    @property
-    def virtual_servers(self) -> Collection[VirtualServerKey]:
-        """Those of which something drains."""
-        return self._since.keys()
 
     def of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
         """The draining real servers of a virtual server."""
@@ -62,7 +62,9 @@ class Drains:
         self._look_at_ages()
 
     def next_poll(self) -> float | None:
-        """When to look at the connections next; None if nothing drains."""
+        """When to look at connections next; None if nothing drains."""
+        if self._unseen:
+            return self._polled
         if not self._since:
             return None
         age = max(0.0, self._polled - self._newest)
@@ -71,17 +73,28 @@ class Drains:
             poll = min(poll, max(self._oldest + self._timeout, self._polled + FIRST_POLL))
         return poll
 
+    def to_look_at(self, now: float) -> list[VirtualServerKey]:
+        """The virtual servers that are to be looked at now. A look goes on, at once, until it has come to the last."""
+        if not self._unseen:
+            poll = self.next_poll()
+            if poll is None or now < poll:
+                return []
+            self._unseen = list(self._since)
+        together = self._unseen[-LOOKED_AT_TOGETHER:]
+        del self._unseen[-LOOKED_AT_TOGETHER:]
+        self._polled = now
+        if not self._unseen:
+            self._look_at_ages()
+        return together
+
     def over(
         self, table: Mapping[KernelKey, Mapping[RealServerKey, RealServerState]], now: float
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
-        """The real servers that may be deleted: without connections, out of time, or not of TCP."""
-        self._polled = now
-        self._look_at_ages()
+        """Of what was looked at, the real servers that may be deleted: without connections, out of time, not of TCP."""
         return [
             (key, real_server)
-            for key, since in self._since.items()
-            if key in table
-            for real_server, start in since.items()
+            for key in map(planned_key, table)
+            for real_server, start in self._since.get(key, {}).items()
             if (state := table[key].get(real_server)) is not None
             and (
                 key.protocol != Protocol.TCP

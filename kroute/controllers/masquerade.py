@@ -41,6 +41,7 @@ class Masquerade(Preparer[AddEntry, Present]):
 
     name = "masquerade"
     stage = Stage.ENTRIES_PREPARED
+    first_audit = 1 / 3
 
     def __init__(
         self,

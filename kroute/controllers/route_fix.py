@@ -72,6 +72,7 @@ class RouteFix(Preparer[str, SourceRoute]):
 
     name = "route_fix"
     stage = Stage.ROUTES_PREPARED
+    first_audit = 2 / 3
 
     def __init__(
         self,

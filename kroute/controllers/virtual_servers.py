@@ -15,7 +15,7 @@ import structlog
 from kroute.controllers.account import Account, names_of
 from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
-from kroute.controllers.claims import Claims, Difference, Reading
+from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.departures import Departures
 from kroute.controllers.drains import Drains
 from kroute.controllers.exclusion import Exclusion
@@ -100,6 +100,7 @@ class VirtualServers:
         reading = self.claims.read_anew()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign)
+        now = self._account.clock()
         async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
                 if found in reading.overtaken:
@@ -108,30 +109,25 @@ class VirtualServers:
                     no_longer_foreign.discard(found)
                     self._foreign.add(found)
                 elif not exclusion.covers(found[1]):
-                    self._learn_one(found, state, reading, draining)
+                    key = planned_key(found)
+                    self._schedulers.found(state.options.scheduler)
+                    self._drains.found(key, self._idle(key, state), now)
+                    if self._drains.of(key):
+                        draining.add(key)
+                    reading.found(key, self._as_known(key, state))
             await meanwhile()
         self._foreign -= no_longer_foreign
         self._drains.keep_only(draining | reading.overtaken)
         self._ask_again = True
         return [describe(drift) for drift in await reading.complete()]
 
-    def _learn_one(
-        self,
-        found: KernelKey,
-        state: VirtualServerState,
-        reading: Reading[VirtualServerKey, VirtualServer],
-        draining: set[VirtualServerKey],
-    ) -> None:
-        """Take in one virtual server of ours; what drains in it goes into `draining`."""
-        self._schedulers.found(state.options.scheduler)
-        known = self.claims.applied.get(planned_key(found)) or self.claims.wanted(planned_key(found))
-        key = known.key if known is not None else planned_key(found)
-        if idle := self._idle(key, state):
-            draining.add(key)
-        self._drains.found(key, idle, self._account.clock())
-        if known is None or not is_unchanged(known, state, idle):
-            known = from_kernel(key, state, idle)
-        reading.found(key, known)
+    def _as_known(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer:
+        """What the kernel has: the very object that is remembered, or else wanted, when that says the same."""
+        known = self.claims.applied.get(key) or self.claims.wanted(key)
+        draining = self._drains.of(key)
+        if known is not None and is_unchanged(known, state, draining):
+            return known
+        return from_kernel(key, state, draining)
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the difference.
@@ -277,11 +273,12 @@ class VirtualServers:
             self._ledger.record([VirtualServerDeleted(key)])
 
     async def _end_drains(self) -> None:
-        """Delete the real servers that have drained."""
-        poll, now = self._drains.next_poll(), self._account.clock()
-        if poll is None or now < poll:
+        """Look at some of what drains, and delete the real servers that have drained."""
+        now = self._account.clock()
+        keys = self._drains.to_look_at(now)
+        if not keys:
             return
-        over = self._drains.over(await self._ipvs.real_servers(list(self._drains.virtual_servers)), now)
+        over = self._drains.over(await self._ipvs.real_servers(keys), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
         self._suspect(changes.values())
         failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]

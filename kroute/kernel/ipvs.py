@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -77,8 +77,8 @@ __all__ = [
 TABLE = Path("/proc/net/ip_vs")
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks get a turn."""
-DUMPS_FOR_A_SCAN = 1000
-"""So many netlink dumps of one virtual server each cost more than a scan of 10,000 virtual servers."""
+BYTES_A_READ = 64 * 1024
+"""The kernel gives about 4 KiB at a time: some tenths of a millisecond."""
 
 
 class Ipvs(NetlinkClient):
@@ -106,18 +106,19 @@ class Ipvs(NetlinkClient):
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
 
-        It comes in parts, so that nobody need hold all of it. One read of /proc/net/ip_vs; when some virtual server has
-        options that it does not print, also one netlink dump of the virtual servers. One that vanishes between the two
-        is left out.
+        It comes in parts, as it is read, so that nobody need hold all of it, and others have their turn in between.
+        /proc/net/ip_vs is read once; when some virtual server has options that it does not print, also one netlink dump
+        of the virtual servers. One that vanishes between the two is left out.
 
         That file is made page by page, and where a page begins is counted among this network namespace's virtual
         servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
-        ip_vs_info_array): with others' about, it lacks some. Netlink does not, so what is `expected` and was not seen
-        is looked up there, and comes as the last part.
+        ip_vs_info_array): with others' about, it lacks some, and some are there twice; so it is when virtual servers
+        come and go between two pages. Netlink does not, so what is `expected` and was not seen is looked up there, and
+        comes as the last part.
         """
         missing = set(expected)
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
-        for sections in parse_table(await asyncio.to_thread(TABLE.read_bytes)):
+        for sections in parse_table(_pages()):
             if options is None and not all(section.is_complete for section in sections):
                 options = await self._read_options()
             part = [
@@ -134,16 +135,8 @@ class Ipvs(NetlinkClient):
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
-        """The real servers of these virtual servers; of one that is not there, none.
-
-        One netlink dump each, or, when there are very many, all of `scan`.
-        """
-        if len(keys) <= DUMPS_FOR_A_SCAN:
-            return {key: await self._real_servers_of(key) for key in keys}
-        found: dict[VirtualServerKey, dict[RealServerKey, RealServerState]] = {key: {} for key in keys}
-        async for part in self.scan(keys):
-            found.update((key, state.real_servers) for key, state in part if key in found)
-        return found
+        """The real servers of these virtual servers; of one that is not there, none. One netlink dump each."""
+        return {key: await self._real_servers_of(key) for key in keys}
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """What has gone through each virtual server but those of firewall marks; one dump."""
@@ -205,6 +198,13 @@ class Ipvs(NetlinkClient):
         for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
             if number != errno.ESRCH:
                 raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+
+def _pages() -> Iterator[bytes]:
+    """The contents of TABLE."""
+    with TABLE.open("rb", buffering=0) as file:
+        while page := file.read(BYTES_A_READ):
+            yield page
 
 
 def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:

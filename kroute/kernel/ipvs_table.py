@@ -1,4 +1,4 @@
-"""/proc/net/ip_vs: the whole IPVS table in one read.
+"""/proc/net/ip_vs: the whole IPVS table in one file.
 
 What it does not say (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_show): the scheduler flags, and the persistence
 timeout in seconds (it prints jiffies, whose length nobody tells). `Section.is_complete` is False where that matters.
@@ -6,7 +6,7 @@ timeout in seconds (it prints jiffies, whose length nobody tells). `Section.is_c
 
 import socket
 from binascii import unhexlify
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ REAL_SERVER = b"  -> "
 FLAG_SCHEDULERS = frozenset({"mh", "sh"})
 """The schedulers that take flags."""
 
+_SPACE = ord(" ")
 _PROTOCOLS = {name.encode(): number for number, name in PROTOCOL_NAMES.items()}
 
 
@@ -38,25 +39,32 @@ class Section(NamedTuple):
     is_complete: bool
 
 
-def parse_table(contents: bytes) -> Iterator[list[Section]]:
-    """Parse the file in slices, between which other tasks may run. Virtual servers of a firewall mark are left out."""
-    start = 0
-    for _ in range(HEADING_LINES):
-        start = contents.find(b"\n", start) + 1
-    while 0 < start < len(contents):
-        end = _end_of_slice(contents, start)
-        yield _parse_slice(contents[start:end].split(b"\n"))
-        start = end
+def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
+    """Parse the file in slices, between which other tasks may run, as it is read.
+
+    Pieces may end anywhere. Virtual servers of a firewall mark are left out.
+    """
+    text = b""
+    heading = HEADING_LINES
+    for piece in pieces:
+        text += piece
+        while heading and (end := text.find(b"\n") + 1):
+            text, heading = text[end:], heading - 1
+        if not heading and len(text) >= BYTES_A_SLICE and (end := _last_virtual_server(text)):
+            yield _parse_slice(text[:end].split(b"\n"))
+            text = text[end:]
+    if not heading and text:
+        yield _parse_slice(text.split(b"\n"))
 
 
-def _end_of_slice(contents: bytes, start: int) -> int:
-    """Where the first virtual server begins that is not in a slice which begins at `start`."""
-    position = start + BYTES_A_SLICE
-    while 0 < (line := contents.find(b"\n", position) + 1) < len(contents):
-        if not contents.startswith(REAL_SERVER, line):
+def _last_virtual_server(text: bytes) -> int:
+    """Where the last one begins, some of whose real servers may be yet to come. Theirs are the lines with a space."""
+    line = len(text)
+    while line := text.rfind(b"\n", 0, line) + 1:
+        if line < len(text) and text[line] != _SPACE:
             return line
-        position = line
-    return len(contents)
+        line -= 1
+    return 0
 
 
 def _parse_slice(lines: list[bytes]) -> list[Section]:

@@ -21,6 +21,11 @@ CONNECT_TIMEOUT = 30.0
 READ_TIMEOUT = 60.0
 """Seconds for which the answer to an ordinary request may be silent; the API server gives up after as many."""
 
+READ_AHEAD = 64 << 10
+"""Bytes of an answer after which the next ones are left to the socket (twice as many at most are here). A line may be
+longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are for those who read line by line; with them a large
+list is here in pieces of 4 MiB, three times over, which costs 15 MiB and more page faults than all that is kept."""
+
 Parameters = Mapping[str, str]
 
 
@@ -200,14 +205,31 @@ class Api:
             return self._rest, headers | await self._credentials.headers()
 
 
+class _Session:
+    """aiohttp's session, as far as kubernetes-asyncio uses it, which reads no further ahead than `READ_AHEAD`."""
+
+    def __init__(self, session: "aiohttp.ClientSession") -> None:
+        self._session = session
+
+    async def request(self, **arguments: Any) -> "aiohttp.ClientResponse":
+        """Send a request."""
+        return await self._session.request(**arguments, read_bufsize=READ_AHEAD)
+
+    async def close(self) -> None:
+        """End every request."""
+        await self._session.close()
+
+
 def _new_session(configuration: Any) -> Any:
     from kubernetes_asyncio.client.rest import RESTClientObject  # noqa: PLC0415
 
     try:
-        return RESTClientObject(configuration)
+        rest = RESTClientObject(configuration)
     except OSError as error:  # ssl.SSLError is one
         files = [file for file in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if file]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
+    rest.pool_manager = _Session(rest.pool_manager)  # type: ignore[assignment]  # as far as it is used
+    return rest
 
 
 def _tls_settings(configuration: Any) -> tuple[Any, ...]:

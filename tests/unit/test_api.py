@@ -1,5 +1,6 @@
 """Requests to the API: where the server is, who asks, and what went wrong."""
 
+import asyncio
 import json
 import os
 import ssl
@@ -11,12 +12,13 @@ import pytest
 
 from kroute.settings import Settings
 from kroute.watchers import credentials
-from kroute.watchers.api import Api
+from kroute.watchers.api import READ_AHEAD, Api
 from kroute.watchers.errors import ApiError, ConfigurationError, UnreachableError
 from tests.apiserver import ApiServer
 from tests.unit.watching import service
 
 NODES = "/api/v1/nodes"
+ASYNCIO_READS_AT_ONCE = 256 << 10
 
 
 def settings(**values: object) -> Settings:
@@ -257,6 +259,18 @@ class TestAnswers:
             stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
             lines = [line async for batch in stream for line in batch]
         assert [len(json.loads(line)["object"]["spec"]["annotation"]) for line in lines] == sizes
+
+    async def test_a_slow_reader_is_not_read_ahead_of(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            for number in range(300):
+                server.apply(service(f"s{number}", annotation="x" * 30_000))
+            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
+            pieces = []
+            async for lines in stream:
+                pieces.append(sum(map(len, lines)))
+                await asyncio.sleep(0.05)
+        assert sum(pieces) > 9_000_000
+        assert max(pieces) < 2 * READ_AHEAD + ASYNCIO_READS_AT_ONCE + 31_000
 
 
 def run(program: str) -> list[str]:

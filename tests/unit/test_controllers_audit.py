@@ -141,3 +141,21 @@ async def test_told_to_stop_it_takes_in_nothing_more(tmp_path: Path) -> None:
     await node.service_proxy.step()
     assert held == [True]
     assert node.service_proxy.wake.is_set()
+
+
+async def test_the_controllers_audit_one_after_the_other(tmp_path: Path) -> None:
+    node = await serving(tmp_path, resync_period=30.0)
+    audited: dict[str, list[float]] = {controller.name: [] for controller in node.controllers}
+    for controller in node.controllers:
+        read = controller.read
+
+        async def noted(name: str = controller.name, read: Any = read) -> Any:
+            audited[name].append(node.clock.now)
+            return await read()
+
+        controller.read = noted  # type: ignore[method-assign]
+    started = node.clock.now
+    for _ in range(65):
+        await node.wait(1)
+    moments = {name: [now - started for now in times] for name, times in audited.items()}
+    assert moments == {"masquerade": [10, 40], "route_fix": [20, 50], "service_proxy": [30, 60]}

@@ -29,9 +29,26 @@ print(resident() - base)
 """
 
 
+LOOKS_AT_A_SOCKET = """
+import resource
+from kroute import heap
+
+heap.return_large_blocks()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(200):
+    block = b"x" * (256 << 10)
+    block = None
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / 200)
+"""
+
+
 def growth(before: str = "", after: str = "") -> float:
     """How many MiB stay resident of 64 that were needed for a moment."""
-    program = PROGRAM.format(before=before, after=after)
+    return measured(PROGRAM.format(before=before, after=after))
+
+
+def measured(program: str) -> float:
+    """What the program prints."""
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return float(shown.stdout)
 
@@ -44,6 +61,9 @@ class TestGlibc:
 
     def test_large_blocks_are_returned_when_they_are_freed(self) -> None:
         assert growth(before="heap.return_large_blocks()") < 5
+
+    def test_what_each_look_at_a_socket_needs_is_used_again(self) -> None:
+        assert measured(LOOKS_AT_A_SOCKET) < 2  # page faults
 
     def test_pages_that_hold_nothing_are_returned_on_demand(self) -> None:
         assert growth(after="heap.return_free_pages()") < 5

@@ -1,6 +1,7 @@
 """IPVS changes as bytes, and /proc/net/ip_vs as objects."""
 
 import struct
+from collections.abc import Iterator
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_timeouts_of_zero_are_not_sent() -> None:
 
 
 def test_the_table_is_parsed() -> None:
-    [sections] = parse_table(TABLE)
+    [sections] = parse_table([TABLE])
     assert {section.key: section.state for section in sections} == {
         (6, "fd00::2", 80): VirtualServerState(
             VirtualServerOptions("rr"), {("fd01::1", 8080): RealServerState(1, 2, 3, "Masq")}
@@ -150,22 +151,35 @@ def test_the_table_is_parsed() -> None:
 
 
 def test_what_the_table_does_not_tell_is_named() -> None:
-    [sections] = parse_table(TABLE)
+    [sections] = parse_table([TABLE])
     incomplete = {section.key for section in sections if not section.is_complete}
     assert incomplete == {(6, "fd00::2", 80), (6, "10.0.0.2", 80), (6, "10.0.0.1", 80)}
 
 
 def test_an_empty_table_has_only_its_heading() -> None:
-    assert [section for sections in parse_table(b"".join(TABLE.splitlines(True)[:3])) for section in sections] == []
-    assert list(parse_table(b"")) == []
+    assert [section for sections in parse_table(TABLE.splitlines(True)[:3]) for section in sections] == []
+    assert list(parse_table([])) == []
 
 
-def test_a_long_table_comes_in_slices_that_end_between_virtual_servers() -> None:
+def in_pieces(lines: list[bytes], size: int) -> Iterator[bytes]:
+    """The lines as a file that is read so many bytes at a time."""
+    text = b"\n".join(lines) + b"\n"
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+@pytest.mark.parametrize("size", [1, 997, 4096, 1 << 16])
+def test_wherever_pieces_end_the_table_is_the_same(size: int) -> None:
+    [whole] = parse_table([TABLE])
+    assert [section for part in parse_table(in_pieces(TABLE.splitlines(), size)) for section in part] == whole
+
+
+@pytest.mark.parametrize("size", [997, 4096])
+def test_a_long_table_comes_in_slices_that_end_between_virtual_servers(size: int) -> None:
     lines = TABLE.splitlines()[:3]
     for number in range(3000):
         lines.append(b"TCP  0A%06X:0050 rr  " % number)
         lines += [b"  -> 0B%06X:%04X      Masq    1      0          0         " % (number, port) for port in range(9)]
-    slices = list(parse_table(b"\n".join(lines) + b"\n"))
+    slices = list(parse_table(in_pieces(lines, size)))
     sections = [section for sections in slices for section in sections]
     assert len({section.key for section in sections}) == len(sections) == 3000
     assert {len(section.state.real_servers) for section in sections} == {9}
@@ -178,7 +192,7 @@ def test_a_virtual_server_larger_than_a_slice_stays_whole() -> None:
     lines.append(b"TCP  0A000001:0050 rr  ")
     lines += [b"  -> 0B000001:%04X      Masq    1      0          0         " % port for port in range(3000)]
     lines.append(b"TCP  0A000002:0050 rr  ")
-    sections = [section for sections in parse_table(b"\n".join(lines) + b"\n") for section in sections]
+    sections = [section for part in parse_table(in_pieces(lines, 4096)) for section in part]
     assert [len(section.state.real_servers) for section in sections] == [3000, 0]
 
 
