@@ -12,6 +12,7 @@ from kroute.controllers.durations import Durations
 from kroute.controllers.retries import Retries
 from kroute.kernel.errors import KernelError
 from kroute.planning.objects import ObjectKey
+from kroute.planning.plan import Problem
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,9 @@ PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
 
 NAMED_SERVICES = 5
 """How many Services a line about many of them names."""
+
+Report = Callable[[ObjectKey, Problem], None]
+"""Called with a problem of a Service that only the kernel could show."""
 
 
 class ControllerStatistics(msgspec.Struct):

@@ -128,8 +128,10 @@ class Controller(ABC):
             await self._guarded(self._pass)
 
     async def meanwhile(self) -> None:
-        """Write what has arrived, between two parts of an audit's reading. What it reads later may be older than that:
-        `Reading` keeps what was written."""
+        """Write what has arrived, between two parts of an audit's reading.
+
+        The rest of it may tell of the kernel before that; a `Reading` knows what has overtaken it.
+        """
         if self.has_adopted and self.wake.is_set() and not self._stopping:
             await self._take()
             await self.write()

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.account import Report
 from kroute.controllers.change_log import log_changes
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
-from kroute.controllers.virtual_servers import Report
 from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import HealthCheck, Problem, ServicePlan
 from kroute.settings import Settings

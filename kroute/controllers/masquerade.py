@@ -79,21 +79,21 @@ class Masquerade(Preparer[AddEntry, Present]):
     async def read(self) -> Iterable[str]:
         """Make the sets that are missing, and read the others. The rules are looked at when the sets are right."""
         drift: list[str] = []
-        reading = self.claims.read_anew()
         present = await self._ipset.names()
         definitions = set_definitions()
         for definition in definitions:
             if definition.name not in present:
                 await self._ipset.create(definition)
                 drift.append(f"set {definition.name} was missing")
-            elif await self._fits(definition):
-                async for elements in sliced(await self._ipset.read(definition.name)):
-                    for element in elements:
-                        reading.found(AddEntry(definition.name, element), True)
-                    await self.meanwhile()
-            else:
+            elif not await self._fits(definition):
                 await self._remake(definition)
                 drift.append(f"set {definition.name} was of another kind")
+        reading = self.claims.read_anew()
+        for definition in definitions:
+            async for elements in sliced(await self._ipset.read(definition.name)):
+                for element in elements:
+                    reading.found(AddEntry(definition.name, element), True)
+                await self.meanwhile()
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
         self._rules_due = True
         drift += [

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.account import ControllerStatistics
+from kroute.controllers.account import ControllerStatistics, Report
 from kroute.controllers.address_sets import FAMILIES
 from kroute.controllers.cleanup import cleanup, hand_over
 from kroute.controllers.cleanup_report import CleanupReport
@@ -19,7 +19,6 @@ from kroute.controllers.masquerade import Masquerade
 from kroute.controllers.milestones import Milestones
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy import ServiceProxy
-from kroute.controllers.virtual_servers import Report
 from kroute.kernel.addresses import Addresses
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.account import Report
 from kroute.controllers.batches import sliced
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
@@ -24,7 +25,7 @@ from kroute.controllers.timeouts import Timeouts
 from kroute.controllers.udp_flows import UdpFlows
 from kroute.controllers.vip_addresses import VipAddresses, describe
 from kroute.controllers.virtual_server_changes import planned_key
-from kroute.controllers.virtual_servers import Report, VirtualServers
+from kroute.controllers.virtual_servers import VirtualServers
 from kroute.kernel.addresses import Addresses, UnbindAddress
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipvs import DeleteVirtualServer, Ipvs

@@ -12,13 +12,14 @@ from errno import ENOENT
 
 import structlog
 
-from kroute.controllers.account import Account, names_of
+from kroute.controllers.account import Account, Report, names_of
 from kroute.controllers.batches import sliced
 from kroute.controllers.change_log import log_changes
-from kroute.controllers.claims import Claims, Difference
+from kroute.controllers.claims import Claims
 from kroute.controllers.departures import Departures
 from kroute.controllers.drains import Drains
 from kroute.controllers.exclusion import Exclusion
+from kroute.controllers.foreign_servers import ForeignServers
 from kroute.controllers.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.controllers.schedulers import Schedulers
 from kroute.controllers.virtual_server_changes import (
@@ -50,17 +51,12 @@ from kroute.kernel.ipvs import (
     SetVirtualServer,
     VirtualServerState,
 )
-from kroute.kernel.ipvs import VirtualServerKey as KernelKey
-from kroute.planning.objects import ObjectKey
 from kroute.planning.plan import Problem, VirtualServer, VirtualServerKey
 
 log = structlog.get_logger(__name__)
 
 VIRTUAL_SERVERS_A_BATCH = 32
 """Virtual servers that are written together: one may have hundreds of real servers."""
-
-Report = Callable[[ObjectKey, Problem], None]
-"""Called with a problem of a Service that only the kernel could show."""
 
 Meanwhile = Callable[[], Awaitable[None]]
 """Awaited between two parts of a reading, and may write."""
@@ -92,14 +88,14 @@ class VirtualServers:
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
-        self._foreign: set[KernelKey] = set()
+        self._foreign = ForeignServers(account, self.claims, report)
         self._ask_again = False
 
     async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
         """Read the kernel's table into memory; says what is not as it was left."""
         reading = self.claims.read_anew()
         draining: set[VirtualServerKey] = set()
-        no_longer_foreign = set(self._foreign)
+        no_longer_foreign = set(self._foreign.keys)
         now = self._account.clock()
         async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
@@ -107,7 +103,7 @@ class VirtualServers:
                     continue
                 if found not in self._ledger.virtual_servers:
                     no_longer_foreign.discard(found)
-                    self._foreign.add(found)
+                    self._foreign.keys.add(found)
                 elif not exclusion.covers(found[1]):
                     key = planned_key(found)
                     self._schedulers.found(state.options.scheduler)
@@ -116,7 +112,7 @@ class VirtualServers:
                         draining.add(key)
                     reading.found(key, self._as_known(key, state))
             await meanwhile()
-        self._foreign -= no_longer_foreign
+        self._foreign.keys -= no_longer_foreign
         self._drains.keep_only(draining | reading.overtaken)
         self._ask_again = True
         return [describe(drift) for drift in await reading.complete()]
@@ -148,7 +144,7 @@ class VirtualServers:
 
     def ours(self) -> Set[VirtualServerKey]:
         """The virtual servers that are there or should be, without those that somebody else has made."""
-        return (self.claims.applied.keys() | self.claims.claimed()) - self._foreign
+        return (self.claims.applied.keys() | self.claims.claimed()) - self._foreign.keys
 
     def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
         """The real servers that a virtual server should have."""
@@ -167,7 +163,7 @@ class VirtualServers:
                 if not must_wait and not self._account.is_waiting(key):
                     due.append(difference)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
-                await self._write(self._without_foreign(batch))
+                await self._write(self._foreign.leave_out(batch))
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
@@ -182,7 +178,7 @@ class VirtualServers:
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
         self._suspect(key for key in keys if key not in taken and key not in self.claims.applied)
-        refusals |= {key: self._tell_of_foreign(key) for key in not_ours}
+        refusals |= {key: self._foreign.tell(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
@@ -225,15 +221,6 @@ class VirtualServers:
         # What loses its last real server keeps its options for now.
         served = with_real_servers(self.claims.applied[key], ()) if is_nothing(wanted) else wanted
         self.claims.note(key, self._schedulers.effective(served))
-
-    def _without_foreign(
-        self, differences: Sequence[Difference[VirtualServerKey, VirtualServer]]
-    ) -> list[VirtualServerKey]:
-        """Leave out, and tell of, those that somebody else has made."""
-        taken = [difference.key for difference in differences if difference.key in self._foreign]
-        refusals = {key: self._tell_of_foreign(key) for key in taken}
-        self._account.refused(refusals, (owner for key in taken for owner in self.claims.owners(key)))
-        return [difference.key for difference in differences if difference.key not in self._foreign]
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
         """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
@@ -301,18 +288,6 @@ class VirtualServers:
         if not wanted.real_servers:
             return not applied.real_servers and not is_served_out(applied, self._drains.of(applied.key))
         return serve_alike(applied, self._schedulers.effective(wanted))
-
-    def _tell_of_foreign(self, key: VirtualServerKey) -> str:
-        """Report a virtual server of somebody else's that is in the way, if that is new; returns the sentence."""
-        self._foreign.add(key)
-        subject = f"virtual server {key}"
-        message = (
-            f"{subject} exists on this node and is not in the ledger of what kroute has made, so it is left alone and "
-            "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
-        )
-        if key not in self._account.retries:
-            self._tell(key, Problem("ForeignVirtualServer", subject, message))
-        return message
 
     def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
         for owner in self.claims.owners(key):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kroute.broadcaster import Subscription
+from kroute.controllers.account import Report
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.ledger import Ledger
@@ -17,7 +18,7 @@ from kroute.controllers.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.timeouts import Timeouts
 from kroute.controllers.virtual_server_changes import planned_key
-from kroute.controllers.virtual_servers import Report, VirtualServers
+from kroute.controllers.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.cleanup import undo

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kroute.broadcaster import Broadcaster
+from kroute.controllers.account import Report
 from kroute.controllers.address_sets import FAMILIES, Family, family_of
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.ledger import Ledger
@@ -22,7 +23,6 @@ from kroute.controllers.milestones import Milestones
 from kroute.controllers.readiness import PATIENCE
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy import ServiceProxy
-from kroute.controllers.virtual_servers import Report
 from kroute.kernel.addresses import Addresses
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
