@@ -9,6 +9,7 @@ stays only for as long as old real servers of it drain.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from errno import ENOENT
+from typing import cast
 
 import structlog
 
@@ -101,7 +102,9 @@ class VirtualServers:
             for found, state in batch:
                 if found in reading.overtaken:
                     continue
-                if found not in self._ledger.virtual_servers:
+                if (unchanged := self._if_unchanged(cast("VirtualServerKey", found), state)) is not None:
+                    reading.found(unchanged.key, unchanged)
+                elif found not in self._ledger.virtual_servers:
                     no_longer_foreign.discard(found)
                     self._foreign.keys.add(found)
                 elif not exclusion.covers(found[1]):
@@ -116,6 +119,13 @@ class VirtualServers:
         self._drains.keep_only(draining | reading.overtaken)
         self._ask_again = True
         return [describe(drift) for drift in await reading.complete()]
+
+    def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
+        """What is remembered, if the kernel has just that, and nothing drains besides: mostly it is so, and quickly."""
+        known = self.claims.applied.get(key)
+        if known is None or self._drains.of(known.key) or not is_unchanged(known, state, ()):
+            return None
+        return known
 
     def _as_known(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer:
         """What the kernel has: the very object that is remembered, or else wanted, when that says the same."""
