@@ -77,9 +77,9 @@ def from_kernel(key: VirtualServerKey, state: VirtualServerState, draining: Coll
     )
 
 
-def is_unchanged(known: VirtualServer, state: VirtualServerState, draining: Collection[RealServerKey]) -> bool:
-    """Whether the kernel has what is known, without the real servers that drain. Quicker than by `from_kernel`."""
-    if draining or len(state.real_servers) != len(known.real_servers):
+def is_unchanged(known: VirtualServer, state: VirtualServerState) -> bool:
+    """Whether the kernel has what is known, and no other real server besides. Quicker than by `from_kernel`."""
+    if len(state.real_servers) != len(known.real_servers):
         return False
     for address, port, weight in known.real_servers:
         real = state.real_servers.get((address, port))
@@ -100,14 +100,10 @@ def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...
 
 def serve_alike(one: VirtualServer, other: VirtualServer) -> bool:
     """Whether both serve in the same way; the order of the real servers does not matter."""
-    return (
-        one is other
-        or one == other
-        or (
-            options_of(one) == options_of(other)
-            and len(one.real_servers) == len(other.real_servers)
-            and set(one.real_servers) == set(other.real_servers)
-        )
+    return one == other or (
+        options_of(one) == options_of(other)
+        and len(one.real_servers) == len(other.real_servers)
+        and set(one.real_servers) == set(other.real_servers)
     )
 
 

@@ -9,7 +9,6 @@ stays only for as long as old real servers of it drain.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from errno import ENOENT
-from typing import cast
 
 import structlog
 
@@ -102,18 +101,19 @@ class VirtualServers:
             for found, state in batch:
                 if found in reading.overtaken:
                     continue
-                if (unchanged := self._if_unchanged(cast("VirtualServerKey", found), state)) is not None:
-                    reading.found(unchanged.key, unchanged)
-                elif found not in self._ledger.virtual_servers:
+                if found not in self._ledger.virtual_servers:
                     no_longer_foreign.discard(found)
                     self._foreign.keys.add(found)
                 elif not exclusion.covers(found[1]):
-                    key = planned_key(found)
                     self._schedulers.found(state.options.scheduler)
-                    self._drains.found(key, self._idle(key, state), now)
-                    if self._drains.of(key):
-                        draining.add(key)
-                    reading.found(key, self._as_known(key, state))
+                    known = self._if_unchanged(found, state)
+                    if known is None:
+                        key = planned_key(found)
+                        if idle := self._idle(key, state):
+                            draining.add(key)
+                        self._drains.found(key, idle, now)
+                        known = from_kernel(key, state, idle)
+                    reading.found(known.key, known)
             await meanwhile()
         self._foreign.keys -= no_longer_foreign
         self._drains.keep_only(draining | reading.overtaken)
@@ -121,19 +121,11 @@ class VirtualServers:
         return [describe(drift) for drift in await reading.complete()]
 
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
-        """What is remembered, if the kernel has just that, and nothing drains besides: mostly it is so, and quickly."""
-        known = self.claims.applied.get(key)
-        if known is None or self._drains.of(known.key) or not is_unchanged(known, state, ()):
+        """The very object that is remembered, or else wanted, if the kernel has just that, and nothing drains there."""
+        known = self.claims.applied.get(key) or self.claims.wanted(key)
+        if known is None or self._drains.of(key) or not is_unchanged(known, state):
             return None
         return known
-
-    def _as_known(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer:
-        """What the kernel has: the very object that is remembered, or else wanted, when that says the same."""
-        known = self.claims.applied.get(key) or self.claims.wanted(key)
-        draining = self._drains.of(key)
-        if known is not None and is_unchanged(known, state, draining):
-            return known
-        return from_kernel(key, state, draining)
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the difference.

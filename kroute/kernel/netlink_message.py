@@ -104,19 +104,8 @@ def to_text(payload: bytes) -> str:
 
 
 def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:
-    """The attributes that start at `offset`, by type; of a repeated type the last one.
-
-    A loop of its own, which takes half the time: readings of the kernel do little else.
-    """
-    found: dict[int, bytes] = {}
-    end = len(payload)
-    while offset + 4 <= end:
-        length, kind = _ATTRIBUTE.unpack_from(payload, offset)
-        if length < 4:
-            break
-        found[kind & NLA_TYPE_MASK] = payload[offset + 4 : offset + length]
-        offset += (length + 3) & ~3
-    return found
+    """The attributes that start at `offset`, by type; of a repeated type the last one."""
+    return dict(iterate_attributes(payload, offset))
 
 
 def iterate_attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
