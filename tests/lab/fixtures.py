@@ -61,5 +61,5 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
         processes = [process for made in Cluster.alive for node in made.nodes.values() for process in node.processes]
         for process in processes:
             if process.log.stat().st_mtime >= call.start:
-                report.sections.append((f"{process.log.parent.name} {process.log.name}", process.tail(100)))
+                report.sections.append((f"{process.log.parent.name} {process.log.name}", process.tail(20)))
     return report
