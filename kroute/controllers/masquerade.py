@@ -119,11 +119,11 @@ class Masquerade(Preparer[AddEntry, Present]):
             return  # what an earlier run's rules do may be right: that shows only with the first plans
         if self._rules_due:
             if self._looked_at_rules:
-                await self.say_what_is_prepared()  # an audit of the rules may wait for the xtables lock
+                await self._unprepared.promote()  # an audit of the rules may wait for the xtables lock
             self._rules_due, self._looked_at_rules = False, True
             await self._rules.ensure(self._node)
             await self._destroy_leftover_sets()
-        await self.say_what_is_prepared()
+        await self._unprepared.promote()
 
     async def apply(self, differences: Sequence[Difference[AddEntry, Present]]) -> Mapping[AddEntry, str]:
         """Write set entries."""

@@ -14,6 +14,7 @@ import structlog
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import names_of
 from kroute.controllers.batches import sliced
+from kroute.controllers.candidates import Candidates
 from kroute.controllers.change_log import log_changes
 from kroute.controllers.claims import Claims, Difference
 from kroute.controllers.controller import Controller
@@ -51,7 +52,7 @@ class Preparer(Controller, Generic[K, V]):
         self.milestones = milestones
         self._departures: Departures[K] = Departures()
         self._plans: dict[ObjectKey, ServicePlan] = {}
-        self._unprepared: dict[ObjectKey, ServicePlan] = {}
+        self._unprepared = Candidates(milestones, self.stage, self._is_prepared)
         milestones.watch(self.wake, Stage.WITHDRAWN)
         milestones.serve(self.wake, self.stage)
 
@@ -78,7 +79,7 @@ class Preparer(Controller, Generic[K, V]):
             self._departures.add(plan, self.claims.claim(plan.key, wanted))
             for key in wanted:
                 self._departures.over(key)
-            self._unprepared[plan.key] = plan
+            self._unprepared.add(plan)
             if plan.is_empty:
                 self._plans.pop(plan.key, None)
             else:
@@ -87,7 +88,7 @@ class Preparer(Controller, Generic[K, V]):
     async def write(self) -> None:
         """Write what may be written now, then say which plans are prepared."""
         await self.write_differences()
-        await self.say_what_is_prepared()
+        await self._unprepared.promote()
 
     async def write_differences(self) -> None:
         """Write what may be written now."""
@@ -115,7 +116,7 @@ class Preparer(Controller, Generic[K, V]):
 
     def retracted(self, plan: ServicePlan) -> None:
         """The plan has lost the stage: it is prepared again, which is said again."""
-        self._unprepared[plan.key] = plan
+        self._unprepared.add(plan)
 
     def gone(self, key: K) -> None:
         """The kernel, or somebody else, has taken the object away."""
@@ -136,14 +137,6 @@ class Preparer(Controller, Generic[K, V]):
             if not self.account.is_waiting(difference.key) and self.may_write(difference)
         ]
 
-    async def say_what_is_prepared(self) -> None:
-        """An absent Service is over only when its last object has gone."""
-        async for plans in sliced(list(self._unprepared.values())):
-            prepared = [plan for plan in plans if self._is_prepared(plan)]
-            for plan in prepared:
-                del self._unprepared[plan.key]
-            if prepared:
-                self.milestones.reach(self.stage, prepared)
-
     def _is_prepared(self, plan: ServicePlan) -> bool:
+        """An absent Service is over only when its last object has gone."""
         return self.claims.is_settled(plan.key) and (not plan.is_empty or self._departures.is_over(plan.key))

@@ -14,6 +14,7 @@ from errno import EADDRNOTAVAIL, ESRCH
 from kroute.broadcaster import Subscription
 from kroute.controllers.account import Report
 from kroute.controllers.batches import sliced
+from kroute.controllers.candidates import Candidates
 from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
@@ -83,8 +84,8 @@ class ServiceProxy(Controller):
         )
         self._readiness = Readiness(milestones)
         self._plans: dict[ObjectKey, ServicePlan] = {}
-        self._withdrawing: dict[ObjectKey, ServicePlan] = {}
-        self._unserved: dict[ObjectKey, ServicePlan] = {}
+        self._unserved = Candidates(milestones, Stage.SERVED, self._is_served)
+        self._withdrawing = Candidates(milestones, Stage.WITHDRAWN, self._is_withdrawn)
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
         self._first_write = True
@@ -102,8 +103,8 @@ class ServiceProxy(Controller):
             for key in servers:
                 self._servers.departures.over(key)
             self._vips.claim(plan)
-            self._withdrawing[plan.key] = plan
-            self._unserved[plan.key] = plan
+            self._withdrawing.add(plan)
+            self._unserved.add(plan)
             if not self._serves_ipv6 and any(":" in key.address for key in servers):
                 self._serves_ipv6 = self._sysctls_due = True
             if plan.is_empty:
@@ -164,11 +165,13 @@ class ServiceProxy(Controller):
         if self.account.counters.writes > written:
             self._milestones.proceed(self.clock())
         await self._readiness.settle(self._servers.claims.is_settled, self.clock())
-        await self._say_what_is_served()
+        await self._unserved.promote()
         await self._vips.bind(self._readiness.is_ready, self._has_route)
         if self._readiness.is_over:
             self.live.set()
-        await self._say_what_is_withdrawn()
+        await self._withdrawing.promote()
+        if not self._withdrawing:
+            self._are_routes_in_doubt = False
         await self._flows.end_stale(self._servers.serving)
 
     def next_due(self) -> float | None:
@@ -218,7 +221,7 @@ class ServiceProxy(Controller):
             return
         links = {self._interface.name} if await self._interface.exists() else set()
         if self._ledger.exists:
-            ours = self._ledger.virtual_servers  # a reading of the kernel may lack some of them
+            ours = self._ledger.virtual_servers
             links &= self._ledger.links
         else:
             bound = await self._addresses.read(self._interface.name)
@@ -261,7 +264,7 @@ class ServiceProxy(Controller):
         """What an earlier run left and no plan names leaves as if a plan had let it go."""
         self._vips.departures.add(PREDECESSOR, self._vips.claims.unclaimed())
         self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
-        self._withdrawing[PREDECESSOR.key] = PREDECESSOR
+        self._withdrawing.add(PREDECESSOR)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
         """Whether the rules may not be ready yet for packets that this virtual server would take at once.
@@ -271,29 +274,11 @@ class ServiceProxy(Controller):
         owners = self._servers.claims.owners(key)
         return bool(owners) and not self._readiness.may_let_in(owners[-1])
 
-    async def _say_what_is_served(self) -> None:
-        async for plans in sliced(list(self._unserved.values())):
-            served = [plan for plan in plans if self._is_served(plan)]
-            for plan in served:
-                del self._unserved[plan.key]
-            if served:
-                self._milestones.reach(Stage.SERVED, served)
-
     def _is_served(self, plan: ServicePlan) -> bool:
         """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
         return self._readiness.is_ready(plan.key) or (
             self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
         )
-
-    async def _say_what_is_withdrawn(self) -> None:
-        async for plans in sliced(list(self._withdrawing.values())):
-            withdrawn = [plan for plan in plans if self._is_withdrawn(plan)]
-            for plan in withdrawn:
-                del self._withdrawing[plan.key]
-            if withdrawn:
-                self._milestones.reach(Stage.WITHDRAWN, withdrawn)
-        if not self._withdrawing:
-            self._are_routes_in_doubt = False
 
     def _is_withdrawn(self, plan: ServicePlan) -> bool:
         """What leaves a virtual server that stays must have left too, as far as it was waited for.

@@ -8,8 +8,8 @@ then, finds it.
 
 from typing import Self
 
-from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
-from kroute.kernel.netlink_message import attributes, unpack_address
+from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink_message import attributes, iterate_messages, unpack_address
 from kroute.kernel.rtnetlink import ADDRESS_HEADER, GROUP_IPV6_ADDRESS, IFA_ADDRESS, IFA_LOCAL, RTM_DELADDR, RTM_NEWADDR
 
 RECEIVE_BUFFER = 8 * 1024 * 1024

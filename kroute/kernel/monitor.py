@@ -11,8 +11,8 @@ from typing import NamedTuple, Self, TypeAlias
 
 from kroute.kernel.addresses import parse_address
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
-from kroute.kernel.netlink_message import attributes, to_text
+from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink_message import attributes, iterate_messages, to_text
 from kroute.kernel.routes import parse_route
 from kroute.kernel.rtnetlink import (
     ADDRESS_HEADER,

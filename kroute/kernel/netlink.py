@@ -13,7 +13,7 @@ import errno
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -21,12 +21,12 @@ from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.netlink_chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
 from kroute.kernel.netlink_message import (
     HEADER,
-    HEADER_SIZE,
     NLM_F_ACK,
     NLM_F_DUMP,
     NLM_F_DUMP_INTR,
     NLMSG_DONE,
     NLMSG_ERROR,
+    iterate_messages,
     to_i32,
 )
 
@@ -276,18 +276,6 @@ class NetlinkClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def iterate_messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The messages of one datagram as (type, flags, sequence number, payload)."""
-    offset = 0
-    end = len(datagram)
-    while offset + HEADER_SIZE <= end:
-        length, kind, flags, sequence, _port = HEADER.unpack_from(datagram, offset)
-        if length < HEADER_SIZE:
-            return
-        yield kind, flags, sequence, datagram[offset + HEADER_SIZE : offset + length]
-        offset += (length + 3) & ~3
 
 
 async def _ready(

@@ -37,6 +37,18 @@ def message(kind: int, flags: int, payload: bytes) -> bytes:
     return HEADER.pack(HEADER_SIZE + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
 
 
+def iterate_messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """The messages of one datagram as (type, flags, sequence number, payload)."""
+    offset = 0
+    end = len(datagram)
+    while offset + HEADER_SIZE <= end:
+        length, kind, flags, sequence, _port = HEADER.unpack_from(datagram, offset)
+        if length < HEADER_SIZE:
+            return
+        yield kind, flags, sequence, datagram[offset + HEADER_SIZE : offset + length]
+        offset += (length + 3) & ~3
+
+
 def attribute(kind: int, payload: bytes) -> bytes:
     """One attribute, padded to four bytes."""
     length = 4 + len(payload)

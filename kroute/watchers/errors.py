@@ -69,6 +69,11 @@ class ApiError(Exception):
         """Whether a permission is missing, or the credentials are not accepted."""
         return self.status in {401, 403}
 
+    @property
+    def lacks_field_selector(self) -> bool:
+        """Whether the server cannot select by a field, as servers before 1.32 cannot select Services by clusterIP."""
+        return self.status == 400 and "field label not supported" in self.message
+
 
 class UnreachableError(ApiError):
     """There is no answer, or no more of it: refused, reset, cut short."""

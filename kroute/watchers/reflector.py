@@ -115,7 +115,7 @@ class Reflector:
         """Decide where to go on after a failure, and pause before it."""
         self.statistics.failures += 1
         self.statistics.denied += error.is_denied
-        if _lacks_field_selector(error) and "fieldSelector" in self._selectors:
+        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `Resource.selects` does it here then
             del self._selectors["fieldSelector"]
             return
         failed = "list" if self._must_list else "watch"
@@ -226,7 +226,7 @@ class Reflector:
             silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
             raise UntrustedStreamError(silence) from error
         except ApiError as error:
-            if listing is not None and error.status in NO_STREAMING and not _lacks_field_selector(error):
+            if listing is not None and error.status in NO_STREAMING and not error.lacks_field_selector:
                 raise _StreamingUnsupportedError(str(error)) from error
             raise
 
@@ -296,8 +296,3 @@ class Reflector:
         if self._pending:
             batch, self._pending = self._pending, []
             self._sink(batch)
-
-
-def _lacks_field_selector(error: ApiError) -> bool:
-    """Servers before 1.32 cannot select Services by clusterIP; `Resource.selects` does it here then."""
-    return error.status == 400 and "field label not supported" in error.message

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from kroute.kernel.errors import Failure, KernelError, describe_errno
-from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, iterate_messages
+from kroute.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink_chunks import (
     CHUNK_BYTES,
     CHUNK_MESSAGES,
@@ -23,6 +23,7 @@ from kroute.kernel.netlink_message import (
     attributes,
     be16,
     iterate_attributes,
+    iterate_messages,
     message,
     nested,
     pack_address,
