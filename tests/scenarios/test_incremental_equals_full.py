@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.lab import objects
+from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, identity
@@ -28,6 +29,8 @@ CLUSTER_IPS = (
 )
 """Fewer than there are Services times ports, so that some of them get into each other's way."""
 SECOND_ADDRESSES = ("192.168.123.240", "fd00:192:168:123::240")
+EXTERNAL_IP = "192.168.123.241"
+"""An external IP of Services that is an address of node1 now and then."""
 
 
 @dataclass
@@ -86,15 +89,15 @@ def node_moved(to_second: bool) -> Event:
     return move
 
 
-def second_address_moved(*, present: bool) -> Event:
-    """An address of node1 that no Node object names, and that is somebody's external IP, comes or goes."""
+def external_ip_moved(*, present: bool) -> Event:
+    """The address, which no Node object names, comes or goes."""
+    return lambda story: move_external_ip(story.world.cluster.node("node1"), present=present)
 
-    def move(story: Story) -> None:
-        verb = "replace" if present else "del"
-        with contextlib.suppress(CommandError):  # it was not there
-            story.world.cluster.node("node1").run("ip", "address", verb, "192.168.123.241/32", "dev", "eth0")
 
-    return move
+def move_external_ip(node: Node, *, present: bool) -> None:
+    verb = "replace" if present else "del"
+    with contextlib.suppress(CommandError):  # it was not there
+        node.run("ip", "address", verb, f"{EXTERNAL_IP}/32", "dev", "eth0")
 
 
 def restarted(*, killed: bool) -> Event:
@@ -121,7 +124,7 @@ EVENTS = st.one_of(
                 "sessionAffinity": st.sampled_from(["None", "ClientIP"]),
                 "externalTrafficPolicy": st.sampled_from(["Cluster", "Local"]),
                 "internalTrafficPolicy": st.sampled_from(["Cluster", "Local"]),
-                "externalIPs": st.sampled_from([[], ["198.51.100.7"], ["192.168.123.241", "fd00:192:168:123::7"]]),
+                "externalIPs": st.sampled_from([[], ["198.51.100.7"], [EXTERNAL_IP, "fd00:192:168:123::7"]]),
             }
         ),
         st.sampled_from([30080, 30081]),
@@ -134,20 +137,21 @@ EVENTS = st.one_of(
     ),
     st.builds(deleted, st.sampled_from(["Service", "EndpointSlice"]), NAME),
     st.builds(node_moved, st.booleans()),
-    st.builds(lambda present: second_address_moved(present=present), st.booleans()),
+    st.builds(lambda present: external_ip_moved(present=present), st.booleans()),
     st.builds(lambda killed: restarted(killed=killed), st.booleans()),
 )
 
 
 @pytest.fixture(scope="module")
 def second_addresses(world: World) -> Iterator[None]:
-    """Further addresses of node1, for its Node object to move to."""
+    """Further addresses of node1, for its Node object to move to; in the end, all that stories gave it are gone."""
     node1 = world.cluster.node("node1")
     for address in SECOND_ADDRESSES:
         node1.run("ip", "address", "add", address, "dev", "eth0")
     yield
     for address, prefix in zip(SECOND_ADDRESSES, (32, 128), strict=True):
         node1.run("ip", "address", "del", f"{address}/{prefix}", "dev", "eth0")
+    move_external_ip(node1, present=False)
 
 
 @pytest.mark.usefixtures("second_addresses")
