@@ -54,10 +54,10 @@ class NodeControllers:
             "conntrack": conntrack,
         }
         xtables = {family: Xtables(family.number) for family in FAMILIES}
-        monitors = [
-            Monitor(only_interface=settings.dummy_interface, addresses=not routes, routes=routes)
-            for routes in (False, True)
-        ]
+        monitors = (
+            Monitor(only_interface=settings.dummy_interface, routes=False),
+            Monitor(only_interface=settings.dummy_interface, other_addresses=True),
+        )
         self._clients: tuple[AbstractAsyncContextManager[object], ...] = (
             *self._sockets.values(),
             *xtables.values(),

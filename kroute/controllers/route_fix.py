@@ -5,7 +5,9 @@ node that connects to a VIP would thus send packets from the VIP, which every ot
 each VIP gets `local VIP dev DUMMY table local src NODE`, before its address is bound, and it outlives the address.
 
 For IPv4 ours comes first in the table and wins; deleting the last IPv4 address of a link deletes every IPv4 route on
-it, and no event says so. For IPv6 the kernel's own route has metric 0 and always wins, so it must not be there.
+it, and no event says so. For IPv6 the kernel's own route has metric 0 and always wins, so it must not be there. When an
+IPv6 address leaves the node, Linux 6.6 and later take it out of the routes that name it, and no event says so either:
+such routes are written again when the address comes back, and if another one takes its place, the plans say so.
 """
 
 import time
@@ -21,7 +23,7 @@ from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.milestones import Milestones, Stage
 from kroute.controllers.preparer import Preparer
-from kroute.kernel.monitor import Event, Monitor, RouteEvent
+from kroute.kernel.monitor import AddressEvent, Event, Monitor, RouteEvent
 from kroute.kernel.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
 from kroute.planning.plan import ServicePlan
 from kroute.settings import Settings
@@ -68,7 +70,7 @@ def _stale_behind(address: str, applied: SourceRoute | None, wanted: SourceRoute
 
 
 class RouteFix(Preparer[str, SourceRoute]):
-    """Owns the source route of each VIP. `monitor` tells of the routes on the dummy interface."""
+    """Owns the source route of each VIP. `monitor` tells of its interface's routes and of others' addresses."""
 
     name = "route_fix"
     stage = Stage.ROUTES_PREPARED
@@ -90,6 +92,7 @@ class RouteFix(Preparer[str, SourceRoute]):
         self._routes = routes
         self._revision = 0
         self._is_reading = False
+        self._absent_sources: set[str] = set()
         interface.watch(self.wake)
         milestones.watch(self.wake, Stage.SERVED)
 
@@ -108,7 +111,10 @@ class RouteFix(Preparer[str, SourceRoute]):
                     self.claims.note(vip.address, ANY_SOURCE)
 
     def notice(self, events: Sequence[Event]) -> None:
-        """A route of ours has gone, or the kernel's own has come before it."""
+        """A route of ours has gone, or the kernel's own has come before it; or a source has come back to the node."""
+        for event in events:
+            if isinstance(event, AddressEvent) and ":" in event.address and event.scope == "global":
+                self._notice_source(event)
         newest = {
             (event.address, event.source): event
             for event in events
@@ -124,6 +130,18 @@ class RouteFix(Preparer[str, SourceRoute]):
                     self.account.repaired([f"route to {address} with source {source} was missing"])
             elif not event.gone and source is None and ":" in address:
                 self.claims.note(address, applied._replace(wins=False))
+
+    def _notice_source(self, event: AddressEvent) -> None:
+        if event.gone:
+            if self._addresses_from(event.address):
+                self._absent_sources.add(event.address)
+        elif not event.tentative and event.address in self._absent_sources:
+            self._absent_sources.discard(event.address)
+            for address in self._addresses_from(event.address):
+                self.claims.note(address, ANY_SOURCE)
+
+    def _addresses_from(self, source: str) -> list[str]:
+        return [address for address, applied in self.claims.applied.items() if source in applied.sources]
 
     async def read(self) -> Iterable[str]:
         """Read the routes on the dummy interface. Without the interface there are none."""

@@ -84,7 +84,8 @@ class Monitor:
     """The events of the calling process's network namespace, from `open()` on.
 
     `only_interface` keeps all events of one interface; `except_interface` drops the address and route events of one;
-    `routes=False` asks for no route events at all, `addresses=False` for no address events.
+    `routes=False` asks for no route events at all, `addresses=False` for no address events. With `other_addresses` the
+    address events are those of all interfaces but `only_interface`.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Monitor:
         only_interface: str | None = None,
         except_interface: str | None = None,
         addresses: bool = True,
+        other_addresses: bool = False,
         routes: bool = True,
     ) -> None:
+        self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
         self._groups = [GROUP_LINK]
@@ -185,7 +188,7 @@ class Monitor:
 
     def _parse_address(self, kind: int, payload: bytes) -> AddressEvent | None:
         name = self._names.get(ADDRESS_HEADER.unpack_from(payload)[4])
-        if name is None or not self._wants(name):
+        if name is None or (name == self._only if self._other_addresses else not self._wants(name)):
             return None
         address = parse_address(payload, self._names)
         return AddressEvent(kind == RTM_DELADDR, *address) if address else None

@@ -28,6 +28,10 @@ class Operation(NamedTuple):
         return f"{self.verb} {self.subject}"
 
 
+FORGETS_IPV6_SOURCES = (6, 6)
+"""From this version on a route forgets its IPv6 source when that leaves the node."""
+
+
 @dataclass
 class FakeLink:
     index: int
@@ -202,9 +206,16 @@ class FakeKernel:
         if own in link.routes.get(assigned.address, ()):
             self.drop_route(interface, own)
         self._emit_address(assigned, gone=True)
+        if ":" in assigned.address and self.version >= FORGETS_IPV6_SOURCES and not self.has_address(assigned.address):
+            self._forget_source(assigned.address)
         if ":" not in assigned.address and all(":" in address for address in link.addresses):
             for address in [address for address in link.routes if ":" not in address]:
                 del link.routes[address]
+
+    def _forget_source(self, address: str) -> None:
+        for link in self.links.values():
+            for routes in link.routes.values():
+                routes[:] = [route._replace(source=None) if route.source == address else route for route in routes]
 
     def _emit_route(self, interface: str, route: LocalRoute, *, gone: bool) -> None:
         self.emit(RouteEvent(gone, interface, route.address, route.source, route.metric))

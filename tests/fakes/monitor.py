@@ -16,9 +16,11 @@ class FakeMonitor(FakeClient):
         only_interface: str | None = None,
         except_interface: str | None = None,
         addresses: bool = True,
+        other_addresses: bool = False,
         routes: bool = True,
     ) -> None:
         super().__init__(kernel)
+        self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
         self._addresses = addresses
@@ -48,6 +50,8 @@ class FakeMonitor(FakeClient):
             return False
         if isinstance(event, AddressEvent) and not self._addresses:
             return False
+        if isinstance(event, AddressEvent) and self._other_addresses:
+            return event.interface != self._only
         if self._only is not None and event.interface != self._only:
             return False
         return isinstance(event, LinkEvent) or event.interface != self._except

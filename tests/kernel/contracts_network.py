@@ -162,13 +162,15 @@ class RoutesContract:
         assert failures == [Failure(wrong, errno.EINVAL), Failure(wrong6, errno.EINVAL)]
         assert list(await node.routes.read("d0")) == ["10.0.0.2"]
 
-    async def test_a_source_that_leaves_the_node_stays_in_the_route(self, node: Node) -> None:
+    async def test_a_source_that_leaves_the_node_stays_in_the_route_but_for_ipv6_of_today(self, node: Node) -> None:
+        """Linux 6.6 and later forget an IPv6 source, and tell nobody."""
         await node.routes.write("d0", [SetLocalRoute(VIP, OTHER_NODE_IP), SetLocalRoute(VIP6, OTHER_NODE_IP6)])
         node.delete_address("e0", f"{OTHER_NODE_IP}/24")
         node.delete_address("e0", f"{OTHER_NODE_IP6}/64")
         routes = await node.routes.read("d0")
         assert routes[VIP] == [LocalRoute(VIP, OTHER_NODE_IP, 0)]
-        assert routes[VIP6] == [LocalRoute(VIP6, OTHER_NODE_IP6, IPV6_METRIC)]
+        remembered = OTHER_NODE_IP6 if node.kernel_version < (6, 6) else None
+        assert routes[VIP6] == [LocalRoute(VIP6, remembered, IPV6_METRIC)]
 
     async def test_without_interface_everything_is_refused(self, node: Node) -> None:
         change = SetLocalRoute(VIP, NODE_IP)

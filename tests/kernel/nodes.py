@@ -12,6 +12,7 @@ from kroute.kernel.conntrack_messages import CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, UD
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.ipvs import Ipvs
 from kroute.kernel.links import Links
+from kroute.kernel.modules import kernel_version
 from kroute.kernel.monitor import Monitor
 from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkSocket
 from kroute.kernel.netlink_message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
@@ -68,6 +69,11 @@ class RealNode:
         self, *, only: str | None = None, except_: str | None = None, addresses: bool = True, routes: bool = True
     ) -> Monitor:
         return Monitor(only_interface=only, except_interface=except_, addresses=addresses, routes=routes)
+
+    @property
+    def kernel_version(self) -> tuple[int, int]:
+        """Of the kernel under the test: a fact may hold for some only."""
+        return kernel_version()
 
     def add_address(self, interface: str, address: str) -> None:
         run(f"ip addr add {address} dev {interface}")
@@ -131,6 +137,10 @@ class FakeNode:
         return FakeMonitor(
             self.kernel, only_interface=only, except_interface=except_, addresses=addresses, routes=routes
         )
+
+    @property
+    def kernel_version(self) -> tuple[int, int]:
+        return self.kernel.version
 
     def add_address(self, interface: str, address: str) -> None:
         text, _, length = address.partition("/")

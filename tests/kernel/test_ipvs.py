@@ -15,6 +15,7 @@ from kroute.kernel.ipvs import (
     VirtualServerKey,
     VirtualServerOptions,
 )
+from kroute.kernel.modules import kernel_version
 from tests.kernel.nodes import NODE_IP, RealNode, run
 
 KEY = (6, "10.0.0.1", 80)
@@ -120,6 +121,10 @@ async def test_thousands_are_written_and_read(node: RealNode) -> None:
     assert node.ipvs.statistics.sends < len(changes) / 50
 
 
+LEAVES_OUT = (6, 1)
+"""The last version of which it is known that a scan lacks virtual servers; 7.2 and 7.3 show all."""
+
+
 async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_network_namespace(node: RealNode) -> None:
     async def scanned(*expected: VirtualServerKey) -> set[VirtualServerKey]:
         return {key async for part in node.ipvs.scan(expected) for key, _ in part}
@@ -137,7 +142,8 @@ async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_netw
         neighbour.stdin.close()
         assert await neighbour.stdout.readline() == b"ready\n"
         await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
-        assert await scanned() < set(keys)
+        if kernel_version() <= LEAVES_OUT:
+            assert await scanned() < set(keys)
         assert (await node.ipvs.read()).keys() == set(keys)
         assert await scanned(*keys) == set(keys)
         assert await scanned(*keys, (6, "10.9.0.1", 81)) == set(keys)

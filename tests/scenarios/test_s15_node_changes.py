@@ -94,6 +94,16 @@ async def cluster3(world: World, deployment: Deployment) -> AsyncIterator[Cluste
             cluster3.readdress(family, NEW, OLD)
 
 
+async def test_s15_an_address_that_leaves_and_comes_back_is_the_source_again_at_once(
+    cluster3: Cluster3, family: Family
+) -> None:
+    """Linux 6.6 and later take an IPv6 source out of the routes when it leaves the node, and tell nobody."""
+    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.has_s1(family, family.of(OLD))
+    cluster3.readdress(family, OLD, OLD)
+    await eventually(lambda: cluster3.has_s1(family, family.of(OLD)), IN_TIME)
+
+
 async def test_s15_routes_and_node_ports_follow_the_address_and_the_node_object_follows_later(
     cluster3: Cluster3, family: Family
 ) -> None:

@@ -96,7 +96,7 @@ class FakeNode:
         self.interface = DummyInterface(DUMMY, FakeLinks(self.kernel), self.ledger)
         self._monitors = {
             "service_proxy": FakeMonitor(self.kernel, only_interface=DUMMY, routes=False),
-            "route_fix": FakeMonitor(self.kernel, only_interface=DUMMY, addresses=False),
+            "route_fix": FakeMonitor(self.kernel, only_interface=DUMMY, other_addresses=True),
         }
         self.service_proxy = ServiceProxy(
             self.settings,

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from kroute.kernel.addresses import BindAddress
 from kroute.kernel.ipvs import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.kernel.monitor import LinkEvent
+from kroute.kernel.monitor import AddressEvent, LinkEvent
 from kroute.kernel.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 
@@ -83,6 +83,28 @@ async def test_a_link_that_somebody_replaced_is_used_and_filled(tmp_path: Path) 
     await node.settle()
     assert_whole(node)
     assert node.kernel.links[DUMMY].noarp
+
+
+@pytest.mark.parametrize("version", [(6, 1), (7, 3)], ids=["Linux 6.1", "Linux 7.3"])
+async def test_a_source_that_leaves_the_node_and_comes_back_is_in_every_route_at_once(
+    tmp_path: Path, version: tuple[int, int]
+) -> None:
+    node = await serving(tmp_path)
+    node.kernel.version = version
+    [interface] = (name for name, link in node.kernel.links.items() if NODE_IPV6 in link.addresses)
+    node.kernel.delete_address(interface, NODE_IPV6)
+    await node.settle()
+    node.kernel.add_address(interface, NODE_IPV6)
+    await node.settle()
+    assert_whole(node)
+
+
+async def test_a_lifetime_that_is_renewed_writes_no_route(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    [interface] = (name for name, link in node.kernel.links.items() if NODE_IPV6 in link.addresses)
+    node.kernel.emit(AddressEvent(False, interface, NODE_IPV6, 64, "global", False, False, False))
+    await node.settle()
+    assert node.kernel.writes == []
 
 
 async def test_after_an_overrun_everything_is_read_anew(tmp_path: Path) -> None:
