@@ -1,9 +1,12 @@
-"""Who is the active director: client-go's leader election (tools/leaderelection), with one rule of its own.
+"""Who is the active director: client-go's leader election (tools/leaderelection), with two rules of its own.
 
 The holder renews the Lease every `retry_period`. Whoever else wants it waits until it has seen no renewal for
 `duration` on its own clock, so the clocks of two machines need not agree. A released Lease is taken at once.
 
-The rule of its own: a director that cannot renew goes on. client-go's leader stops at its deadline, because two leaders
+One rule: a standby that could not read the Lease for that long has seen nothing, and waits anew from when it can. Else
+both directors would find the Lease expired when a lost API server comes back, and the VIPs would move for no reason.
+
+The other rule: a director that cannot renew goes on. client-go's leader stops at its deadline, because two leaders
 that write are worse than none. Two directors that both answer for a VIP are not: both have the same virtual servers,
 and packets reach a node by either. And mostly, when the API server is lost it is lost to both: nobody can take the
 Lease, and to stop would be an outage. The active director gives up when it reads that another one holds the Lease.
@@ -69,6 +72,8 @@ class Election:
         self._lease: Lease | None = None
         self._seen: LeaseSpec | None = None
         self._seen_at = clock()
+        self._read_at = clock()
+        self._has_missed = False
         self._renewed_at = clock()
         self._is_overdue = False
 
@@ -153,9 +158,11 @@ class Election:
         self._become(Role.ACTIVE)
 
     def _observe(self, lease: Lease) -> None:
-        self._lease = lease
-        if lease.spec != self._seen:
-            self._seen, self._seen_at = lease.spec, self._clock()
+        now = self._clock()
+        could_not_look = self._has_missed and now - self._read_at >= self._promised(lease)
+        if lease.spec != self._seen or could_not_look:
+            self._seen, self._seen_at = lease.spec, now
+        self._lease, self._read_at, self._has_missed = lease, now, False
 
     def _is_mine(self, lease: Lease) -> bool:
         return lease.spec.holder_identity == self._identity
@@ -165,7 +172,11 @@ class Election:
         return not lease.spec.holder_identity or self._clock() >= self._expires_at(lease)
 
     def _expires_at(self, lease: Lease) -> float:
-        return self._seen_at + (lease.spec.lease_duration_seconds or self._settings.duration)
+        return self._seen_at + self._promised(lease)
+
+    def _promised(self, lease: Lease) -> float:
+        """For how many seconds after a renewal the holder has the Lease."""
+        return lease.spec.lease_duration_seconds or self._settings.duration
 
     def _spec(
         self,
@@ -199,6 +210,7 @@ class Election:
 
     def _missed(self, reason: str) -> None:
         """Say once that the Lease could not be renewed in time; what that means is in the module's first lines."""
+        self._has_missed = True
         late = self._clock() - self._renewed_at
         if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
             self._is_overdue = True

@@ -198,6 +198,37 @@ async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(c
     assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
 
 
+async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
+    """Both come back to a Lease that nobody could have renewed: the one that has it is to keep it."""
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.server.faults.add(kind="answer", status=503)
+    candidates.clock.now = 20
+    await two.attempt()
+    candidates.server.faults.clear()
+    candidates.clock.now = 25
+    await two.attempt()
+    assert two.role is Role.STANDBY
+    await one.attempt()
+    assert candidates.lease["holderIdentity"] == "one"
+
+
+async def test_a_standby_that_could_not_look_takes_the_lease_if_it_then_sees_no_renewal(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.server.faults.add(kind="answer", status=503)
+    candidates.clock.now = 20
+    await two.attempt()
+    candidates.server.faults.clear()
+    candidates.clock.now = 25
+    await two.attempt()
+    candidates.clock.now = 40
+    await two.attempt()
+    assert two.role is Role.ACTIVE
+
+
 async def test_an_active_director_that_was_cut_off_gives_up_when_it_reads_of_the_other(candidates: Candidates) -> None:
     one, two = candidates.candidate("one"), candidates.candidate("two")
     await one.attempt()
