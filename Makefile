@@ -17,7 +17,7 @@ test: ## run every test, those that send packets too
 
 unit: ## run the tests that need no kernel and no browser
 	@scripts/setup unit
-	@$(PYTEST) -m 'not lab and not browser' $(ARGS)
+	@$(PYTEST) -m 'not lab and not browser and not machine' $(ARGS)
 
 conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
 	@scripts/setup lab
@@ -34,10 +34,13 @@ lint: ## check style, types and the direction of imports
 	.venv/bin/mypy --strict kroute
 	.venv/bin/lint-imports
 
-lab: ## a shell beside a running three-node cluster
-	@scripts/setup lab
-	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell
+lab: ## a shell beside a running three-node cluster with kroute on it (NODE=node2: inside that node)
+	@scripts/setup demo
+	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell $(NODE)
 
-clean: ## remove what the other targets made, downloads included
-	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## remove what the other targets made in this clone
+	rm -rf .venv .cache .lab .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@cache=$$(python3 -m tests.lab.places) && if [ -d "$$cache" ]; then \
+		echo "Left in place, for all clones: $$(du -sh "$$cache" | cut -f1) of kernels and images." && \
+		echo "To remove it: rm -rf $$cache"; fi

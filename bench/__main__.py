@@ -12,8 +12,9 @@ from bench import phases, report
 from bench.node import RunnerError
 from bench.phases import BenchError
 from bench.run import PHASES, run
-from tests.lab.machine import PROJECT, MachineError
 from tests.lab.namespaces import CommandError
+from tests.lab.places import PROJECT
+from tests.lab.vm.machine import MachineError
 
 RESULTS = PROJECT / "bench" / "results"
 QUICK_RESULTS = RESULTS / "quick"

@@ -19,10 +19,11 @@ from typing import Any
 from bench.host_load import cpu_seconds
 from bench.runner import PORT
 from bench.workload import NODE_ADDRESS
-from tests.lab.machine import PROJECT, Machine
 from tests.lab.mode import lab_mode
 from tests.lab.namespaces import Namespace, enter
+from tests.lab.places import PROJECT
 from tests.lab.run import environment
+from tests.lab.vm.machine import Machine
 
 API_ADDRESS = "192.168.250.1"
 _STARTS_WITHIN = 60.0
@@ -87,7 +88,7 @@ def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int
         machine.start(
             ["bash", "-c", setup],
             environment=environment(),
-            devices=("vec0:transport=tap,ifname=tap0,depth=128,gro=1",),
+            words=("vec0:transport=tap,ifname=tap0,depth=128,gro=1",),
         )
     return machine.shared, machine.pid
 

@@ -12,8 +12,8 @@ from bench.node import NodeUnderTest, node_under_test
 from bench.phases import Lengths
 from bench.session import Session
 from bench.workload import Workload
-from tests.lab.machine import PROJECT
 from tests.lab.mode import lab_mode
+from tests.lab.places import PROJECT
 
 PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "audit")
 _WITH_AUDITS = {"warm", "storm", "audit"}

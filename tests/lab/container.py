@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.cluster import Node
-from tests.lab.machine import cache
 from tests.lab.manifests import image_environment
 from tests.lab.objects import Object
+from tests.lab.places import PROJECT
 
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 """Where the kubelet mounts it; /var/run, by which it is known, is a link in the image."""
@@ -27,7 +27,7 @@ class NoImageError(Exception):
 
 def image() -> Path:
     """The file system that `deploy/Dockerfile` describes, built by scripts/image-root. Raises NoImageError."""
-    root = (cache() / "image/root").resolve()
+    root = (PROJECT / ".lab" / "image").resolve()
     if not root.is_dir():
         raise NoImageError(f"no file system of the image in {root}: run scripts/setup test")
     return root

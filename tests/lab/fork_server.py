@@ -25,7 +25,15 @@ from typing import NoReturn
 
 from tests.lab.namespaces import enter
 
-_PRELOADED = ("kroute.cli", "kroute.agent", "kroute.director.director", "kubernetes_asyncio", "aiohttp.web", "iptc")
+_PRELOADED = (
+    "kroute.cli",
+    "kroute.agent",
+    "kroute.director.director",
+    "kroute.watchers.api",
+    "kroute.watchers.kubernetes",
+    "aiohttp.web",
+    "kroute.kernel.xtables_table",
+)
 
 
 @dataclass(frozen=True)

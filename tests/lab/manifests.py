@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.lab.machine import PROJECT
 from tests.lab.objects import Object
+from tests.lab.places import PROJECT
 
 DEPLOY = PROJECT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"

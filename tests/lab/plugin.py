@@ -4,21 +4,27 @@ Everything under tests/kernel, tests/scenarios and tests/conformance is marked `
 (`KROUTE_LAB=host`) these tests are like any other. Else (`vm`) this pytest collects all tests, runs those that need no
 lab itself, and has the others run by a pytest in each of the lab's machines, while it shows their results as its own:
 one progress, one summary, and options such as -k, -x and --durations work as ever.
+
+Where several kernels are there, the first runs all tests and the others those marked `every_kernel`: what kroute relies
+on in a kernel, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's.
 """
 
 import itertools
 import os
-import time
-from typing import Any
+import re
 
 import pytest
 
-from tests.lab.machine import PROJECT, MachineError
 from tests.lab.mode import lab_mode
-from tests.lab.remote_run import RemoteRun
-from tests.lab.schedule import Durations, shares
+from tests.lab.places import PROJECT
+from tests.lab.vm import kernels
+from tests.lab.vm.durations import Durations
+from tests.lab.vm.fleet import Fleet, stop_if_asked
+from tests.lab.vm.work import matrix
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
+EVERY_KERNEL = re.compile(r"tests/kernel/|tests/scenarios/test_s\d\d_")
+"""The tests that run on every kernel there is, by their files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(directory) for directory in directories):
             item.add_marker("lab")
+        if EVERY_KERNEL.match(str(item.path.relative_to(PROJECT))):
+            item.add_marker("every_kernel")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,73 +47,23 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # pytest's own loop says what there is to say
     here = [item for item in session.items if not item.get_closest_marker("lab")]
     durations = Durations.read()
-    count = int(os.environ.get("KROUTE_LAB_MACHINES", os.cpu_count() or 1))
-    runs = [RemoteRun(number, share) for number, share in enumerate(shares(in_lab, count, durations), 1)]
-    try:
-        for run in runs:
-            run.start(session.config)
-        _run_here(session, here)
-        _follow(session, runs, durations)
-    finally:
-        for run in runs:
-            run.machine.close()
+    with Fleet(session, matrix(in_lab, kernels.usable(), durations), durations) as fleet:
+        _run_here(session, here, fleet)
+        fleet.follow()
     durations.write()
     return True
 
 
-def _run_here(session: pytest.Session, items: list[pytest.Item]) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which kernels the tests ran on."""
+    for line in config.stash.get(Fleet.USED, []):
+        terminalreporter.line(f"lab: {line}")
+    if lab_mode() == "host" and "KROUTE_LAB_EVENTS" not in os.environ:
+        terminalreporter.line(f"lab: Linux {os.uname().release} (this host's own)")
+
+
+def _run_here(session: pytest.Session, items: list[pytest.Item], fleet: Fleet) -> None:
     for item, following in itertools.zip_longest(items, items[1:]):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        _stop_if_asked(session)
-
-
-def _follow(session: pytest.Session, runs: list[RemoteRun], durations: Durations) -> None:
-    """Show what happens in the machines until every test has ended."""
-    while any(run.waiting for run in runs):
-        for run in runs:
-            try:
-                for event in run.events():
-                    _show(session, run, event, durations)
-                    _stop_if_asked(session)
-            except MachineError as failure:
-                _fail_waiting(session, run, str(failure))
-        time.sleep(0.05)
-
-
-def _show(session: pytest.Session, run: RemoteRun, event: dict[str, Any], durations: Durations) -> None:
-    hook = session.config.hook
-    match event:
-        case {"event": "start", "nodeid": nodeid, "location": location}:
-            hook.pytest_runtest_logstart(nodeid=nodeid, location=tuple(location))
-        case {"event": "report", "report": serialized}:
-            report = hook.pytest_report_from_serializable(config=session.config, data=serialized)
-            durations.add(report.nodeid, report.duration)
-            hook.pytest_runtest_logreport(report=report)
-        case {"event": "finish", "nodeid": nodeid, "location": location}:
-            run.waiting.pop(nodeid, None)
-            hook.pytest_runtest_logfinish(nodeid=nodeid, location=tuple(location))
-
-
-def _fail_waiting(session: pytest.Session, run: RemoteRun, reason: str) -> None:
-    """Fail each test that the machine still owed: none is ever left out in silence."""
-    for item in run.waiting.values():
-        report = pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords={"lab": 1},
-            outcome="failed",
-            longrepr=reason,
-            when="call",
-        )
-        session.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        session.config.hook.pytest_runtest_logreport(report=report)
-        session.config.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        _stop_if_asked(session)
-    run.waiting.clear()
-
-
-def _stop_if_asked(session: pytest.Session) -> None:
-    if session.shouldfail:
-        raise session.Failed(session.shouldfail)
-    if session.shouldstop:
-        raise session.Interrupted(session.shouldstop)
+        stop_if_asked(session)
+        fleet.look()

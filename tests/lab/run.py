@@ -6,8 +6,9 @@ The command's output arrives live, without the machine's boot messages. `-i` giv
 import os
 import sys
 
-from tests.lab.machine import PROJECT, Machine, MachineError
 from tests.lab.mode import lab_mode
+from tests.lab.places import PROJECT, cache
+from tests.lab.vm.machine import Machine, MachineError
 
 PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
 
@@ -17,7 +18,8 @@ def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("KROUTE_")}
     if not sys.stdout.isatty():
         kept["TERM"] = "dumb"  # the lab's own console is a terminal, which says nothing about this one
-    return {**kept, "KROUTE_LAB": "host", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1", **more}
+    own = {"KROUTE_LAB": "host", "KROUTE_CACHE": str(cache()), "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+    return {**kept, **own, **more}
 
 
 def main(arguments: list[str]) -> int:

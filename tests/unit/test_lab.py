@@ -5,45 +5,178 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab import machine
-from tests.lab.machine import Machine, MachineError
+from tests.lab import places
 from tests.lab.mode import lab_mode
-from tests.lab.schedule import Durations, shares
+from tests.lab.vm import host, kernels, provide
+from tests.lab.vm.diagnosis import CAUSES, likely_cause
+from tests.lab.vm.durations import Durations
+from tests.lab.vm.host import HostError, memory_directory
+from tests.lab.vm.kernels import BUILT, PACKAGED
+from tests.lab.vm.machine import Machine, MachineError
+from tests.lab.vm.work import Work, matrix
 
 
-def items(*nodeids: str) -> list[pytest.Item]:
-    return [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]  # type: ignore[misc]
-
-
-def test_files_stay_whole_and_the_longest_is_alone() -> None:
-    tests = items("a.py::1", "a.py::2", "b.py::1", "c.py::1")
-    divided = shares(tests, 2, Durations({"a.py::1": 1, "a.py::2": 1, "b.py::1": 9, "c.py::1": 1}, {}))
-    assert [[item.nodeid for item in share] for share in divided] == [["b.py::1"], ["a.py::1", "a.py::2", "c.py::1"]]
-
-
-def test_there_are_no_more_machines_than_files() -> None:
-    assert len(shares(items("a.py::1", "a.py::2"), 4, Durations({}, {}))) == 1
-
-
-def test_what_has_never_run_here_takes_what_its_file_usually_does() -> None:
-    durations = Durations({"a.py::1": 5, "a.py::2": 3}, {"a.py": 9, "b.py": 7})
-    assert [durations.of(nodeid) for nodeid in ("a.py::1", "a.py::3", "b.py::1", "c.py::1")] == [5, 9, 7, 2]
-    assert durations.by_file() == {"a.py": 4}
-
-
-def test_durations_are_remembered_with_those_of_tests_that_did_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, with nothing in it; and nothing said of kernels."""
     monkeypatch.setenv("KROUTE_CACHE", str(tmp_path))
-    machine.cache().mkdir()
-    first = Durations.read()
-    first.add("a", 1.0)
-    first.add("a", 0.5)
-    first.write()
-    second = Durations.read()
-    second.add("b", 2.0)
-    second.write()
-    assert (Durations.read().of("a"), Durations.read().of("b")) == (1.5, 2.0)
+    monkeypatch.delenv("KROUTE_KERNEL", raising=False)
+    return tmp_path
+
+
+def items(*nodeids: str, everywhere: bool = False) -> list[pytest.Item]:
+    return [
+        SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda _name: everywhere)  # type: ignore[misc]
+        for nodeid in nodeids
+    ]
+
+
+def names(tests: list[pytest.Item]) -> list[str]:
+    return [item.nodeid for item in tests]
+
+
+class TestWork:
+    def test_files_stay_whole_and_the_longest_comes_first(self) -> None:
+        tests = items("a.py::1", "a.py::2", "b.py::1", "c.py::1")
+        work = Work(BUILT, tests, Durations({"a.py::1": 1, "a.py::2": 1, "b.py::1": 9, "c.py::1": 1}, {}))
+        assert work.seconds_waiting == 12
+        assert [names(work.take()) for _ in range(4)] == [["b.py::1"], ["a.py::1", "a.py::2"], ["c.py::1"], []]
+        assert not work
+
+    def test_what_a_lost_machine_owed_is_done_next(self) -> None:
+        work = Work(BUILT, items("a.py::1", "a.py::2", "b.py::1"), Durations({"a.py::1": 5, "a.py::2": 5}, {}))
+        taken = work.take()
+        work.give_back(taken[1:])
+        assert names(work.take()) == ["a.py::2"]
+        assert names(work.take_all()) == ["b.py::1"]
+
+    def test_the_first_kernel_runs_all_and_the_others_what_is_marked(self) -> None:
+        marked, other = items("a.py::1", everywhere=True), items("b.py::1")
+        first, second = matrix([*marked, *other], [BUILT, PACKAGED], Durations({}, {}))
+        assert (first.kernel, len(first), first.suffix) == (BUILT, 2, "")
+        assert (second.kernel, len(second), second.suffix) == (PACKAGED, 1, "@packaged")
+
+    def test_a_kernel_without_any_test_has_no_machines(self) -> None:
+        assert [work.kernel for work in matrix(items("b.py::1"), [BUILT, PACKAGED], Durations({}, {}))] == [BUILT]
+
+
+class TestDurations:
+    def test_what_has_never_run_here_takes_what_its_file_usually_does(self) -> None:
+        durations = Durations({"a.py::1": 5, "a.py::2": 3}, {"a.py": 9, "b.py": 7})
+        assert [durations.of(nodeid) for nodeid in ("a.py::1", "a.py::3", "b.py::1", "c.py::1")] == [5, 9, 7, 1]
+        assert durations.by_file() == {"a.py": 4}
+
+    def test_they_are_remembered_with_those_of_tests_that_did_not_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(places, "PROJECT", tmp_path)
+        first = Durations.read()
+        first.add("a", 1.0)
+        first.add("a", 0.5)
+        first.write()
+        second = Durations.read()
+        second.add("b", 2.0)
+        second.write()
+        assert (Durations.read().of("a"), Durations.read().of("b")) == (1.5, 2.0)
+
+
+class TestKernels:
+    def make(self, kernel: kernels.Kernel) -> None:
+        (kernel.modules / "1.2.3").mkdir(parents=True)
+        kernel.binary.touch()
+
+    def test_the_cache_is_the_users_unless_one_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert places.cache() == tmp_path
+        monkeypatch.delenv("KROUTE_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert places.cache() == tmp_path / "xdg/kroute"
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert places.cache() == tmp_path / "home/.cache/kroute"
+
+    def test_another_recipe_is_another_kernel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = BUILT.directory
+        for name in BUILT.ingredients:
+            (tmp_path / name).write_bytes((kernels.RECIPE / name).read_bytes())
+        monkeypatch.setattr(kernels, "RECIPE", tmp_path)
+        assert BUILT.directory == before
+        (tmp_path / "options").write_text("CONFIG_NOTHING=y")
+        assert BUILT.directory != before
+
+    def test_the_kernel_of_today_is_taken_if_it_is_there_else_what_is_made_the_quickest(self) -> None:
+        assert kernels.default() == PACKAGED
+        self.make(BUILT)
+        assert kernels.default() == BUILT
+        assert kernels.usable() == [BUILT]
+        self.make(PACKAGED)
+        assert kernels.usable() == [BUILT, PACKAGED]
+        assert BUILT.release == "1.2.3"
+
+    def test_one_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.make(BUILT)
+        monkeypatch.setenv("KROUTE_KERNEL", "packaged")
+        assert kernels.usable() == [PACKAGED]
+        monkeypatch.setenv("KROUTE_KERNEL", "own")
+        with pytest.raises(ValueError, match="KROUTE_KERNEL=own: use auto, built or packaged"):
+            kernels.wanted()
+
+    @pytest.mark.parametrize(
+        ("which", "nothing", "with_packaged"),
+        [
+            ("quickest", [PACKAGED], []),
+            ("newest", [BUILT], [BUILT]),
+            ("every", [BUILT, PACKAGED], [BUILT]),
+        ],
+    )
+    def test_the_set_up_makes_what_is_missing(
+        self, which: str, nothing: list[kernels.Kernel], with_packaged: list[kernels.Kernel]
+    ) -> None:
+        assert provide.missing(which) == nothing
+        self.make(PACKAGED)
+        assert provide.missing(which) == with_packaged
+
+    def test_every_kernel_has_somewhere_to_come_from(self) -> None:
+        rows = (kernels.RECIPE / "suites").read_text().splitlines()
+        assert {row.split()[0] for row in rows if not row.startswith("#")} == set(kernels.KERNELS)
+
+
+CONSOLES = {
+    "ptrace set fp regs failed, errno = 14": "AMX",
+    "check_ptrace : PTRACE_OLDSETOPTIONS failed, errno = 1": "SYS_PTRACE",
+    "unable to truncate memory file: No space left on device": "no room left",
+    "Checking PROT_EXEC mmap in /dev/shm...Operation not permitted": "without execution",
+    "Waiting for root device /dev/nowhere...": "root file system is not there",
+    "Kernel panic - not syncing: Requested init /nowhere failed (error -2).": "first process, /nowhere",
+    "Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000100": "first process ended",
+    "Out of memory: Killed process 88 (python3)": "ran out of memory",
+    "Kernel panic - not syncing: sysrq triggered crash": "panicked: sysrq triggered crash",
+}
+
+
+class TestFailures:
+    @pytest.mark.parametrize(("console", "cause"), CONSOLES.items(), ids=CONSOLES.values())
+    def test_a_console_tells_the_cause_and_what_to_do(self, console: str, cause: str) -> None:
+        assert cause in likely_cause(f"Linux version 6.1\n{console}\n <60045fda> ? um_set_signals+0x0/0x3e\n")
+
+    def test_every_cause_is_told_apart(self) -> None:
+        assert len({likely_cause(console) for console in CONSOLES}) == len(CAUSES)
+
+    def test_a_console_that_says_nothing_known_has_no_cause(self) -> None:
+        assert likely_cause("Linux version 6.1\nRun /sbin/init as init process\n") == ""
+
+    def test_a_machine_without_its_kernel_says_how_to_get_it(self) -> None:
+        with Machine("test") as made, pytest.raises(MachineError, match="run scripts/setup lab"):
+            made.start(["true"], environment={})
+        assert not made.shared.exists()
+
+    def test_memory_lies_where_there_is_room_and_programs_may_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        free = {Path("/dev/shm"): 100 << 20, tmp_path: 200 << 20}
+        monkeypatch.setattr(host.shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+        assert memory_directory(150) == tmp_path
+        with pytest.raises(HostError, match=r"it needs 300 MiB, /dev/shm has 100, .* has 200; make room"):
+            memory_directory(300)
 
 
 @pytest.mark.parametrize("wish", ["vm", "host"])
@@ -56,10 +189,3 @@ def test_a_wrong_choice_names_the_right_ones(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KROUTE_LAB", "docker")
     with pytest.raises(ValueError, match="use vm, host or auto"):
         lab_mode()
-
-
-def test_a_machine_without_its_kernel_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KROUTE_CACHE", str(tmp_path))
-    with Machine("test") as made, pytest.raises(MachineError, match="run scripts/setup lab"):
-        made.start(["true"], environment={})
-    assert not made.shared.exists()

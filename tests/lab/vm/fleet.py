@@ -1,0 +1,125 @@
+"""All machines of one test run: as many as keep the host's processors busy."""
+
+import os
+import time
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from tests.lab.vm.durations import Durations
+from tests.lab.vm.machine import MachineError
+from tests.lab.vm.remote_run import RemoteRun
+from tests.lab.vm.work import Work
+
+MACHINES_PER_CPU = 3
+"""Most of a test's time is waiting, for what the kernel and the specification make it wait (docs/lab.md)."""
+_POLL = 0.05
+
+
+class Fleet:
+    """Runs `works` in machines, and shows their results as those of `session`, for the length of a `with`."""
+
+    USED: ClassVar = pytest.StashKey[list[str]]()
+    """What the machines of a run were, a line for each kernel, in the stash of pytest's configuration."""
+
+    def __init__(self, session: pytest.Session, works: list[Work], durations: Durations) -> None:
+        self._session = session
+        self._works = works
+        self._durations = durations
+        self._runs: list[RemoteRun] = []
+        self._started = 0
+        session.testscollected += sum(len(work) for work in works[1:])
+
+    def __enter__(self) -> Self:
+        """Start the machines."""
+        count = int(os.environ.get("KROUTE_LAB_MACHINES") or MACHINES_PER_CPU * len(os.sched_getaffinity(0)))
+        for _ in range(count):
+            self._start_machine()
+        self._session.config.stash[self.USED] = [
+            f"Linux {work.kernel.release} ({work.kernel.name}): {len(work)} tests" for work in self._works
+        ] + [f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Switch off what still runs."""
+        for run in self._runs:
+            run.machine.close()
+
+    def follow(self) -> None:
+        """Show what happens in the machines until every test has ended."""
+        while self._runs:
+            self.look()
+            time.sleep(_POLL)
+
+    def look(self) -> None:
+        """Show what has happened in the machines since the last look, and see to it that each has work."""
+        for run in tuple(self._runs):
+            try:
+                for event in run.events():
+                    self._show(run.work, event)
+                    stop_if_asked(self._session)
+            except MachineError as failure:
+                lost = run.lost()
+                self._replace(run)
+                self._fail(run.work, lost, str(failure))
+            else:
+                if run.has_ended and not run.machine.running:
+                    self._replace(run)
+
+    def _start_machine(self) -> None:
+        """Start one where the most is waiting for each machine, if anything is."""
+        waiting = [work for work in self._works if work]
+        if not waiting:
+            return
+        busy = [run.work for run in self._runs]
+        work = max(waiting, key=lambda it: it.seconds_waiting / (1 + busy.count(it)))
+        self._started += 1
+        try:
+            self._runs.append(RemoteRun(self._started, work, self._session.config))
+        except MachineError as failure:
+            pytest.exit(str(failure), returncode=1)
+
+    def _replace(self, run: RemoteRun) -> None:
+        """Start another machine in the place of one that has ended, if there is work for it."""
+        self._runs.remove(run)
+        run.machine.close()
+        self._start_machine()
+
+    def _show(self, work: Work, event: dict[str, Any]) -> None:
+        hook = self._session.config.hook
+        match event:
+            case {"event": "start", "nodeid": nodeid, "location": location}:
+                hook.pytest_runtest_logstart(nodeid=nodeid + work.suffix, location=tuple(location))
+            case {"event": "report", "report": serialized}:
+                report = hook.pytest_report_from_serializable(config=self._session.config, data=serialized)
+                report.nodeid += work.suffix
+                self._durations.add(report.nodeid, report.duration)
+                hook.pytest_runtest_logreport(report=report)
+            case {"event": "finish", "nodeid": nodeid, "location": location}:
+                hook.pytest_runtest_logfinish(nodeid=nodeid + work.suffix, location=tuple(location))
+
+    def _fail(self, work: Work, lost: list[pytest.Item], reason: str) -> None:
+        """Fail the tests that were lost with a machine: none is ever left out in silence."""
+        hook = self._session.config.hook
+        for item in lost:
+            nodeid = item.nodeid + work.suffix
+            report = pytest.TestReport(
+                nodeid=nodeid,
+                location=item.location,
+                keywords={"lab": 1},
+                outcome="failed",
+                longrepr=reason,
+                when="call",
+            )
+            hook.pytest_runtest_logstart(nodeid=nodeid, location=item.location)
+            hook.pytest_runtest_logreport(report=report)
+            hook.pytest_runtest_logfinish(nodeid=nodeid, location=item.location)
+            stop_if_asked(self._session)
+
+
+def stop_if_asked(session: pytest.Session) -> None:
+    """End the run where pytest wants it to end: -x, --maxfail, an interrupt."""
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+    if session.shouldstop:
+        raise session.Interrupted(session.shouldstop)

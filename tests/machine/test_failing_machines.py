@@ -1,0 +1,137 @@
+"""A machine that does not come up, or ends too early, says so at once, with the likely cause and what to do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.places import PROJECT, cache
+from tests.lab.run import environment
+from tests.lab.vm.kernels import PACKAGED, usable
+from tests.lab.vm.machine import Machine, MachineError
+
+pytestmark = pytest.mark.machine
+
+TOLD_WITHIN = 20.0
+"""Seconds after which nobody should still look at a machine that does nothing."""
+
+
+@pytest.fixture(params=usable(), ids=lambda kernel: kernel.name)
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with Machine("failing", kernel=request.param) as made:
+        yield made
+
+
+def start(machine: Machine, *argv: str, words: tuple[str, ...] = ()) -> None:
+    machine.start(list(argv), environment=environment(), words=words)
+
+
+def wait_until_up(machine: Machine) -> None:
+    while not machine.is_up:
+        machine.check()
+        time.sleep(0.05)
+
+
+def processes_below(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in processes_below(child))]
+
+
+def test_a_command_that_ends_is_told_by_its_exit_code(machine: Machine) -> None:
+    start(machine, "sh", "-c", "exit 7")
+    assert machine.wait() == 7
+
+
+def test_a_kernel_that_panics_before_its_first_process(machine: Machine) -> None:
+    start(machine, "true", words=("init=/nowhere",))
+    with pytest.raises(MachineError, match=r"did not come up: .*first process, /nowhere") as caught:
+        machine.wait(TOLD_WITHIN)
+    assert "Kernel panic - not syncing" in str(caught.value)
+
+
+def test_a_kernel_that_hangs_before_its_first_process(machine: Machine) -> None:
+    start(machine, "true", words=("root=/dev/nowhere", "rootfstype=ext4", "rootwait"))
+    with pytest.raises(MachineError, match=r"did not come up: .*without a word.*root file system is not there"):
+        machine.wait(TOLD_WITHIN)
+    assert not machine.running
+
+
+def test_a_kernel_that_panics_in_the_middle(machine: Machine) -> None:
+    start(machine, sys.executable, "-m", "tests.machine.panic")
+    with pytest.raises(MachineError, match="ended before its command did: the machine's first process ended"):
+        machine.wait(TOLD_WITHIN)
+
+
+def test_a_machine_that_is_killed_in_the_middle(machine: Machine) -> None:
+    start(machine, "sleep", "60")
+    wait_until_up(machine)
+    kernel = machine.kernel.binary.resolve()
+    victims = [pid for pid in processes_below(machine.pid) if Path(f"/proc/{pid}/exe").resolve() == kernel]
+    os.kill(victims[0], signal.SIGKILL)
+    with pytest.raises(MachineError, match="ended before its command did: it was killed from outside"):
+        machine.wait(TOLD_WITHIN)
+
+
+@pytest.fixture(scope="module")
+def other_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that makes this host refuse what others refuse, for programs with it preloaded."""
+    library = tmp_path_factory.mktemp("other-host") / "refuse_ptrace.so"
+    source = Path(__file__).with_name("refuse_ptrace.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+def boot_packaged(monkeypatch: pytest.MonkeyPatch, *preloaded: Path, **pretended: str) -> int:
+    """Boot Debian's 6.1, which needs ptrace, with these libraries in it."""
+    for name, value in pretended.items():
+        monkeypatch.setenv(name, value)
+    with Machine("other-host", kernel=PACKAGED) as made:
+        made.preloaded = preloaded
+        made.start(["true"], environment=environment())
+        return made.wait(TOLD_WITHIN)
+
+
+AMX = {"LAB_XSAVE_AREA": "11008"}
+
+
+@pytest.mark.skipif(PACKAGED not in usable(), reason="KROUTE_KERNEL asks for another kernel")
+class TestAnotherHost:
+    def test_with_amx_the_old_kernel_boots(self, other_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert boot_packaged(monkeypatch, PACKAGED.preloaded, other_host, **AMX) == 0
+
+    def test_with_amx_and_without_help_the_old_kernel_panics(
+        self, other_host: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(MachineError, match=r"XSAVE area is larger than this kernel knows.*KROUTE_KERNEL=built"):
+            boot_packaged(monkeypatch, other_host, **AMX)
+
+    def test_without_ptrace_the_old_kernel_says_what_to_allow(
+        self, other_host: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(MachineError, match=r"does not let one process trace another.*SYS_PTRACE"):
+            boot_packaged(monkeypatch, PACKAGED.preloaded, other_host, LAB_NO_PTRACE="1")
+
+
+def test_a_host_without_room_for_its_memory_is_told_apart(tmp_path: Path) -> None:
+    script = (
+        "mount -t tmpfs -o size=16m small /dev/shm && mkdir /dev/shm/cache && "
+        f"ln -s {cache()}/kernels /dev/shm/cache/kernels && "
+        f"KROUTE_CACHE=/dev/shm/cache exec {sys.executable} -m tests.lab.run true"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=PROJECT,
+        env={**os.environ, "KROUTE_LAB": "vm"},
+        capture_output=True,
+        text=True,
+        timeout=TOLD_WITHIN,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no room for the memory of a lab machine: it needs" in done.stderr
+    assert "enlarge /dev/shm" in done.stderr
