@@ -13,7 +13,7 @@ from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.hosts import Host
 from tests.lab.kernel_state import Snapshot, VirtualServer
-from tests.lab.kroute_process import KrouteProcess
+from tests.lab.kroute_process import ForkServer, KrouteProcess
 
 WHOAMI = ("10.254.0.10", "fd00:10:254::10")
 KUBERNETES = "10.254.0.1"
@@ -138,6 +138,7 @@ async def clean_up(cluster: Cluster, agents: dict[str, KrouteProcess], before: d
 async def demo() -> int:
     """Tell the story; returns the exit code."""
     began = time.monotonic()
+    ForkServer.shared()  # imports kroute while the cluster is built; agents are forked from it
     step("A cluster of three nodes, each a network namespace with a kernel table of its own; a pod on each")
     async with Cluster.start() as cluster:
         pods = [await node.pod(f"whoami-{name}", http=8080) for name, node in cluster.nodes.items()]

@@ -31,7 +31,8 @@ _PRELOADED = (
     "kroute.director.director",
     "kroute.watchers.api",
     "kroute.watchers.kubernetes",
-    "aiohttp.web",
+    "kroute.operations.health_server",
+    "kroute.operations.metrics_server",
     "kroute.kernel.xtables_table",
 )
 

@@ -66,6 +66,11 @@ class TestDurations:
         assert [durations.of(nodeid) for nodeid in ("a.py::1", "a.py::3", "b.py::1", "c.py::1")] == [5, 9, 7, 1]
         assert durations.by_file() == {"a.py": 4}
 
+    def test_another_kernel_takes_another_time(self) -> None:
+        durations = Durations({"a.py::1": 2, "a.py::1@packaged": 6}, {"b.py": 1, "b.py@packaged": 3})
+        assert (durations.of("b.py::1"), durations.of("b.py::1@packaged")) == (1, 3)
+        assert durations.by_file() == {"a.py": 2, "a.py@packaged": 6}
+
     def test_they_are_remembered_with_those_of_tests_that_did_not_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -110,7 +115,7 @@ class TestKernels:
         assert kernels.usable() == [BUILT]
         self.make(PACKAGED)
         assert kernels.usable() == [BUILT, PACKAGED]
-        assert BUILT.release == "1.2.3"
+        assert BUILT.title == "Linux 1.2.3 (built)"
 
     def test_one_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.make(BUILT)

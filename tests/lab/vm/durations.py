@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Self
 
 from tests.lab.places import leftovers
+from tests.lab.vm.kernels import KERNELS
 
 UNKNOWN = 1.0
 """Seconds that a test is taken for when nothing is known of its file."""
@@ -38,13 +39,13 @@ class Durations:
 
     def of(self, nodeid: str) -> float:
         """Return what a test took last, or usually takes."""
-        return self._known.get(nodeid) or self._usual.get(file_of(nodeid), UNKNOWN)
+        return self._known.get(nodeid) or self._usual.get(_file_and_kernel(nodeid), UNKNOWN)
 
     def by_file(self) -> dict[str, float]:
         """Return what a test of each lab file took last, on average."""
         files: defaultdict[str, list[float]] = defaultdict(list)
         for nodeid, seconds in self._known.items():
-            files[file_of(nodeid)].append(seconds)
+            files[_file_and_kernel(nodeid)].append(seconds)
         return {name: round(fmean(files[name]), 1) for name in sorted(files)}
 
     def write(self) -> None:
@@ -61,6 +62,12 @@ class Durations:
 def file_of(nodeid: str) -> str:
     """Return the path of a test's file."""
     return nodeid.partition("::")[0]
+
+
+def _file_and_kernel(nodeid: str) -> str:
+    """Return what tests that take about as long have in common: the file, and the kernel if it is not the first."""
+    suffix = next((f"@{name}" for name in KERNELS if nodeid.endswith(f"@{name}")), "")
+    return file_of(nodeid) + suffix
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.lab.vm.work import Work
 
 MACHINES_PER_CPU = 3
 """Most of a test's time is waiting, for what the kernel and the specification make it wait (docs/lab.md)."""
-_POLL = 0.05
+_POLL = 0.2
 
 
 class Fleet:
@@ -35,9 +35,9 @@ class Fleet:
         count = int(os.environ.get("KROUTE_LAB_MACHINES") or MACHINES_PER_CPU * len(os.sched_getaffinity(0)))
         for _ in range(count):
             self._start_machine()
-        self._session.config.stash[self.USED] = [
-            f"Linux {work.kernel.release} ({work.kernel.name}): {len(work)} tests" for work in self._works
-        ] + [f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"]
+        self._session.config.stash[self.USED] = [f"{work.kernel.title}: {len(work)} tests" for work in self._works] + [
+            f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +63,7 @@ class Fleet:
                 self._replace(run)
                 self._fail(run.work, lost, str(failure))
             else:
-                if run.has_ended and not run.machine.running:
+                if run.is_over:
                     self._replace(run)
 
     def _start_machine(self) -> None:
@@ -77,7 +77,9 @@ class Fleet:
         try:
             self._runs.append(RemoteRun(self._started, work, self._session.config))
         except MachineError as failure:
-            pytest.exit(str(failure), returncode=1)
+            if not self._runs:  # else those that run do its work: this host has no room for more
+                for each in waiting:
+                    self._fail(each, each.take_all(), str(failure))
 
     def _replace(self, run: RemoteRun) -> None:
         """Start another machine in the place of one that has ended, if there is work for it."""

@@ -55,10 +55,10 @@ class Kernel:
         return self.directory / "xsave_area.so"
 
     @property
-    def release(self) -> str:
-        """What `uname -r` says in it."""
-        [directory] = self.modules.iterdir()
-        return directory.name
+    def title(self) -> str:
+        """What a person should know of it: its `uname -r`, and its name."""
+        releases = [directory.name for directory in self.modules.iterdir()] if self.is_there else ["that is not there"]
+        return f"Linux {' '.join(releases)} ({self.name})"
 
 
 BUILT = Kernel("built", ("seccomp=auto",), ("suites", "options", "xsave_area.c"))

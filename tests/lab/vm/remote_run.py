@@ -16,6 +16,8 @@ from tests.lab.vm.work import Work
 
 SILENCE = 400.0
 """Seconds without any event after which a machine counts as hung. No test may take that long without an end."""
+OFF_WITHIN = 60.0
+"""Seconds after its last event within which a machine that has nothing left to do should be off."""
 STACKS_AFTER = 300
 """Seconds after which a test's stacks are written to the console: before it counts as hung."""
 
@@ -35,7 +37,11 @@ class RemoteRun:
         self._is_last_given = False
         self._offset = 0
         self._heard = time.monotonic()
-        self._start(config)
+        try:
+            self._start(config)
+        except MachineError:
+            self.machine.close()
+            raise
         self._give_more()
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -66,9 +72,10 @@ class RemoteRun:
             raise MachineError(f"no word for {SILENCE:.0f} s from the lab; its console:\n{self.machine.last_lines()}")
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has run all it was given, and there is no more for it."""
-        return self._is_last_given and not self.owed
+    def is_over(self) -> bool:
+        """Whether it has run all there was for it, and is off; one that stays on is not waited for."""
+        is_done = self._is_last_given and not self.owed
+        return is_done and (not self.machine.running or time.monotonic() - self._heard > OFF_WITHIN)
 
     def lost(self) -> list[pytest.Item]:
         """Give up the machine; return the tests that are lost with it, the rest go back to the work that waits.
