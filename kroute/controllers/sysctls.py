@@ -39,7 +39,10 @@ def _has_strict_arp(circumstances: Circumstances) -> bool:
 
 
 class Row(NamedTuple):
-    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed; `absent`: why there is none."""
+    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed; `absent`: why there is none.
+
+    One that is `optional` is set where the kernel has it, and not missed elsewhere.
+    """
 
     name: str
     value: str
@@ -47,6 +50,7 @@ class Row(NamedTuple):
     meaning: str
     disturbs: tuple[str, ...] = ()
     absent: str = "load its module"
+    optional: bool = False
 
 
 SYSCTLS = (
@@ -63,6 +67,16 @@ SYSCTLS = (
         "0",
         _has_slow_port_reuse,
         "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
+    ),
+    # Linux 7 makes IPVS's table of connections larger as it fills. For a moment then a client's old connection, which is
+    # about to go, is found before the new one from the same port: packets go to the old pod, and without masquerading.
+    # With the largest table from the first connections on, that moment is over before any port can come back.
+    Row(
+        "net.ipv4.vs.conn_lfactor",
+        "-8",
+        _always,
+        "IPVS's table of connections is not made larger while clients come back from the same ports",
+        optional=True,
     ),
     Row(
         "net.ipv4.ip_forward",
@@ -146,7 +160,7 @@ class NodeSysctls:
 
     def _set(self, row: Row) -> bool:
         old = self._sysctls.read(row.name)
-        if old == row.value:
+        if old == row.value or (old is None and row.optional):
             return False
         if old is None:
             raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl ({row.absent})")

@@ -31,7 +31,11 @@ from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor
 from kroute.kernel.sysctl import Sysctls
 from kroute.planning.plan import ServicePlan, VirtualServerKey
 
-_SHARED_SYSCTLS = {"net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"}
+_SHARED_SYSCTLS = {
+    "net.ipv4.vs.expire_nodest_conn",
+    "net.ipv4.vs.expire_quiescent_template",
+    "net.ipv4.vs.conn_lfactor",
+}
 
 
 class DirectRouting(Controller):

@@ -68,6 +68,8 @@ def check_sysctls(sysctls: Sysctls, circumstances: Circumstances) -> list[Findin
     lacks = []
     for row in rows:
         value = sysctls.read(row.name)
+        if value is None and row.optional:
+            continue
         if value is None:
             message, next_step = f"{row.name} does not exist", "load the kernel module that it belongs to (ip_vs)"
         elif value != row.value and not sysctls.is_writable(row.name):

@@ -8,11 +8,13 @@ from structlog.testing import capture_logs
 from kroute.controllers.ledger import Ledger
 from kroute.controllers.sysctls import SYSCTLS as ROWS
 from kroute.controllers.sysctls import Circumstances
+from kroute.operations.node_checks import check_sysctls
 from kroute.settings import IpvsTimeouts
 from tests.fakes.sysctl import FakeSysctls
 from tests.unit.fake_node import SYSCTLS, FakeNode, new_kernel, plan, server
 
 REUSE = "net.ipv4.vs.conn_reuse_mode"
+FACTOR = "net.ipv4.vs.conn_lfactor"
 IPV6 = "net.ipv6.conf.all.forwarding"
 
 
@@ -49,6 +51,23 @@ async def test_they_are_set_and_their_old_values_remembered(tmp_path: Path) -> N
         "net.ipv4.ip_forward": "0",
         "net.ipv4.conf.all.accept_redirects": "1",
     }
+
+
+async def test_the_size_of_the_connection_table_is_set_where_the_kernel_lets_it_be(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.sysctls[FACTOR] = "-4"
+    await FakeNode(tmp_path, kernel).start()
+    assert kernel.sysctls[FACTOR] == "-8"
+    assert Ledger.open(tmp_path).sysctls[FACTOR].old == "-4"
+
+
+async def test_a_kernel_whose_connection_table_has_one_size_lacks_nothing(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        node = await FakeNode(tmp_path).start()
+    assert FACTOR not in node.kernel.sysctls
+    assert [line for line in logs if line["event"] == "sysctl.failed"] == []
+    findings = check_sysctls(FakeSysctls(node.kernel), Circumstances((7, 3), ipv6=False))
+    assert [finding for finding in findings if FACTOR in str(finding)] == []
 
 
 async def test_arp_is_left_alone_without_strict_arp(tmp_path: Path) -> None:
