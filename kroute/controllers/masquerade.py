@@ -90,6 +90,8 @@ class Masquerade(Preparer[AddEntry, Present]):
                 drift.append(f"set {definition.name} was of another kind")
         reading = self.claims.read_anew()
         for definition in definitions:
+            if definition.name not in present:
+                continue  # it is new, and so it is empty
             async for elements in sliced(await self._ipset.read(definition.name)):
                 for element in elements:
                     reading.found(AddEntry(definition.name, element), True)
