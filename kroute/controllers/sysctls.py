@@ -68,7 +68,7 @@ SYSCTLS = (
         _has_slow_port_reuse,
         "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
     ),
-    # Linux 7 makes IPVS's table of connections larger as it fills. For a moment then a client's old connection, which is
+    # Linux 7 makes IPVS's table of connections larger as it fills. For a moment a client's old connection, which is
     # about to go, is found before the new one from the same port: packets go to the old pod, and without masquerading.
     # With the largest table from the first connections on, that moment is over before any port can come back.
     Row(
