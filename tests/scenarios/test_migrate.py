@@ -125,8 +125,14 @@ async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
 
 
 def alike(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without what is another one each time a link is made, and without the order of what is hashed."""
-    parts = {name: [_OF_LINKS.sub("", line) for line in lines] for name, lines in snapshot.parts.items()}
+    """The snapshot without what is another one each time a link is made, and without the order of what is hashed.
+
+    And without the size of IPVS's connection table, which stays: a change would have the kernel move open connections.
+    """
+    parts = {
+        name: [_OF_LINKS.sub("", line) for line in lines if "conn_lfactor" not in line]
+        for name, lines in snapshot.parts.items()
+    }
     return Snapshot(parts | {name: sorted(parts[name]) for name in ("ipset save", "ipvsadm -Sn")})
 
 
