@@ -11,8 +11,8 @@ from tests.lab.vm.machine import MachineError
 from tests.lab.vm.remote_run import RemoteRun
 from tests.lab.vm.work import Work
 
-MACHINES_PER_CPU = 3
-"""Most of a test's time is waiting, for what the kernel and the specification make it wait (docs/lab.md)."""
+MACHINES_PER_CPU = 2
+"""Tests wait for what the kernel and the specification make them wait; docs/lab.md has what more and fewer would take."""
 _POLL = 0.2
 
 
