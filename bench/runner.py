@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import batch_tools, kernel_content
-from kroute.operations import agent_socket
+from kroute.inspect import agent_socket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -60,7 +60,7 @@ def main(output: Path, arguments: list[str]) -> None:
     """Run kroute and write the tables when it has ended."""
     samples = Samples()
     samples.start()
-    from kroute import cli  # noqa: PLC0415  its imports are part of the picture
+    from kroute.cli import main as cli  # noqa: PLC0415  its imports are part of the picture
 
     try:
         cli.main(arguments)

@@ -14,7 +14,7 @@ import msgspec
 
 from bench.node import API_ADDRESS, NodeUnderTest
 from bench.workload import NODE, POD_NETWORK, Object, Workload
-from kroute.operations.statistics import NEWEST_QUESTION, QUESTION, NewestMeasurements, Statistics
+from kroute.telemetry.statistics import NEWEST_QUESTION, QUESTION, NewestMeasurements, Statistics
 from tests.apiserver import ApiServer
 
 READY_WITHIN = 600.0

@@ -1,5 +1,5 @@
 """`python -m kroute`."""
 
-from kroute.cli import main
+from kroute.cli.main import main
 
 main()

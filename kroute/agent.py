@@ -13,31 +13,34 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kroute import __version__, heap
+from kroute import __version__, cleanup
 from kroute.broadcaster import Broadcaster
+from kroute.checks import preflight
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.foreground import run_to_the_end, stop_signal
-from kroute.garbage import Collector
-from kroute.operations import agent_socket, cleanup, preflight, statistics
-from kroute.operations.answers import Answers
-from kroute.operations.events import CreateObject, EventRecorder
-from kroute.operations.latency import ProgrammingLatency
-from kroute.operations.loop_watch import LoopWatch
-from kroute.operations.network_programming import NetworkProgramming
-from kroute.operations.observation import Observation
-from kroute.operations.state_dir import StateDirectory
-from kroute.operations.statistics import NewestMeasurements, Statistics, WatchStatistics
+from kroute.inspect import agent_socket
+from kroute.inspect.answers import Answers
+from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
+from kroute.model.objects import Change
+from kroute.model.plan import ServicePlan
 from kroute.planning.catalog import Catalog
-from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
-from kroute.planning.objects import Change
-from kroute.planning.plan import ServicePlan
+from kroute.runtime import malloc_tuning
+from kroute.runtime.gc_tuning import Collector
+from kroute.runtime.runner import run_to_the_end, stop_signal
+from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
-from kroute.watchers.manifests import ManifestWatcher
+from kroute.telemetry import statistics
+from kroute.telemetry.events import CreateObject, EventRecorder
+from kroute.telemetry.latency import ProgrammingLatency
+from kroute.telemetry.loop_watch import LoopWatch
+from kroute.telemetry.network_programming import NetworkProgramming
+from kroute.telemetry.observation import Observation
+from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics
+from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 if TYPE_CHECKING:
-    from kroute.watchers.reflector import Reflector
+    from kroute.watchers.kubernetes.reflector import Reflector
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +98,7 @@ class Agent:
         """Serve the node until `stop` is set; what is in the kernel then stays there."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._collector)
-            heap.return_large_blocks()
+            malloc_tuning.return_large_blocks()
             await stack.enter_async_context(self._controllers)
             await stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers))
             async with asyncio.TaskGroup() as group:
@@ -158,7 +161,7 @@ class Agent:
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
         self._collector.loaded()
-        heap.return_free_pages()
+        malloc_tuning.return_free_pages()
         state_dir.mark_ready()
         log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
 
@@ -234,8 +237,8 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
     directory = settings.manifests
     if directory is not None:
         return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch)
-    from kroute.watchers.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
-    from kroute.watchers.kubernetes import KubernetesWatcher  # noqa: PLC0415
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
+    from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
     log.info("api.configured", server=api.server)

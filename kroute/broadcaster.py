@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import ServicePlan
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import ServicePlan
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kroute.operations.recent_events import RecentEvents
+from kroute.recent_events import RecentEvents
 
 
 @contextmanager

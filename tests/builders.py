@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from kroute.planning.backend_slices import BackendSlice, read_slice
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import (
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import (
     SERVICE_NAME_LABEL,
     ClientIPConfig,
     Endpoint,
@@ -28,7 +27,7 @@ from kroute.planning.objects import (
     ServiceStatus,
     SessionAffinityConfig,
 )
-from kroute.planning.plan import (
+from kroute.model.plan import (
     AddressSet,
     Protocol,
     RealServer,
@@ -38,6 +37,7 @@ from kroute.planning.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.settings import Settings
 
 NODE = "node1"

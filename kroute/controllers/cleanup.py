@@ -1,11 +1,11 @@
 """Undo everything that kroute did on this node, from the ledger and the names alone."""
 
-from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.ledger import Ledger
-from kroute.controllers.masquerade import Masquerade
+from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
-from kroute.controllers.service_proxy import ServiceProxy
+from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.ledger import Ledger
 
 
 async def cleanup(

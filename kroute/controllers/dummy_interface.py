@@ -6,9 +6,9 @@ than before. Both look at the same object; only service_proxy calls what changes
 
 import asyncio
 
-from kroute.controllers.ledger import Ledger, LinkMade
 from kroute.kernel.errors import KernelError
-from kroute.kernel.links import Links
+from kroute.kernel.net.links import Links
+from kroute.reconcile.ledger import Ledger, LinkMade
 
 
 class DummyInterface:

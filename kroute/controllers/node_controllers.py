@@ -5,31 +5,31 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.account import ControllerStatistics, Report
-from kroute.controllers.address_sets import FAMILIES
 from kroute.controllers.cleanup import cleanup, hand_over
-from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.durations import Durations
-from kroute.controllers.health import RESYNC_PERIODS, complaints
-from kroute.controllers.health_checks import HealthChecks
-from kroute.controllers.ledger import Ledger
-from kroute.controllers.masquerade import Masquerade
-from kroute.controllers.milestones import Milestones
+from kroute.controllers.health_checks.controller import HealthChecks
+from kroute.controllers.liveness import RESYNC_PERIODS, complaints
+from kroute.controllers.masquerade.address_sets import FAMILIES
+from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
-from kroute.controllers.service_proxy import ServiceProxy
-from kroute.kernel.addresses import Addresses
+from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.histogram import Durations
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.ipvs import Ipvs
-from kroute.kernel.links import Links
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
-from kroute.kernel.monitor import Monitor
-from kroute.kernel.netlink import NetlinkClient, NetlinkStatistics
-from kroute.kernel.routes import Routes
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.net.routes import Routes
+from kroute.kernel.netlink.client import NetlinkClient, NetlinkStatistics
 from kroute.kernel.sysctl import Sysctls
-from kroute.kernel.xtables import Xtables
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.pass_status import ControllerStatistics, Report
+from kroute.reconcile.stages import Milestones
 from kroute.settings import Settings
 
 

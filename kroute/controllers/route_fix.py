@@ -17,15 +17,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kroute.broadcaster import Subscription
-from kroute.controllers.batches import sliced
-from kroute.controllers.claims import Claims, Difference
-from kroute.controllers.cleanup_report import CleanupReport
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.milestones import Milestones, Stage
-from kroute.controllers.preparer import Preparer
-from kroute.kernel.monitor import AddressEvent, Event, Monitor, RouteEvent
-from kroute.kernel.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
-from kroute.planning.plan import ServicePlan
+from kroute.kernel.net.monitor import AddressEvent, Event, Monitor, RouteEvent
+from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.staged_controller import Preparer
+from kroute.reconcile.stages import Milestones, Stage
 from kroute.settings import Settings
 
 

@@ -13,15 +13,15 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
-from kroute.controllers.account import Account, names_of
-from kroute.controllers.change_log import log_changes
-from kroute.controllers.claims import Claims
-from kroute.controllers.ledger import AddressDeleted, AddressMade, Ledger
-from kroute.kernel.addresses import Addresses, BindAddress, RenewAddress, UnbindAddress
-from kroute.kernel.announcements import Announcer
 from kroute.kernel.errors import KernelError
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import Vip
+from kroute.kernel.net.addresses import Addresses, BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.announcements import Announcer
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Vip
+from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.desired_state import Claims
+from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
+from kroute.reconcile.pass_status import Account, names_of
 
 log = structlog.get_logger(__name__)
 

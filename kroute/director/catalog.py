@@ -16,10 +16,7 @@ from kroute.director.plan import (
     external_frontends,
     plan_director,
 )
-from kroute.planning.backend_slices import BackendSlice, read_slice
-from kroute.planning.claims import Claimant, Claims
-from kroute.planning.frontends import Frontends
-from kroute.planning.objects import (
+from kroute.model.objects import (
     Applied,
     Change,
     Deleted,
@@ -30,7 +27,10 @@ from kroute.planning.objects import (
     ObjectKey,
     Service,
 )
-from kroute.planning.plan import ServicePlan
+from kroute.model.plan import ServicePlan
+from kroute.planning.address_conflicts import Claimant, Claims
+from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
 

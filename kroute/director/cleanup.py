@@ -2,10 +2,10 @@
 
 from errno import EADDRNOTAVAIL, ENODEV
 
-from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.ledger import AddressDeleted, Ledger, SyncDaemonStopped
-from kroute.kernel.addresses import Addresses, UnbindAddress
-from kroute.kernel.ipvs import Ipvs
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.net.addresses import Addresses, UnbindAddress
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.ledger import AddressDeleted, Ledger, SyncDaemonStopped
 
 
 async def undo(ledger: Ledger, ipvs: Ipvs, addresses: Addresses, report: CleanupReport) -> None:

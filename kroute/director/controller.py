@@ -9,27 +9,27 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kroute.broadcaster import Subscription
-from kroute.controllers.account import Report
-from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.controller import Controller
-from kroute.controllers.ledger import Ledger
-from kroute.controllers.milestones import PREDECESSOR
-from kroute.controllers.sysctls import SYSCTLS as NODE_SYSCTLS
-from kroute.controllers.sysctls import Circumstances, NodeSysctls
-from kroute.controllers.timeouts import Timeouts
-from kroute.controllers.virtual_server_changes import planned_key
-from kroute.controllers.virtual_servers import VirtualServers
+from kroute.controllers.service_proxy.ipvs_edits import planned_key
+from kroute.controllers.service_proxy.sysctls import SYSCTLS as NODE_SYSCTLS
+from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls
+from kroute.controllers.service_proxy.timeouts import Timeouts
+from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.cleanup import undo
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.addresses import Addresses
-from kroute.kernel.announcements import Announcer
-from kroute.kernel.ipvs import Ipvs
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.announcements import Announcer
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
 from kroute.kernel.sysctl import Sysctls
-from kroute.planning.plan import ServicePlan, VirtualServerKey
+from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.pass_status import Report
+from kroute.reconcile.stages import PREDECESSOR
 
 _SHARED_SYSCTLS = {
     "net.ipv4.vs.expire_nodest_conn",

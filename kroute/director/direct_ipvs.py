@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs import DIRECT_ROUTING, AddRealServer, Ipvs, IpvsChange, SetRealServer
+from kroute.kernel.ipvs.client import DIRECT_ROUTING, AddRealServer, Ipvs, IpvsChange, SetRealServer
 
 
 class DirectIpvs(Ipvs):

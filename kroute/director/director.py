@@ -12,7 +12,7 @@ import structlog
 
 from kroute import __version__
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.ledger import Ledger
+from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.controller import DirectRouting
 from kroute.director.direct_ipvs import DirectIpvs
@@ -21,18 +21,19 @@ from kroute.director.lease import LeaseLock, LeaseRequests
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
-from kroute.foreground import stop_signal
-from kroute.kernel.addresses import Addresses
-from kroute.kernel.announcements import Announcer
-from kroute.kernel.ipvs import Ipvs
+from kroute.inspect import agent_socket, snapshot
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
-from kroute.kernel.monitor import Monitor
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.announcements import Announcer
+from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.sysctl import Sysctls
-from kroute.operations import agent_socket, preflight, snapshot
-from kroute.operations.events import CreateObject, EventRecorder
-from kroute.operations.state_dir import StateDirectory
-from kroute.planning.objects import Change
-from kroute.watchers.api import Api
+from kroute.model.objects import Change
+from kroute.reconcile.ledger import Ledger
+from kroute.runtime.runner import stop_signal
+from kroute.runtime.state_dir import StateDirectory
+from kroute.telemetry.events import CreateObject, EventRecorder
+from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.sink import Sink
 
 log = structlog.get_logger(__name__)

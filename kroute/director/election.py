@@ -24,7 +24,7 @@ import structlog
 
 from kroute.director.lease import Lease, LeaseLock, LeaseSpec, timestamp
 from kroute.director.settings import LeaseSettings
-from kroute.watchers.errors import ApiError
+from kroute.watchers.kubernetes.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

@@ -7,14 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.planning.addresses import canonical, family_of
-from kroute.planning.annotations import PREFIXES
-from kroute.planning.backend_slices import BackendSlice
-from kroute.planning.endpoints import choose, merge
-from kroute.planning.frontends import Frontends, Kind, frontends_of
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import Node, ObjectKey, Service, ServiceStatus
-from kroute.planning.plan import (
+from kroute.model.addresses import canonical, family_of
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Node, ObjectKey, Service, ServiceStatus
+from kroute.model.plan import (
     Problem,
     Protocol,
     RealServer,
@@ -24,6 +20,10 @@ from kroute.planning.plan import (
     VirtualServerKey,
     shortened,
 )
+from kroute.planning.annotations import PREFIXES
+from kroute.planning.backend_slices import BackendSlice
+from kroute.planning.endpoints import choose, merge
+from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.plan_service import plan_service
 from kroute.settings import Settings
 

@@ -4,10 +4,10 @@ from errno import EEXIST
 
 import structlog
 
-from kroute.controllers.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
-from kroute.controllers.sysctls import Circumstances, Row
+from kroute.controllers.service_proxy.sysctls import Circumstances, Row
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs import Ipvs, SyncDaemon, SyncRole
+from kroute.kernel.ipvs.client import Ipvs, SyncDaemon, SyncRole
+from kroute.reconcile.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
 
 log = structlog.get_logger(__name__)
 

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-from kroute.watchers.reflector import Reflector
-from kroute.watchers.requests import Requests
-from kroute.watchers.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
+from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.kubernetes.requests import Requests
+from kroute.watchers.kubernetes.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
 from kroute.watchers.sink import Sink
 
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Container
 from typing import NamedTuple, TypeAlias
 
-from kroute.kernel.netlink_message import (
+from kroute.kernel.netlink.message import (
     NLM_F_DUMP,
     address_family,
     attribute,

@@ -33,8 +33,8 @@ from kroute.kernel.ipset_messages import (
     set_message,
     set_name,
 )
-from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkClient
-from kroute.kernel.netlink_message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
+from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
 
 __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefinition"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 
-from kroute.kernel.netlink_message import (
+from kroute.kernel.netlink.message import (
     NLA_F_NESTED,
     NLA_F_NET_BYTEORDER,
     attribute,

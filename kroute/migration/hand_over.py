@@ -9,16 +9,16 @@ from collections.abc import Iterable, Set
 import msgspec
 
 from kroute.broadcaster import Broadcaster
+from kroute.checks.known_proxies import OtherProxy
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.kernel.addresses import Addresses, BindAddress
 from kroute.kernel.errors import KernelError
-from kroute.migration.leavings import NodeReading
+from kroute.kernel.net.addresses import Addresses, BindAddress
+from kroute.migration.leftovers import NodeReading
 from kroute.migration.node_reading import read_node
 from kroute.migration.take_over import Outcome, RefusalError
-from kroute.operations.known_proxies import OtherProxy
-from kroute.operations.state_dir import StateDirectory
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import Problem
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Problem
+from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 
 

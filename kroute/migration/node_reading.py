@@ -1,19 +1,19 @@
-"""Read from the kernel and from kroute's ledger what `leavings` looks at. Nothing is changed."""
+"""Read from the kernel and from kroute's ledger what `leftovers` looks at. Nothing is changed."""
 
 from collections.abc import Set
 from pathlib import Path
 
-from kroute.controllers.ledger import Ledger
-from kroute.kernel.addresses import Addresses
+from kroute.checks.known_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
 from kroute.kernel.ipset import Element, Ipset
-from kroute.kernel.ipvs import Ipvs
-from kroute.kernel.ipvs_marks import IpvsMarks
-from kroute.kernel.links import Links
-from kroute.kernel.policy_routing import PolicyRouting
+from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.marks import IpvsMarks
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.sysctl import Sysctls
-from kroute.kernel.xtables_tools import VARIANTS, XtablesTools
-from kroute.migration.leavings import NodeReading
-from kroute.operations.known_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+from kroute.migration.leftovers import NodeReading
+from kroute.reconcile.ledger import Ledger
 
 
 async def read_node(proxy: OtherProxy, state_dir: Path) -> NodeReading:

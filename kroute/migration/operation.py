@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from kroute.controllers.address_sets import IPV4, IPV6
-from kroute.controllers.ledger import LedgerError
+from kroute.checks import preflight
+from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.controllers.masquerade.address_sets import IPV4, IPV6
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
-from kroute.migration.leavings import Leavings
+from kroute.migration.leftovers import Leavings
 from kroute.migration.saved_rules import TableLeavings
 from kroute.migration.take_over import Outcome, RefusalError, look, take_over
 from kroute.migration.take_over_options import TakeOverOptions
-from kroute.operations import preflight
-from kroute.operations.known_proxies import OTHER_PROXIES, OtherProxy
-from kroute.operations.state_dir import StateDirectoryError
+from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.state_dir import StateDirectoryError
 from kroute.settings import Settings
 
 T = TypeVar("T")

@@ -5,13 +5,13 @@ and then they need the other's rules. Rules come before the sets that they look 
 it: their translation is in the connection tracker, and their virtual servers are kroute's by now.
 """
 
-from kroute.controllers.cleanup_report import CleanupReport
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.ipvs_marks import DeleteMarkServer, IpvsMarks
-from kroute.kernel.links import Links
-from kroute.kernel.policy_routing import PolicyRouting, PolicyRule, TableRoute
-from kroute.kernel.xtables_tools import VARIANTS, XtablesTools
-from kroute.migration.leavings import Leavings
+from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
+from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
+from kroute.migration.leftovers import Leavings
+from kroute.reconcile.cleanup_report import CleanupReport
 
 
 async def remove(leavings: Leavings) -> CleanupReport:

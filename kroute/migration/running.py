@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from kroute.operations.known_proxies import KUBE_PROXY, KUBE_ROUTER, OtherProxy
+from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OtherProxy
 
 ANSWERS_WITHIN = 2.0
 ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "--run-service-proxy=f"})

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 
 import msgspec
 
-from kroute.operations.known_proxies import OtherProxy
+from kroute.checks.known_proxies import OtherProxy
 
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 _MARK_BITS = 0x3FFF

@@ -12,19 +12,19 @@ import asyncio
 
 import msgspec
 
-from kroute.controllers.exclusion import Exclusion
-from kroute.controllers.ledger import Ledger
+from kroute.checks.known_proxies import OtherProxy
 from kroute.kernel.errors import KernelError
-from kroute.kernel.routes import Routes, SetLocalRoute
-from kroute.migration.leavings import Leavings, recognise
+from kroute.kernel.inotify import DirectoryChanges
+from kroute.kernel.net.routes import Routes, SetLocalRoute
+from kroute.migration.leftovers import Leavings, recognise
 from kroute.migration.node_reading import read_node
 from kroute.migration.removal import remove
 from kroute.migration.running import signs_of_life
 from kroute.migration.take_over_options import TakeOverOptions
-from kroute.operations.known_proxies import OtherProxy
-from kroute.operations.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
+from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import Ledger
+from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
-from kroute.watchers.inotify import DirectoryChanges
 
 
 class RefusalError(Exception):

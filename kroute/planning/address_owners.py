@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Set
 from typing import Generic, TypeVar
 
-from kroute.planning.addresses import canonical
-from kroute.planning.objects import Node, ObjectKey, Service
+from kroute.model.addresses import canonical
+from kroute.model.objects import Node, ObjectKey, Service
 from kroute.planning.service_addresses import cluster_ips, external_ips
 
 K = TypeVar("K")

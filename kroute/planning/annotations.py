@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.planning.addresses import canonical
-from kroute.planning.plan import Persistence, Problem, quoted, shortened
+from kroute.model.addresses import canonical
+from kroute.model.plan import Persistence, Problem, quoted, shortened
 from kroute.settings import SCHEDULERS
 
 PREFIXES = ("kroute.io/", "kube-router.io/", "")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.planning.addresses import Family, unicast
-from kroute.planning.objects import Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
-from kroute.planning.plan import RealServer, quoted
+from kroute.model.addresses import Family, unicast
+from kroute.model.objects import Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
+from kroute.model.plan import RealServer, quoted
 
 _KINDS_OF_ENDPOINTS = 1 << 14
 """How many different `Traits` are shared at most; more than there are in any cluster that Kubernetes supports."""

@@ -9,14 +9,9 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import assert_never
 
-from kroute.planning.address_owners import AddressOwners
-from kroute.planning.addresses import Family, family_of
-from kroute.planning.backend_slices import BackendSlice, read_slice
-from kroute.planning.claims import Claimant, Claims
-from kroute.planning.condensing import condensed
-from kroute.planning.frontends import Frontends, frontends_of
-from kroute.planning.node_facts import NodeFacts, NodeInterfaces, node_facts
-from kroute.planning.objects import (
+from kroute.model.addresses import Family, family_of
+from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
+from kroute.model.objects import (
     HEADLESS_LABEL,
     Applied,
     Change,
@@ -28,11 +23,16 @@ from kroute.planning.objects import (
     ObjectKey,
     Service,
 )
-from kroute.planning.plan import ServicePlan, VirtualServerKey
+from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.planning.address_conflicts import Claimant, Claims
+from kroute.planning.address_owners import AddressOwners
+from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.planning.endpoint_reasons import ServiceView, view_service
+from kroute.planning.frontends import Frontends, frontends_of
+from kroute.planning.interning import condensed
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
 from kroute.planning.service_addresses import cluster_ips, has_node_ports
-from kroute.planning.service_view import ServiceView, view_service
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})

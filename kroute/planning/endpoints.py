@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.planning.addresses import Family
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import RealServer
 from kroute.planning.backend_slices import BackendSlice, PortKey, SlicePort, Traits
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.plan import RealServer
 
 Backends = dict[RealServer, Traits]
 """The endpoints of one Service port, each as the real server that it would be."""

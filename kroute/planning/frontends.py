@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from kroute.model.addresses import unicast
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
+from kroute.model.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.addresses import unicast
-from kroute.planning.admission import Allowed, Place, admit
 from kroute.planning.backend_slices import PortKey, port_key
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
-from kroute.planning.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
+from kroute.planning.external_addresses import Allowed, Place, admit
 from kroute.planning.service_addresses import cluster_ips, has_node_ports, load_balancer_ips
 from kroute.settings import Settings
 

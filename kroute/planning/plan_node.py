@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.plan import NODE_PLAN, AddressSet, Problem, ServicePlan, SetEntry, quoted
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import NODE_PLAN, AddressSet, Problem, ServicePlan, SetEntry, quoted
 from kroute.settings import Settings
 
 

@@ -4,14 +4,10 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kroute.planning.addresses import Family, family_of
-from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.planning.backend_slices import BackendSlice, PortKey
-from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merge
-from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import ObjectKey, Service
-from kroute.planning.plan import (
+from kroute.model.addresses import Family, family_of
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import ObjectKey, Service
+from kroute.model.plan import (
     AddressSet,
     HealthCheck,
     Problem,
@@ -22,6 +18,10 @@ from kroute.planning.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
+from kroute.planning.backend_slices import BackendSlice, PortKey
+from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merge
+from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.settings import Settings
 

@@ -1,7 +1,7 @@
 """The addresses that a Service names, as written."""
 
+from kroute.model.objects import Service
 from kroute.planning.annotations import Options, apply_annotations
-from kroute.planning.objects import Service
 
 _NO_CLUSTER_IP = frozenset({"", "None"})
 

@@ -2,9 +2,9 @@
 
 from ipaddress import ip_network
 
-from kroute.planning.addresses import Family, family_of
-from kroute.planning.objects import Service
-from kroute.planning.plan import Problem, quoted
+from kroute.model.addresses import Family, family_of
+from kroute.model.objects import Service
+from kroute.model.plan import Problem, quoted
 
 Ranges = dict[Family, tuple[str, ...]]
 

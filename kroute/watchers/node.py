@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from kroute.kernel.addresses import Addresses, InterfaceAddress
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
-from kroute.planning.node_facts import NodeInterfaces
+from kroute.kernel.net.addresses import Addresses, InterfaceAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
+from kroute.model.node_facts import NodeInterfaces
 from kroute.settings import OTHER_VIP_INTERFACES
 
 log = structlog.get_logger(__name__)
@@ -24,14 +24,14 @@ _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
-    """Reads addresses: `kroute.kernel.addresses.Addresses`."""
+    """Reads addresses: `kroute.kernel.net.addresses.Addresses`."""
 
     async def of_node(self) -> list[InterfaceAddress]:
         """All addresses of all interfaces."""
 
 
 class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
-    """Tells of changes: `kroute.kernel.monitor.Monitor`."""
+    """Tells of changes: `kroute.kernel.net.monitor.Monitor`."""
 
     async def next(self) -> list[Event | Overrun]:
         """Wait for events, and return all that wait."""

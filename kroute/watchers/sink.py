@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from kroute.planning.objects import Change
+from kroute.model.objects import Change
 
 Sink = Callable[[Sequence[Change]], None]
 """Takes changes in the order in which they happened; called in the event loop, so it must return soon."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kroute.kernel.ipvs import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.operations import status as status_module
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import NODE_PLAN, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import NODE_PLAN, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.telemetry import status as status_module
 from tests.browser.chromium import Browser, browser
 from tests.builders import NODE, facts
 from tests.unit.load_balancer import ask, ask_soon
@@ -39,7 +39,7 @@ def state(**first: int) -> VirtualServerState:
 @pytest.fixture
 async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Observed]:
     monkeypatch.setattr(status_module, "SHORTEST_REFRESH", 0.2)
-    monkeypatch.setattr("kroute.operations.kernel_reading.SHORTEST", 0.2)
+    monkeypatch.setattr("kroute.telemetry.kernel_reading.SHORTEST", 0.2)
     observed = Observed()
     observed.broadcaster.publish([ServicePlan(NODE_PLAN, node=facts()), plan("web", 1)])
     observed.kernel.table[key(1)] = state(active=3, inactive=4)

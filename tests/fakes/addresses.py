@@ -3,14 +3,14 @@
 import errno
 from collections.abc import Sequence
 
-from kroute.kernel.addresses import AddressChange, BindAddress, InterfaceAddress, RenewAddress
 from kroute.kernel.errors import Failure
-from kroute.kernel.routes import LocalRoute
+from kroute.kernel.net.addresses import AddressChange, BindAddress, InterfaceAddress, RenewAddress
+from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.client import FakeClient
 
 
 class FakeAddresses(FakeClient):
-    """Same shape as kroute.kernel.addresses.Addresses."""
+    """Same shape as kroute.kernel.net.addresses.Addresses."""
 
     async def read(self, interface: str) -> set[str]:
         self.check_open()

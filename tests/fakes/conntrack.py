@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.netlink_message import address_family
+from kroute.kernel.netlink.message import address_family
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import Operation
 

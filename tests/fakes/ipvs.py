@@ -4,7 +4,7 @@ import errno
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipvs import (
+from kroute.kernel.ipvs.client import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -24,7 +24,7 @@ from tests.fakes.client import FakeClient
 
 
 class FakeIpvs(FakeClient):
-    """Same shape as kroute.kernel.ipvs.Ipvs."""
+    """Same shape as kroute.kernel.ipvs.client.Ipvs."""
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
         self.check_open()

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kroute.kernel.addresses import InterfaceAddress
 from kroute.kernel.conntrack import Flow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs import SyncDaemon, VirtualServerKey, VirtualServerState
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
-from kroute.kernel.routes import LocalRoute
+from kroute.kernel.ipvs.client import SyncDaemon, VirtualServerKey, VirtualServerState
+from kroute.kernel.net.addresses import InterfaceAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.monitor_queue import MonitorQueue
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"})

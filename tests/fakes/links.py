@@ -3,12 +3,12 @@
 import errno
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.links import LinkState
+from kroute.kernel.net.links import LinkState
 from tests.fakes.client import FakeClient
 
 
 class FakeLinks(FakeClient):
-    """Same shape as kroute.kernel.links.Links."""
+    """Same shape as kroute.kernel.net.links.Links."""
 
     async def index(self, name: str) -> int | None:
         self.check_open()

@@ -1,13 +1,13 @@
 """The events of a fake kernel."""
 
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor_queue import MonitorQueue
 
 
 class FakeMonitor(FakeClient):
-    """Same shape as kroute.kernel.monitor.Monitor."""
+    """Same shape as kroute.kernel.net.monitor.Monitor."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kroute.kernel.monitor import Event, Overrun
+from kroute.kernel.net.monitor import Event, Overrun
 
 
 class MonitorQueue:

@@ -4,13 +4,13 @@ import errno
 from collections.abc import Sequence
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.monitor import RouteEvent
-from kroute.kernel.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute
+from kroute.kernel.net.monitor import RouteEvent
+from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute
 from tests.fakes.client import FakeClient
 
 
 class FakeRoutes(FakeClient):
-    """Same shape as kroute.kernel.routes.Routes."""
+    """Same shape as kroute.kernel.net.routes.Routes."""
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
         self.check_open()

@@ -5,14 +5,14 @@ import re
 import socket
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.xtables import TableRules
-from kroute.kernel.xtables_rule import jump_target, parse_rule
+from kroute.kernel.iptables.rule import jump_target, parse_rule
+from kroute.kernel.iptables.xtables import TableRules
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel, FakeTable
 
 
 class FakeXtables(FakeClient):
-    """Same shape as kroute.kernel.xtables.Xtables; a rule that names a missing set or chain is refused."""
+    """Same shape as kroute.kernel.iptables.xtables.Xtables; a rule that names a missing set or chain is refused."""
 
     def __init__(self, kernel: FakeKernel, family: int = socket.AF_INET, *, random_fully: bool = True) -> None:
         super().__init__(kernel)

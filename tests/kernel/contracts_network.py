@@ -1,6 +1,6 @@
 """What the kernel does with links, addresses and routes, as far as kroute relies on it. Real classes and fakes pass.
 
-A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/test_kernel_fakes.py the
+A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py the
 fake one.
 """
 
@@ -8,10 +8,10 @@ import errno
 
 import pytest
 
-from kroute.kernel.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
-from kroute.kernel.routes import IPV6_METRIC, DeleteLocalRoute, LocalRoute, SetLocalRoute
+from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
+from kroute.kernel.net.routes import IPV6_METRIC, DeleteLocalRoute, LocalRoute, SetLocalRoute
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, Node
 
 VIP, VIP6 = "10.0.0.1", "fd00::1"

@@ -2,7 +2,7 @@
 
 The real classes and the fakes pass the same tests.
 
-A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/test_kernel_fakes.py the
+A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py the
 fake one.
 """
 
@@ -13,7 +13,8 @@ import pytest
 
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
-from kroute.kernel.ipvs import (
+from kroute.kernel.iptables.xtables import TableRules
+from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddRealServer,
     AddVirtualServer,
@@ -28,7 +29,6 @@ from kroute.kernel.ipvs import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.xtables import TableRules
 from tests.kernel.nodes import Node
 
 VIP, VIP6 = "10.0.0.1", "fd00::1"

@@ -6,18 +6,18 @@ import struct
 import subprocess
 from contextlib import AsyncExitStack
 
-from kroute.kernel.addresses import Addresses
 from kroute.kernel.conntrack import Conntrack, Flow
 from kroute.kernel.conntrack_messages import CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, UDP, conntrack_message, encode_tuple
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.ipvs import Ipvs
-from kroute.kernel.links import Links
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
-from kroute.kernel.monitor import Monitor
-from kroute.kernel.netlink import NETLINK_NETFILTER, NetlinkSocket
-from kroute.kernel.netlink_message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
-from kroute.kernel.routes import Routes
-from kroute.kernel.xtables import Xtables
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.net.routes import Routes
+from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkSocket
+from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.ipset import FakeIpset

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import pytest
 
-from kroute.controllers.address_sets import IPV4, IPV6, Family, family_of
-from kroute.controllers.filter_rules import filter_rules
-from kroute.controllers.masquerade_rules import masquerade_rules
+from kroute.controllers.masquerade.address_sets import IPV4, IPV6, Family, family_of
+from kroute.controllers.masquerade.filter_rules import filter_rules
+from kroute.controllers.masquerade.nat_rules import masquerade_rules
 from kroute.kernel.ipset import AddEntry, Ipset
-from kroute.kernel.xtables import TableRules, Xtables
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.plan import AddressSet
+from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.hosts import Host

@@ -3,9 +3,9 @@
 import asyncio
 import ipaddress
 
-from kroute.kernel.addresses import BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
 from kroute.kernel.errors import Failure
-from kroute.kernel.routes import SetLocalRoute
+from kroute.kernel.net.addresses import BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.routes import SetLocalRoute
 from tests.kernel.nodes import NODE_IP6, RealNode, run
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kroute.controllers.account import Account
-from kroute.controllers.udp_flows import UdpFlows
+from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.kernel.conntrack import Conntrack, Flow
-from kroute.kernel.ipvs import (
+from kroute.kernel.ipvs.client import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -20,7 +19,8 @@ from kroute.kernel.ipvs import (
     VirtualServerOptions,
 )
 from kroute.kernel.sysctl import Sysctls
-from kroute.planning.plan import Protocol, VirtualServerKey
+from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.reconcile.pass_status import Account
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import eventually

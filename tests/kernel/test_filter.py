@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kroute.controllers.address_sets import FAMILIES, IPV4, IPV6, PREFIX, Family, set_definitions
+from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4, IPV6, PREFIX, Family, set_definitions
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.xtables import Xtables
-from kroute.planning.plan import AddressSet
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 from tests.kernel.rules_by_hand import (
     AT_ONCE,

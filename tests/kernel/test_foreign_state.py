@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from kroute.kernel.addresses import Addresses
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs_marks import DeleteMarkServer, IpvsMarks
-from kroute.kernel.policy_routing import PolicyRouting
-from kroute.kernel.xtables_tools import VARIANTS, Variant, XtablesTools
+from kroute.kernel.iptables.tools import VARIANTS, Variant, XtablesTools
+from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.policy_routing import PolicyRouting
 from tests.kernel.nodes import RealNode, run
 
 LEGACY = Variant(socket.AF_INET, "legacy")

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from kroute.kernel.addresses import BindAddress
-from kroute.kernel.ipvs import (
+from kroute.kernel.ipvs.client import (
     FLAG_ONE_PACKET,
     FLAG_SCHEDULER_1,
     AddRealServer,
@@ -16,6 +15,7 @@ from kroute.kernel.ipvs import (
     VirtualServerOptions,
 )
 from kroute.kernel.modules import kernel_version
+from kroute.kernel.net.addresses import BindAddress
 from tests.kernel.nodes import NODE_IP, RealNode, run
 
 KEY = (6, "10.0.0.1", 80)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kroute.kernel import monitor as monitor_module
-from kroute.kernel.addresses import BindAddress, UnbindAddress
-from kroute.kernel.monitor import AddressEvent, Event, LinkEvent, Overrun
+from kroute.kernel.net import monitor as monitor_module
+from kroute.kernel.net.addresses import BindAddress, UnbindAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun
 from tests.kernel.nodes import RealNode, run
 
 

@@ -1,6 +1,6 @@
 """The way to an address is the kernel's own answer."""
 
-from kroute.kernel.route_lookup import RouteLookup, Way
+from kroute.kernel.net.route_lookup import RouteLookup, Way
 from tests.kernel.nodes import NODE_IP6, OTHER_NODE_IP6, RealNode, run
 
 

@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from kroute.kernel.addresses import BindAddress
 from kroute.kernel.errors import Failure
-from kroute.kernel.monitor import Event, Overrun, RouteEvent
-from kroute.kernel.routes import DeleteLocalRoute, LocalRoute, SetLocalRoute
+from kroute.kernel.net.addresses import BindAddress
+from kroute.kernel.net.monitor import Event, Overrun, RouteEvent
+from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, SetLocalRoute
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
 
 

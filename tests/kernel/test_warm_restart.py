@@ -9,7 +9,7 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.planning.plan import NODE_PLAN, Persistence, Protocol, RealServer, ServicePlan, VirtualServer
+from kroute.model.plan import NODE_PLAN, Persistence, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
 from tests.unit.fake_node import node_plan, plan, server

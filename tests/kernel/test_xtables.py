@@ -10,7 +10,7 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.xtables import TableRules, Xtables
+from kroute.kernel.iptables.xtables import TableRules, Xtables
 from tests.kernel.contracts_tables import RULES
 from tests.kernel.nodes import RealNode, run
 
@@ -146,7 +146,7 @@ async def test_standard_output_stays_where_it_is(xtables: Xtables, capfd: pytest
 
 async def test_a_table_that_changes_meanwhile_is_read_again(xtables: Xtables) -> None:
     """Somebody without the lock is between our reading and our commit."""
-    from kroute.kernel.xtables_table import OpenTable
+    from kroute.kernel.iptables.table import OpenTable
 
     seen: list[int] = []
 

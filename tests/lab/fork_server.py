@@ -26,14 +26,14 @@ from typing import NoReturn
 from tests.lab.namespaces import enter
 
 _PRELOADED = (
-    "kroute.cli",
+    "kroute.cli.main",
     "kroute.agent",
     "kroute.director.director",
-    "kroute.watchers.api",
-    "kroute.watchers.kubernetes",
-    "kroute.operations.health_server",
-    "kroute.operations.metrics_server",
-    "kroute.kernel.xtables_table",
+    "kroute.watchers.kubernetes.api",
+    "kroute.watchers.kubernetes.watcher",
+    "kroute.telemetry.health_server",
+    "kroute.telemetry.metrics_server",
+    "kroute.kernel.iptables.table",
 )
 
 
@@ -91,7 +91,7 @@ def become(request: Request) -> NoReturn:
         os.execv(sys.executable, [sys.executable, "-m", "kroute", *request.argv])
     sys.argv = ["kroute", *request.argv]
     try:
-        code = importlib.import_module("kroute.cli").main(request.argv)
+        code = importlib.import_module("kroute.cli.main").main(request.argv)
     except SystemExit as end:
         code = end.code
     except BaseException:  # noqa: BLE001 - whatever ends kroute ends this process in the same way

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from kroute.model.node_facts import NodeInterfaces, node_facts
+from kroute.model.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
+from kroute.model.plan import AddressSet, ServicePlan, SetEntry, VirtualServer
 from kroute.planning.catalog import Catalog
-from kroute.planning.node_facts import NodeInterfaces, node_facts
-from kroute.planning.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
-from kroute.planning.plan import AddressSet, ServicePlan, SetEntry, VirtualServer
 from kroute.settings import Settings
 from tests.lab import cluster
 from tests.lab.objects import Object

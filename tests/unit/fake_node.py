@@ -5,19 +5,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.address_sets import FAMILIES
 from kroute.controllers.cleanup import cleanup
-from kroute.controllers.cleanup_report import CleanupReport
-from kroute.controllers.controller import Controller
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.ledger import Ledger
-from kroute.controllers.masquerade import Masquerade
-from kroute.controllers.milestones import Milestones
+from kroute.controllers.masquerade.address_sets import FAMILIES
+from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
-from kroute.controllers.service_proxy import ServiceProxy
-from kroute.planning.node_facts import NodeFacts
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import (
+from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import (
     NODE_PLAN,
     AddressSet,
     Persistence,
@@ -30,6 +26,10 @@ from kroute.planning.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.stages import Milestones
 from kroute.settings import Settings
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack

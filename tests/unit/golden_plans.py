@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from kroute.planning.plan import ServicePlan, SetEntry, VirtualServer
+from kroute.model.plan import ServicePlan, SetEntry, VirtualServer
 
 
 def render(plans: Iterable[ServicePlan]) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from kroute.controllers.address_sets import family_of
-from kroute.kernel.addresses import BindAddress, UnbindAddress
+from kroute.controllers.masquerade.address_sets import family_of
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.kernel.routes import DeleteLocalRoute, SetLocalRoute
-from kroute.planning.plan import AddressSet, Persistence, Protocol, ServicePlan, VirtualServer
+from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.net.addresses import BindAddress, UnbindAddress
+from kroute.kernel.net.routes import DeleteLocalRoute, SetLocalRoute
+from kroute.model.plan import AddressSet, Persistence, Protocol, ServicePlan, VirtualServer
 from tests.fakes.kernel import FakeKernel, FakeSet
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, new_kernel, plan, server
 

@@ -5,20 +5,20 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.account import ControllerStatistics
-from kroute.controllers.durations import Durations
+from kroute.histogram import Durations
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs import Traffic, VirtualServerKey, VirtualServerState
-from kroute.kernel.netlink import NetlinkStatistics
-from kroute.operations import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
-from kroute.operations.events import EventRecorder
-from kroute.operations.kernel_reading import KernelReadings
-from kroute.operations.latency import ProgrammingLatency
-from kroute.operations.loop_watch import LoopWatch
-from kroute.operations.network_programming import NetworkProgramming
-from kroute.operations.observation import Observation
-from kroute.operations.statistics import Statistics, WatchStatistics, statistics
+from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
+from kroute.kernel.netlink.client import NetlinkStatistics
+from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import BindAddress
+from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
+from kroute.telemetry.events import EventRecorder
+from kroute.telemetry.kernel_reading import KernelReadings
+from kroute.telemetry.latency import ProgrammingLatency
+from kroute.telemetry.loop_watch import LoopWatch
+from kroute.telemetry.network_programming import NetworkProgramming
+from kroute.telemetry.observation import Observation
+from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
 from tests.builders import settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 

@@ -7,10 +7,10 @@ import pytest
 from kroute import agent as module
 from kroute.agent import Agent
 from kroute.broadcaster import Subscription
-from kroute.operations.loop_watch import LoopWatch
-from kroute.planning.node_facts import NodeInterfaces
-from kroute.planning.objects import Applied, EndpointSlice, Listed, Node, Service
-from kroute.planning.plan import NODE_PLAN
+from kroute.model.node_facts import NodeInterfaces
+from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
+from kroute.model.plan import NODE_PLAN
+from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import NODE_IPV4, endpoint_slice, service, settings
 from tests.unit.watching import running
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.broadcaster import Broadcaster, Subscription
-from kroute.planning.objects import ObjectKey
-from kroute.planning.plan import ServicePlan
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import ServicePlan
 from tests.builders import plan
 
 KEY = ObjectKey("default", "web")

@@ -9,13 +9,13 @@ import kubernetes_validate
 import pytest
 
 from kroute import __version__
-from kroute.cli import cli
-from kroute.controllers.ledger import Ledger
+from kroute.checks.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
+from kroute.cli.main import cli
 from kroute.director import watch
-from kroute.operations.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
+from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULT_PROC_SYS, DEFAULT_STATE_DIR
-from kroute.watchers import access
-from kroute.watchers.resources import WATCHED, Resource
+from kroute.watchers.kubernetes import access
+from kroute.watchers.kubernetes.resources import WATCHED, Resource
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, kustomizations, render, the
 from tests.lab.objects import Object
 

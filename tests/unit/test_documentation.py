@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 import pytest
 
-from kroute import cli
-from kroute.controllers.address_sets import FAMILIES
-from kroute.director.command import director
-from kroute.operations.verdicts import Fate, rules_of
+from kroute.cli import main as cli
+from kroute.cli.director import director
+from kroute.controllers.masquerade.address_sets import FAMILIES
+from kroute.inspect.verdicts import Fate, rules_of
+from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations import ANNOTATIONS, SCHEDULER_FLAGS
-from kroute.planning.node_facts import NodeFacts
 from kroute.settings import SCHEDULERS, Exemption, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

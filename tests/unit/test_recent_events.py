@@ -1,6 +1,6 @@
 """The last events of the log are remembered for the status page."""
 
-from kroute.operations.recent_events import LONGEST_DETAILS, RecentEvents
+from kroute.recent_events import LONGEST_DETAILS, RecentEvents
 
 
 def test_the_last_events_come_newest_first_with_their_fields_as_text() -> None:

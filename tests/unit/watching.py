@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kroute.planning.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
+from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
 from kroute.settings import Settings
-from kroute.watchers.api import Api
-from kroute.watchers.reflector import Reflector
-from kroute.watchers.resources import SERVICES, Resource
-from kroute.watchers.timing import Timing
+from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.kubernetes.resources import SERVICES, Resource
+from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer
 
 os.environ["SSL_CERT_FILE"] = os.devnull

@@ -1,0 +1,85 @@
+"""What `kroute check` asks the API server."""
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from kroute.checks.finding import Finding, lack, ok, warning
+from kroute.model.objects import Node
+from kroute.settings import Settings
+from kroute.watchers.kubernetes import access
+from kroute.watchers.kubernetes.access import Permission
+from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
+from kroute.watchers.kubernetes.requests import Requests
+from kroute.watchers.kubernetes.resources import NODES
+
+API, RBAC, CLOCK = "api", "rbac", "clock"
+
+TOLERABLE_SKEW = 5.0
+"""Seconds by which the clocks may differ; Events and certificates are read by the other one's."""
+
+
+class _Nodes(msgspec.Struct):
+    items: list[Node] | None = None
+
+
+async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
+    """Reach the server, ask what kroute may do there, and get the Node object (None: there is none to be had)."""
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
+
+    try:
+        api = await Api.open(settings)
+    except ConfigurationError as error:
+        return [lack(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], None
+    async with api:
+        try:
+            before = time.time()
+            theirs = await api.server_time()
+            findings = [ok(API, f"{api.server} answers"), compare_clocks(theirs, before, time.time())]
+        except ApiError as error:
+            next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
+            return [lack(API, str(error), next_step)], None
+        findings += await _permissions(api)
+        return findings, await _node(api, settings.node_name)
+
+
+def compare_clocks(theirs: float, before: float, after: float) -> Finding:
+    """Compare a time that is cut to whole seconds with that between which it was read."""
+    skew = max(0.0, before - (theirs + 1), theirs - after)
+    if skew <= TOLERABLE_SKEW:
+        return ok(CLOCK, f"agrees with the API server's to {TOLERABLE_SKEW:.0f} s")
+    direction = "behind" if theirs > after else "ahead of"
+    message = f"this node's clock is {skew:.0f} s {direction} the API server's"
+    return warning(CLOCK, message, "synchronize both (chrony, systemd-timesyncd): certificates and Events go by them")
+
+
+async def _permissions(api: access.Reviewer) -> list[Finding]:
+    try:
+        missing = await access.denied(api, access.needed())
+    except ApiError as error:
+        message = f"the API server does not say what kroute may do: {error}"
+        return [lack(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
+    return _missing(missing) or [ok(RBAC, "kroute may do all that it needs")]
+
+
+def _missing(permissions: Iterable[Permission]) -> list[Finding]:
+    return [
+        lack(
+            RBAC,
+            f"kroute may not {permission.verb} {permission.resource}",
+            f"allow the verb {permission.verb} on {permission.resource} of API group "
+            f'"{permission.group}" in the ClusterRole kroute (deploy/)',
+        )
+        for permission in permissions
+    ]
+
+
+async def _node(api: Requests, name: str) -> Node | None:
+    """The Node object, by a list: kroute asks for no other verb. What keeps it from us is found elsewhere."""
+    try:
+        answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
+        nodes = msgspec.json.decode(answer, type=_Nodes).items
+    except (ApiError, msgspec.DecodeError):
+        return None
+    return nodes[0] if nodes else None

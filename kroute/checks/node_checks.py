@@ -1,0 +1,160 @@
+"""What `kroute check` looks at on the node. It changes nothing, but loads modules and tables as a start does."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+
+from kroute.checks import preflight
+from kroute.checks.finding import Finding, Level, lack, ok, warning
+from kroute.checks.other_proxies import Leaving, leavings
+from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4, Family
+from kroute.controllers.masquerade.node_rules import WITHOUT
+from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
+from kroute.kernel import modules
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.net.links import Links
+from kroute.kernel.nftables import Nftables
+from kroute.kernel.sysctl import Sysctls
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
+from kroute.model.objects import Node
+from kroute.reconcile.ledger import Ledger, LedgerError
+from kroute.settings import Settings
+
+SYSCTL, TABLES, PROXIES, NODE = "sysctls", "xtables", "proxies", "node"
+
+
+async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
+    """Everything that the node itself can tell. `ipv6`: whether the node serves that family."""
+    lacks = await preflight.findings()
+    findings = lacks + [
+        ok(name, sentence)
+        for name, sentence in (
+            (preflight.CAPABILITIES, "the process has those that it needs"),
+            (preflight.MODULES, "those that kroute needs are loaded or can be"),
+        )
+        if not any(each.check == name for each in lacks)
+    ]
+    findings += await check_scheduler(settings.scheduler)
+    circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
+    findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
+    if lacks:
+        return findings  # without capabilities and modules the kernel does not answer the rest
+    async with AsyncExitStack() as stack:
+        xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in FAMILIES}
+        findings += await check_tables(xtables, ipv6=ipv6)
+        ipvs, links, ipset, nftables = Ipvs(), Links(), Ipset(), Nftables()
+        for client in (ipvs, links, ipset, nftables):
+            await stack.enter_async_context(client)
+        findings += check_proxies(await leavings(links, ipset, xtables, nftables))
+        findings += await check_virtual_servers(settings, ipvs)
+    return findings
+
+
+async def check_scheduler(name: str) -> list[Finding]:
+    """Whether the kernel can schedule as `--scheduler` says."""
+    if not await modules.load([f"ip_vs_{name}"]):
+        return []
+    message = f"kernel module ip_vs_{name} (--scheduler {name}) is not loaded and cannot be loaded from here"
+    return [warning(preflight.MODULES, message, f"run `modprobe ip_vs_{name}` on the node, or choose another one")]
+
+
+def check_sysctls(sysctls: Sysctls, circumstances: Circumstances) -> list[Finding]:
+    """Whether each sysctl is as IPVS needs it, or can be set."""
+    rows = [row for row in SYSCTLS if row.when(circumstances)]
+    lacks = []
+    for row in rows:
+        value = sysctls.read(row.name)
+        if value is None and row.optional:
+            continue
+        if value is None:
+            message, next_step = f"{row.name} does not exist", "load the kernel module that it belongs to (ip_vs)"
+        elif value != row.value and not sysctls.is_writable(row.name):
+            message = f"{row.name} is {value}, must be {row.value} ({row.meaning}), and cannot be set from here"
+            next_step = f"run `sysctl -w {row.name}={row.value}` on the node, or mount its /proc/sys/net writable"
+        else:
+            continue
+        lacks.append(lack(SYSCTL, message, next_step))
+    return lacks or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]
+
+
+async def check_tables(xtables: Mapping[Family, Xtables], *, ipv6: bool) -> list[Finding]:
+    """Whether the kernel has the tables; without those of a family that is not served kroute works."""
+    found = []
+    for family, tables in xtables.items():
+        for table in WITHOUT:
+            try:
+                await tables.differences(TableRules(table, {}, []))
+            except KernelError as error:
+                message, _, next_step = str(error).rpartition("; ")
+                needed = family is IPV4 or ipv6
+                found.append(Finding(TABLES, Level.LACK if needed else Level.WARNING, message or str(error), next_step))
+    return found or [
+        ok(TABLES, f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}")
+    ]
+
+
+def _variant() -> str:
+    """What the `iptables` of this machine speaks; a container may have none."""
+    program = shutil.which("iptables")
+    if program is None:
+        return ""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    if "nf_tables" not in said:
+        return "; `iptables` here shows them"
+    return "; `iptables` here speaks nf_tables: kroute's rules are shown by `iptables-legacy-save`, and both are heeded"
+
+
+def check_proxies(found: Iterable[Leaving]) -> list[Finding]:
+    """Whether another service proxy is, or was, at work here."""
+    by_proxy: dict[str, list[str]] = {}
+    for leaving in found:
+        by_proxy.setdefault(leaving.proxy, []).append(leaving.what)
+    return [
+        warning(
+            PROXIES,
+            f"{proxy} is or was at work here: {', '.join(sorted(what))}",
+            f"two proxies answer for the same addresses: stop {proxy} here, then run `kroute migrate --from {proxy}`",
+        )
+        for proxy, what in sorted(by_proxy.items())
+    ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
+
+
+async def check_virtual_servers(settings: Settings, ipvs: Ipvs) -> list[Finding]:
+    """Whether there are virtual servers that kroute has not made, and will not touch."""
+    try:
+        ledger = Ledger.open(settings.state_dir)
+    except LedgerError as error:
+        return [lack(PROXIES, str(error), "run kroute as the user that the agent runs as")]
+    foreign = sorted(key for key in await ipvs.read() if key not in ledger.virtual_servers)
+    if not foreign:
+        return [ok(PROXIES, "every virtual server in IPVS is kroute's own")]
+    address, port = foreign[0][1:]
+    message = (
+        f"{len(foreign)} virtual servers are not kroute's own (one is on {address} port {port}) and stay as they are"
+    )
+    return [
+        warning(PROXIES, message, "delete them with `ipvsadm -D` if nobody needs them, else keep Services off them")
+    ]
+
+
+def check_node_addresses(node: Node | None, facts: NodeFacts, interfaces: NodeInterfaces) -> list[Finding]:
+    """Whether the Node object exists and its addresses are on the node."""
+    findings = []
+    if node is None:
+        message = f"there is no Node {facts.name}: zone and podCIDRs are not known"
+        findings.append(lack(NODE, message, "give the Node's name with --node-name, or wait until the kubelet made it"))
+    own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
+    if not own:
+        message = "no address of this node is known: its own calls to Services will have a VIP as their source"
+        findings.append(lack(NODE, message, "give --node-ip, or an address to an interface"))
+    for address in own:
+        if address in interfaces.own:
+            findings.append(ok(NODE, f"{address} is the node's own address, and on an interface"))
+        else:
+            message = f"{address} is said to be the node's own, and is on no interface"
+            findings.append(lack(NODE, message, "correct --node-ip or the Node's InternalIP, or add the address"))
+    return findings

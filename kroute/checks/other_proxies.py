@@ -1,0 +1,56 @@
+"""What tells that another service proxy is, or was, at work on the node."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
+from kroute.controllers.masquerade.address_sets import Family
+from kroute.controllers.masquerade.node_rules import WITHOUT
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.net.links import Links
+from kroute.kernel.nftables import Nftables
+from kroute.settings import DEFAULT_DUMMY_INTERFACE
+
+NAMED_CHAINS = 5
+"""How many chains of one family are named."""
+
+
+class Leaving(NamedTuple):
+    """One thing of another proxy's."""
+
+    proxy: str
+    what: str
+
+
+NFT_TABLE = "kube-proxy"
+"""Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
+
+
+async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables], nftables: Nftables) -> list[Leaving]:
+    """Everything that is found. Reads only."""
+    found: list[Leaving] = []
+    set_names = await ipset.names()
+    chains = {
+        family.name: {name for table in WITHOUT for name in await tables.chains(table)}
+        for family, tables in xtables.items()
+    }
+    nft_chains = await nftables.chains()
+    for proxy in OTHER_PROXIES.values():
+        what = []
+        # kube-router's link has the name of kroute's own, and so tells nothing.
+        if proxy.link != DEFAULT_DUMMY_INTERFACE and await links.index(proxy.link) is not None:
+            what.append(f"link {proxy.link}")
+        if sets := sorted(proxy.sets & set_names):
+            what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
+        what += [f"{family} chain {name}" for family, names in chains.items() for name in _telling(proxy, names)]
+        what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_told_by(it.name)]
+        found += [Leaving(proxy.name, it) for it in what]
+    found += [Leaving(KUBE_PROXY, f"nft table {it.family} {it.table}") for it in nft_chains if it.table == NFT_TABLE]
+    return list(dict.fromkeys(found))
+
+
+def _telling(proxy: OtherProxy, names: Iterable[str]) -> list[str]:
+    """The chains that tell of the proxy; of those that it makes for each Service there may be thousands."""
+    telling = sorted(filter(proxy.is_told_by, names))
+    return telling if len(telling) <= NAMED_CHAINS else [*telling[:NAMED_CHAINS], f"... ({len(telling)} in all)"]

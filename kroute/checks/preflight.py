@@ -1,0 +1,71 @@
+"""What a node must offer before kroute can start."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from kroute.checks.finding import Finding, lack
+from kroute.kernel import modules
+
+CAPABILITIES, MODULES = "capabilities", "modules"
+
+
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # include/uapi/linux/capability.h
+
+
+class Capability(NamedTuple):
+    """A capability, and what kroute does with it."""
+
+    number: int
+    name: str
+    purpose: str
+
+
+REQUIRED_CAPABILITIES = (
+    Capability(CAP_NET_ADMIN, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
+    Capability(CAP_NET_RAW, "NET_RAW", "libiptc reads and writes the rules by a raw socket"),
+)
+
+REQUIRED_MODULES: Mapping[str, str] = {
+    "ip_vs": "the kernel's load balancer",
+    "dummy": "the interface that carries the VIPs",
+    "ip_set": "the sets that the masquerade rules look up",
+}
+"""Kernel modules by name, with what kroute does with them; schedulers and rules are loaded by the kernel when used."""
+
+
+DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
+"""The same for a director, which has no rules and no interface of its own."""
+
+
+async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
+    """What is missing, one sentence each with the way to get it; empty when kroute can start."""
+    return [str(finding) for finding in await findings(required)]
+
+
+async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
+    """What is missing. Modules that can be loaded are loaded."""
+    missing = [
+        lack(
+            CAPABILITIES,
+            f"CAP_{capability.name} is missing ({capability.purpose})",
+            f"run kroute as root, or add {capability.name} to its container's capabilities",
+        )
+        for capability in REQUIRED_CAPABILITIES
+        if not has_capability(capability.number)
+    ]
+    missing += [
+        lack(
+            MODULES,
+            f"kernel module {name} ({required[name]}) cannot be loaded",
+            f"run `modprobe {name}` on the node, or install the modules package of its kernel",
+        )
+        for name in await modules.load(list(required))
+    ]
+    return missing
+
+
+def has_capability(number: int, status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process has the capability now (`CapEff` of proc(5))."""
+    effective = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> number & 1)

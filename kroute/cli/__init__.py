@@ -1,0 +1,1 @@
+"""The command line: options, output, and a file or folder for each command."""

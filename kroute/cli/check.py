@@ -1,0 +1,66 @@
+"""`kroute check`: whether this node and this cluster have what kroute needs."""
+
+import asyncio
+
+import click
+import msgspec
+
+from kroute.checks.api_checks import check_api
+from kroute.checks.finding import Finding, Level, lack
+from kroute.checks.node_checks import NODE, check_node, check_node_addresses
+from kroute.cli import output
+from kroute.kernel.errors import KernelError
+from kroute.model.node_facts import node_facts
+from kroute.settings import Settings
+from kroute.watchers.first_list import FirstListError, node_object
+from kroute.watchers.node import read_node_interfaces
+
+
+class Report(msgspec.Struct):
+    """What `-o json` prints; `ready`: whether nothing is lacking."""
+
+    ready: bool
+    findings: list[Finding]
+
+
+def main(settings: Settings, *, as_json: bool) -> int:
+    """Print what was found; returns 1 if something is lacking, else 0."""
+    findings = asyncio.run(check(settings))
+    ready = all(finding.level is not Level.LACK for finding in findings)
+    if as_json:
+        output.write(Report(ready, findings), "json")
+    else:
+        print_findings(findings)
+    return 0 if ready else 1
+
+
+async def check(settings: Settings) -> list[Finding]:
+    """Everything, the node first."""
+    findings: list[Finding] = []
+    cluster: list[Finding] = []
+    node = None
+    if settings.manifests is None:
+        cluster, node = await check_api(settings)
+    else:
+        try:
+            node = await node_object(settings)
+        except FirstListError as error:
+            cluster = [lack(NODE, str(error), "correct --manifests")]
+    try:
+        interfaces = await read_node_interfaces(settings.dummy_interface)
+        facts = node_facts(settings, node, interfaces)
+        findings += await check_node(settings, ipv6=facts.ipv6 is not None)
+        cluster += check_node_addresses(node, facts, interfaces)
+    except KernelError as error:
+        findings.append(lack(NODE, str(error), "run kroute as root, in the host's network namespace"))
+    return findings + cluster
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """One line a finding, and one below it that says what to do."""
+    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.LACK: "red"}
+    for finding in findings:
+        word = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])
+        click.echo(f"{word}{finding.check:<13}{finding.message}")
+        if finding.next_step:
+            click.echo(f"{'':<21}-> {finding.next_step}")

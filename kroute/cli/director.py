@@ -1,0 +1,151 @@
+"""The command `kroute director`."""
+
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from kroute import settings
+from kroute.cli.options import (
+    CONFIG,
+    DURATION,
+    EXCLUDE_CIDRS,
+    INTERFACE,
+    KUBECONFIG,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    MASTER,
+    STATE_DIR,
+    TIMEOUT,
+    Parsed,
+    option,
+    tell_of_unused_fields,
+)
+from kroute.director.settings import (
+    DirectorSettings,
+    LeaseSettings,
+    ProbeSettings,
+    parse_lease,
+    parse_selector,
+    problem_with,
+)
+from kroute.settings import IpvsTimeouts, Settings
+
+
+@click.command()
+@CONFIG
+@KUBECONFIG
+@MASTER
+@option(
+    "--vip-interface", type=INTERFACE, required=True, help="The interface on which the active director has the VIPs."
+)
+@option(
+    "--identity",
+    default=socket.gethostname,
+    help="This director's name in the Lease, which no other one may have.  [default: the host name]",
+)
+@option(
+    "--selector",
+    type=Parsed("SELECTOR", parse_selector),
+    default=None,
+    help="Direct only Services with these labels.  [default: every Service with external IPs]",
+)
+@option(
+    "--service-proxy-name",
+    type=Parsed("NAME", settings.parse_proxy_name),
+    default=settings.OUR_PROXY_NAME,
+    show_default=True,
+    help="As on the nodes.",
+)
+@option("--scheduler", type=click.Choice(settings.SCHEDULERS), default="wrr", show_default=True, help="IPVS scheduler.")
+@option(
+    "--sync-interface", type=INTERFACE, default=None, help="Tell the other director of connections on this interface."
+)
+@option("--sync-id", type=click.IntRange(1, 255), default=1, show_default=True, help="Both directors have the same.")
+@option(
+    "--lease",
+    type=Parsed("NAMESPACE/NAME", parse_lease),
+    default="kube-system/kroute-director",
+    show_default=True,
+    help="The Lease by which directors agree on the active one.",
+)
+@option("--lease-duration", type=TIMEOUT, default="15s", show_default=True, help="A standby waits so long.")
+@option(
+    "--lease-renew-deadline", type=DURATION, default="10s", show_default=True, help="A renewal has failed after this."
+)
+@option("--lease-retry-period", type=DURATION, default="2s", show_default=True, help="Between two attempts.")
+@option("--check-interval", type=DURATION, default="2s", show_default=True, help="Between two checks of a node.")
+@option("--check-timeout", type=DURATION, default="1s", show_default=True, help="For one check.")
+@option(
+    "--check-failures",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="In a row take a node out of service.",
+)
+@option("--check-successes", type=click.IntRange(1), default=2, show_default=True, help="In a row bring it back.")
+@option("--resync-period", type=DURATION, default="30s", show_default=True, help="How often the kernel is audited.")
+@option(
+    "--drain-timeout",
+    type=DURATION,
+    default="0s",
+    show_default=True,
+    help="Delete a node that has left after this time; 0s waits for its last connection.",
+)
+@EXCLUDE_CIDRS
+@option("--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's.")
+@option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
+@option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+@STATE_DIR
+@LOG_FORMAT
+@LOG_LEVEL
+def director(**values: Any) -> int:
+    """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
+    chosen = director_settings(values)
+    from kroute import logs  # noqa: PLC0415 - the other commands do without
+
+    logs.configure(chosen.common.log_format, chosen.common.log_level)
+    tell_of_unused_fields(click.get_current_context())
+    from kroute.director.director import serve  # noqa: PLC0415
+    from kroute.runtime.runner import run_to_the_end  # noqa: PLC0415 - after the logs, which decide what structlog loads
+
+    return run_to_the_end(serve(chosen))
+
+
+def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
+    """The settings out of the values of the flags. UsageError for those that do not fit together."""
+    namespace, name = values["lease"]
+    lease = LeaseSettings(
+        namespace, name, values["lease_duration"], values["lease_renew_deadline"], values["lease_retry_period"]
+    )
+    if (problem := problem_with(lease)) is not None:
+        raise click.UsageError(problem)
+    for flag, least in (("resync_period", 1), ("check_interval", 0.1), ("check_timeout", 0.1)):
+        if values[flag] < least:
+            raise click.UsageError(f"--{flag.replace('_', '-')} must be at least {least}s")
+    common = Settings(
+        node_name=values["identity"],
+        kubeconfig=values["kubeconfig"],
+        master=values["master"],
+        scheduler=values["scheduler"],
+        service_proxy_name=values["service_proxy_name"],
+        resync_period=values["resync_period"],
+        drain_timeout=values["drain_timeout"],
+        exclude_cidrs=values["exclude_cidrs"],
+        ipvs_timeouts=IpvsTimeouts(*(values[f"ipvs_{it}_timeout"] for it in IpvsTimeouts.__struct_fields__)),
+        state_dir=values["state_dir"],
+        log_format=values["log_format"] or ("console" if sys.stderr.isatty() else "json"),
+        log_level=values["log_level"],
+    )
+    checks = (values[f"check_{it}"] for it in ProbeSettings.__struct_fields__)
+    return DirectorSettings(
+        common,
+        values["vip_interface"],
+        values["selector"] or "",
+        values["sync_interface"] or "",
+        values["sync_id"],
+        lease,
+        ProbeSettings(*checks),
+    )

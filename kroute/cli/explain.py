@@ -1,0 +1,118 @@
+"""`kroute explain`: why a packet to an address and port goes where it goes."""
+
+import asyncio
+
+import click
+import msgspec
+
+from kroute.cli import output
+from kroute.inspect import agent_socket, planned_state
+from kroute.inspect.explain import Explanation, explain
+from kroute.inspect.planned_state import Dossier
+from kroute.inspect.verdicts import Fate
+from kroute.kernel.errors import KernelError
+from kroute.model.node_facts import node_facts
+from kroute.model.plan import VirtualServerKey
+from kroute.settings import Settings
+from kroute.watchers.node import read_node_interfaces
+
+SERVED, FAILURE, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 1, 3, 4, 5
+"""Exit codes."""
+
+_COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
+
+
+def main(settings: Settings, key: VirtualServerKey, client: str | None, *, as_json: bool) -> int:
+    """Print the explanation; returns the exit code."""
+    try:
+        found = asyncio.run(_explain(settings, key, client))
+    except KernelError as error:
+        click.echo(f"kroute: {error}", err=True)
+        return FAILURE
+    if as_json:
+        output.write(found, "json")
+    else:
+        print_explanation(found)
+    return exit_code(found)
+
+
+def exit_code(found: Explanation) -> int:
+    """What a script is to know: the most important first."""
+    if found.differences and found.source == "agent":
+        return DIFFERENT
+    if not found.is_known:
+        return UNKNOWN
+    return SERVED if all(verdict.fate is Fate.SERVED for verdict in found.verdicts) else NOT_SERVED
+
+
+async def _explain(settings: Settings, key: VirtualServerKey, client: str | None) -> Explanation:
+    facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
+    return await explain(settings, key, client, await _ask(settings, key), facts)
+
+
+async def _ask(settings: Settings, key: VirtualServerKey) -> Dossier | None:
+    try:
+        return planned_state.decode(await agent_socket.ask(settings.state_dir, planned_state.question_about(key)))
+    except (agent_socket.AgentUnreachableError, msgspec.DecodeError):
+        return None
+
+
+def print_explanation(found: Explanation) -> None:
+    """From the address to the client, what is and why."""
+    if found.source == "kernel":
+        click.echo("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
+    click.secho(str(found.key), bold=True)
+    _line("Service", _service(found))
+    _line("address", "bound to the dummy interface" if found.is_bound else "not a VIP of this node")
+    _line("route", _route(found))
+    _print_real_servers(found)
+    for verdict in found.verdicts:
+        fate = click.style(verdict.fate.value, fg=_COLOURS.get(verdict.fate))
+        name = verdict.client.name
+        who = f"from {name}" + (f" ({verdict.client.address})" if verdict.client.address != name else "")
+        _line(who, f"{fate}: {verdict.why}", width=42)
+        if verdict.masquerade:
+            _line("", verdict.masquerade, width=42)
+    for difference in found.differences:
+        click.secho(f"differs: {difference}", fg="yellow")
+    for problem in found.problems:
+        click.secho(f"problem: {problem}", fg="yellow")
+
+
+def _service(found: Explanation) -> str:
+    if found.frontend is None:
+        return found.service or ("none has it" if found.source == "agent" else "not known")
+    frontend = found.frontend
+    held = f", but {frontend.held_by} has it, which is older" if frontend.held_by else ""
+    return f"{found.service}, {frontend.kind}, traffic policy {frontend.policy}{held}"
+
+
+def _route(found: Explanation) -> str:
+    if found.route is None:
+        return "none"
+    kind = "for this node" if found.route.is_local else "to elsewhere"
+    return f"{kind} by {found.route.interface}, source {found.route.source or 'chosen by the kernel'}"
+
+
+def _print_real_servers(found: Explanation) -> None:
+    """Each endpoint with its reason, beside what the kernel has of it."""
+    _line("IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server")
+    present = {(it.address, it.port): it for it in found.real_servers}
+    for endpoint in found.frontend.endpoints if found.frontend else ():
+        server = present.pop((endpoint.address, endpoint.port), None)
+        kernel = f", weight {server.weight}, {server.active} active connections" if server else ""
+        where = f" on {endpoint.node}" if endpoint.node else ""
+        word = "in " if endpoint.serves else "out"
+        _line("", f"{word} {_host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}")
+    for server in present.values():
+        state = "serves" if server.weight else "drains"
+        text = f"{_host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"
+        _line("", f"    {text} connections")
+
+
+def _line(name: str, text: str, width: int = 10) -> None:
+    click.echo(f"{name:<{width}}{text}")
+
+
+def _host_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

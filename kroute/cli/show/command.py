@@ -1,0 +1,51 @@
+"""The command line of `kroute show`; what does its work is imported when it runs."""
+
+from pathlib import Path
+
+import click
+
+from kroute.cli.arguments import parse_service
+from kroute.cli.options import DURATION, STATE_DIR, option
+
+WHAT = "[services | service NAMESPACE/NAME]"
+
+
+@click.command()
+@click.argument("what", nargs=-1, metavar=WHAT)
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show rates and connections of each virtual server until interrupted."
+)
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between two looks, with -w.")
+@option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "yaml"]),
+    default="table",
+    show_default=True,
+    help="How to print it; wide has what has gone through each virtual server.",
+)
+@STATE_DIR
+def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, state_dir: Path) -> int:
+    """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
+
+    Ends with 1 when there is no such Service, or no agent that knows of Services.
+    """
+    if watch:
+        if what or output == "yaml" or interval <= 0:
+            raise click.UsageError("-w shows all virtual servers, with -o table or json and an interval above 0s")
+        from kroute.cli.show import live  # noqa: PLC0415
+
+        return live.main(state_dir, output, interval)
+    if not what or what == ("services",):
+        from kroute.cli.show import table as operation  # noqa: PLC0415
+
+        return (operation.main_services if what else operation.main)(state_dir, output)
+    if len(what) != 2 or what[0] != "service":
+        raise click.UsageError(f"cannot show {' '.join(what)!r}: write kroute show {WHAT}")
+    try:
+        key = parse_service(what[1])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    from kroute.cli.show import service as show_service  # noqa: PLC0415
+
+    return show_service.main(state_dir, key, output)

@@ -1,0 +1,125 @@
+"""`kroute show -w`: rates and connections of each virtual server, live."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+import msgspec
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kroute.cli.show.table import ask_or_read, console, host_port, new_table
+from kroute.inspect.snapshot import Snapshot
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
+
+_HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", "New/s", "Packets/s", "In/s", "Out/s")
+
+
+class RateRow(msgspec.Struct):
+    """One virtual server now. Rates are of a second: new connections, packets of both directions, bytes."""
+
+    service: str
+    protocol: str
+    address: str
+    port: int
+    real_servers: int
+    active: int
+    inactive: int
+    connections: float
+    packets: float
+    bytes_in: float
+    bytes_out: float
+
+
+class Reading(msgspec.Struct):
+    """All counters at one time (seconds, of a clock that never goes back)."""
+
+    time: float
+    shown: Snapshot
+    traffic: Mapping[VirtualServerKey, Traffic]
+
+
+def main(state_dir: Path, how: str, interval: float) -> int:
+    """Show until interrupted; `how` is table, wide (the same) or json (one line each time)."""
+    try:
+        asyncio.run(_watch(state_dir, how, interval))
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 0
+    except KernelError as error:
+        click.echo(f"kroute: {error}", err=True)
+        return 1
+    return 0
+
+
+async def _watch(state_dir: Path, how: str, interval: float) -> None:
+    """Show the rates of each interval: a table that is drawn anew on a terminal, else one below the other."""
+    if how == "json":
+        await _follow(state_dir, interval, _print_line)
+    elif sys.stdout.isatty():
+        with Live(console=console(), auto_refresh=False) as live:
+            await _follow(state_dir, interval, lambda rows: live.update(draw(rows), refresh=True))
+    else:
+        await _follow(state_dir, interval, lambda rows: console().print(draw(rows)))
+
+
+async def _follow(state_dir: Path, interval: float, show: Callable[[list[RateRow]], None]) -> None:
+    before = await _read(state_dir)
+    while True:
+        await asyncio.sleep(interval)
+        after = await _read(state_dir)
+        show(rates(before, after))
+        before = after
+
+
+def _print_line(rows: list[RateRow]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _read(state_dir: Path) -> Reading:
+    shown = await ask_or_read(state_dir)
+    async with Ipvs() as ipvs:
+        return Reading(time.monotonic(), shown, await ipvs.traffic())
+
+
+def rates(before: Reading, after: Reading) -> list[RateRow]:
+    """What has happened between two readings, the busiest first. A virtual server that is new began at 0."""
+    seconds = after.time - before.time
+    rows = []
+    for row in after.shown.virtual_servers:
+        now, then = after.traffic.get(row.key, Traffic()), before.traffic.get(row.key, Traffic())
+        if now.connections < then.connections:
+            then = Traffic()  # it was deleted and made again
+        moved = Traffic(*(new - old for new, old in zip(now, then, strict=True)))
+        rows.append(
+            RateRow(
+                row.service,
+                row.protocol,
+                row.address,
+                row.port,
+                sum(it.state == "serving" for it in row.real_servers),
+                row.active,
+                row.inactive,
+                connections=moved.connections / seconds,
+                packets=(moved.packets_in + moved.packets_out) / seconds,
+                bytes_in=moved.bytes_in / seconds,
+                bytes_out=moved.bytes_out / seconds,
+            )
+        )
+    return sorted(rows, key=lambda it: (-it.packets, -it.active, it.service, it.protocol, it.address, it.port))
+
+
+def draw(rows: list[RateRow]) -> Table:
+    """The table of one moment."""
+    table = new_table(*_HEADINGS, numbers=_HEADINGS[2:])
+    for row in rows:
+        counts = (str(it) for it in (row.real_servers, row.active, row.inactive))
+        values = (f"{it:.1f}" for it in (row.connections, row.packets, row.bytes_in, row.bytes_out))
+        name = f"{row.protocol} {host_port(row.address, row.port)}"
+        table.add_row(*map(Text, (row.service or "-", name, *counts, *values)))
+    return table

@@ -1,0 +1,166 @@
+"""`kroute show service`: one Service in full: what the API says, what was planned, what the kernel has, who uses it."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from kroute.cli import output
+from kroute.cli.show.table import console, host_port, new_table, print_table
+from kroute.controllers.masquerade.address_sets import family_of
+from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
+from kroute.inspect.dry_run.rehearsal import NodeReader
+from kroute.inspect.planned_state import Dossier
+from kroute.inspect.snapshot import Snapshot, VirtualServerRow
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.ipvs.connections import Connection, read_connections
+from kroute.kernel.net.route_lookup import RouteLookup
+from kroute.model.objects import ObjectKey, Service
+from kroute.model.plan import AddressSet, ServicePlan
+from kroute.planning.endpoint_reasons import FrontendView
+from kroute.settings import DEFAULT_DUMMY_INTERFACE
+
+CLIENTS_SHOWN = 20
+"""Clients in a table; JSON and YAML have every connection."""
+
+
+class VipView(msgspec.Struct):
+    """An address that the Service has on the dummy interface, and the source that this node has towards it."""
+
+    address: str
+    is_bound: bool
+    planned_source: str | None
+    source: str | None
+
+
+class EntryView(msgspec.Struct):
+    """An entry that a set should have; `is_there`: whether it has it."""
+
+    set: str
+    element: str
+    is_there: bool
+
+
+class ServiceReport(msgspec.Struct):
+    """All about one Service on this node."""
+
+    service: Service
+    frontends: list[FrontendView]
+    virtual_servers: list[VirtualServerRow]
+    vips: list[VipView]
+    set_entries: list[EntryView]
+    connections: list[Connection]
+    problems: list[str]
+
+
+def main(state_dir: Path, key: ObjectKey, how: str) -> int:
+    """Print everything about a Service; returns 1 when there is none of that name, or no agent that knows of it."""
+    try:
+        report = asyncio.run(_report(state_dir, key))
+    except agent_socket.AgentUnreachableError as error:
+        click.echo(f"kroute: {error}; only the agent knows of Services (`kroute explain` works without it)", err=True)
+        return 1
+    except (KernelError, msgspec.DecodeError) as error:
+        click.echo(f"kroute: {error}", err=True)
+        return 1
+    if report is None:
+        click.echo(f"kroute: the agent knows no Service {key}: `kroute show services` lists those it knows", err=True)
+        return 1
+    if how in {"json", "yaml"}:
+        output.write(report, how)
+    else:
+        print_report(report)
+    return 0
+
+
+async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
+    known = planned_state.decode(await agent_socket.ask(state_dir, f"{planned_state.SERVICE} {key}"))
+    if known is None or known.view is None:
+        return None
+    settings = await agent_settings.ask(state_dir)
+    interface = settings.dummy_interface if settings is not None else DEFAULT_DUMMY_INTERFACE
+    plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
+    async with NodeReader() as reader, RouteLookup() as lookup:
+        shown = snapshot.of_agent([plan], await reader.ipvs.read())
+        await _add_traffic(shown, reader.ipvs)
+        return ServiceReport(
+            service=known.view.service,
+            frontends=known.view.frontends,
+            virtual_servers=shown.virtual_servers,
+            vips=await _vips(known, reader, lookup, interface),
+            set_entries=await _entries(known, reader),
+            connections=await read_connections([row.key for row in shown.virtual_servers]),
+            problems=known.problems,
+        )
+
+
+async def _add_traffic(shown: Snapshot, ipvs: Ipvs) -> None:
+    traffic = await ipvs.traffic()
+    for row in shown.virtual_servers:
+        row.traffic = traffic.get(row.key)
+
+
+async def _vips(known: Dossier, reader: NodeReader, lookup: RouteLookup, interface: str) -> list[VipView]:
+    bound = await reader.addresses.read(interface)
+    ways = {vip.address: await lookup.towards(vip.address) for vip in known.vips}
+    return [
+        VipView(address, address in bound, source, way.source if (way := ways[address]) is not None else None)
+        for address, source in known.vips
+    ]
+
+
+async def _entries(known: Dossier, reader: NodeReader) -> list[EntryView]:
+    wanted = [(family_of(str(it.element[0])).set_name(AddressSet(it.set)), it.element) for it in known.entries]
+    there = {name: await reader.ipset.read(name) for name in {name for name, _ in wanted} & await reader.ipset.names()}
+    return [EntryView(name, ",".join(map(str, it)), it in there.get(name, ())) for name, it in sorted(wanted, key=str)]
+
+
+def print_report(report: ServiceReport) -> None:
+    """Print it for a person, from the API's side to the clients'."""
+    spec, screen = report.service.spec, console()
+    click.secho(f"Service {report.service.key}, {spec.type}", bold=True)
+    policies = (("internal", spec.internal_traffic_policy), ("external", spec.external_traffic_policy))
+    click.echo("traffic policy: " + ", ".join(f"{name} {value or 'Cluster'}" for name, value in policies))
+    click.echo(f"session affinity: {spec.session_affinity}")
+    for name, value in (report.service.metadata.annotations or {}).items():
+        click.echo(f"annotation {name}: {value}")
+    for frontend in report.frontends:
+        _print_frontend(frontend)
+    for vip in report.vips:
+        state = "bound" if vip.is_bound else "NOT bound"
+        source = "" if vip.source == vip.planned_source else f", should be {vip.planned_source}"
+        click.echo(f"address {vip.address}: {state}, calls from this node have the source {vip.source}{source}")
+    missing = [entry for entry in report.set_entries if not entry.is_there]
+    click.echo(f"set entries: {len(report.set_entries) - len(missing)} of {len(report.set_entries)} are there")
+    for entry in missing:
+        click.echo(f"  missing: {entry.element} in {entry.set}")
+    print_table(Snapshot("agent", report.virtual_servers, []), screen, wide=True)
+    _print_clients(report)
+    for problem in report.problems:
+        click.secho(problem, fg="yellow")
+
+
+def _print_frontend(frontend: FrontendView) -> None:
+    held = f", held by {frontend.held_by}" if frontend.held_by else ""
+    click.echo(f"{frontend.kind} {frontend.key}, policy {frontend.policy}{held}")
+    for endpoint in frontend.endpoints:
+        where = f" on {endpoint.node}" if endpoint.node else ""
+        word = "in " if endpoint.serves else "out"
+        click.echo(f"  {word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}")
+
+
+def _print_clients(report: ServiceReport) -> None:
+    """The clients with the most connections, and where these lead."""
+    users = Counter((it.client, host_port(*it.real_server), it.state) for it in report.connections if it.client_port)
+    table = new_table("Client", "Real server", "State", "Connections", numbers=("Connections",))
+    for (client, server, state), count in users.most_common(CLIENTS_SHOWN):
+        table.add_row(*map(Text, (client, server, state, str(count))))
+    click.echo(f"connections: {sum(users.values())}")
+    if users:
+        console().print(table)
+    if len(users) > CLIENTS_SHOWN:
+        click.echo(f"and {len(users) - CLIENTS_SHOWN} more; -o json has all")

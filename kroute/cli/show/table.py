@@ -1,0 +1,152 @@
+"""`kroute show`: the node's virtual servers as a table or JSON."""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kroute.cli import output
+from kroute.inspect import agent_socket, snapshot
+from kroute.inspect.snapshot import RealServerRow, ServiceRow, Snapshot, VirtualServerRow
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import Ipvs, Traffic
+
+_HEADINGS = (
+    "Service",
+    "Virtual server",
+    "Scheduler",
+    "Persistence",
+    "Real server",
+    "Weight",
+    "Active",
+    "Inactive",
+    "State",
+)
+_NUMBERS = ("Weight", "Active", "Inactive")
+_TRAFFIC_HEADINGS = ("Connections", "Packets in", "Packets out", "Bytes in", "Bytes out")
+_SERVICE_HEADINGS = ("Service", "Virtual servers", "Serving", "Active", "Inactive", "State", "Problems")
+
+
+def main(state_dir: Path, how: str) -> int:
+    """Print what the agent of this node serves, or without one what the kernel has. Returns the exit code.
+
+    `how` is table, wide (with what has gone through), json or yaml.
+    """
+    try:
+        shown = asyncio.run(_read(state_dir, with_traffic=how == "wide"))
+    except KernelError as error:
+        click.echo(f"kroute: {error}", err=True)
+        return 1
+    if how in {"json", "yaml"}:
+        output.write(shown, how)
+        return 0
+    _say_source(shown)
+    print_table(shown, console(), wide=how == "wide")
+    return 0
+
+
+def main_services(state_dir: Path, how: str) -> int:
+    """Print a line for each Service. Without an agent nobody knows of Services: that is an error."""
+    try:
+        shown = asyncio.run(_ask(state_dir))
+    except agent_socket.AgentUnreachableError as error:
+        click.echo(
+            f"kroute: {error}; only the agent knows of Services (`kroute show` shows what the kernel has)", err=True
+        )
+        return 1
+    rows = snapshot.services(shown)
+    if how in {"json", "yaml"}:
+        output.write(rows, how)
+    else:
+        print_services(rows, console())
+    return 0
+
+
+def console() -> Console:
+    """Where tables go; what is no terminal is wide enough for them."""
+    return Console(width=None if sys.stdout.isatty() else 200)
+
+
+async def ask_or_read(state_dir: Path) -> Snapshot:
+    """What the agent says, or the kernel when none answers."""
+    try:
+        return await _ask(state_dir)
+    except agent_socket.AgentUnreachableError:
+        async with Ipvs() as ipvs:
+            return snapshot.of_kernel(await ipvs.read())
+
+
+async def _ask(state_dir: Path) -> Snapshot:
+    return msgspec.json.decode(await agent_socket.ask(state_dir, snapshot.QUESTION), type=Snapshot)
+
+
+async def _read(state_dir: Path, *, with_traffic: bool) -> Snapshot:
+    shown = await ask_or_read(state_dir)
+    if with_traffic:
+        async with Ipvs() as ipvs:
+            traffic = await ipvs.traffic()
+        for row in shown.virtual_servers:
+            row.traffic = traffic.get(row.key)
+    return shown
+
+
+def _say_source(shown: Snapshot) -> None:
+    if shown.source == "kernel":
+        click.echo("No agent answers on this node: this is what the kernel has.", err=True)
+
+
+def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> None:
+    """Print one line a real server, and the problems below; `wide` with what has gone through each virtual server."""
+    table = new_table(*_HEADINGS, *(_TRAFFIC_HEADINGS if wide else ()), numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS))
+    for row in shown.virtual_servers:
+        lines = [_real_server_cells(each) for each in row.real_servers] or [("-", "", "", "", row.state)]
+        for number, cells in enumerate(lines):
+            first = _virtual_server_cells(row) if number == 0 else [""] * 4
+            more = _traffic_cells(row.traffic) if wide and number == 0 else []
+            table.add_row(*map(Text, [*first, *cells, *more]))  # as Text: brackets of IPv6 addresses are no markup
+    console.print(table)
+    for problem in shown.problems:
+        about = problem.service or "this node"
+        console.print(f"{about}: {problem.reason}: {problem.message}", style="yellow", markup=False)
+
+
+def print_services(rows: Iterable[ServiceRow], console: Console) -> None:
+    """Print one line a Service, and its problems below it."""
+    table = new_table(*_SERVICE_HEADINGS, numbers=_SERVICE_HEADINGS[1:5])
+    for row in rows:
+        numbers = map(str, (row.virtual_servers, row.serving, row.active, row.inactive))
+        table.add_row(*map(Text, [row.service, *numbers, row.state, "; ".join(row.problems)]))
+    console.print(table)
+
+
+def new_table(*headings: str, numbers: Sequence[str]) -> Table:
+    """A table without lines; columns of numbers stand to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+    return table
+
+
+def host_port(address: str, port: int) -> str:
+    """An endpoint as people write it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _traffic_cells(traffic: Traffic | None) -> list[str]:
+    return ["-"] * len(_TRAFFIC_HEADINGS) if traffic is None else [str(it) for it in traffic]
+
+
+def _virtual_server_cells(row: VirtualServerRow) -> list[str]:
+    scheduler = " ".join([row.scheduler, *row.flags])
+    persistence = "-" if row.persistence_timeout is None else f"{row.persistence_timeout}s /{row.persistence_prefix}"
+    return [row.service or "-", f"{row.protocol} {host_port(row.address, row.port)}", scheduler, persistence]
+
+
+def _real_server_cells(row: RealServerRow) -> tuple[str, ...]:
+    return (host_port(row.address, row.port), str(row.weight), str(row.active), str(row.inactive), row.state)

@@ -1,1 +1,0 @@
-"""Commands that need every part of kroute: the watchers to see what should be, the kernel to see what is."""

@@ -1,0 +1,1 @@
+"""The listeners at every `healthCheckNodePort`."""

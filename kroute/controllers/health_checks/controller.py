@@ -1,0 +1,208 @@
+"""Tells load balancers outside the cluster whether this node serves a Service (`spec.healthCheckNodePort`).
+
+A Service of type LoadBalancer with `externalTrafficPolicy: Local` is served only by the nodes that have endpoints of
+it. Load balancers find out which by HTTP, on a port that the API server allots to the Service.
+
+Without `--nodeport-addresses` each port is one listening socket for every address, as in kube-proxy: it needs not
+follow the node's addresses, and the filter refuses it on VIPs. With that setting there is one socket for each of the
+addresses that it names, and they follow the node.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from errno import EADDRINUSE
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from kroute.broadcaster import Subscription
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import HealthCheck, Problem, ServicePlan
+from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
+from kroute.reconcile.pass_status import Report
+from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from kroute.controllers.health_checks.server import HealthCheckServer
+
+log = structlog.get_logger(__name__)
+
+EVERY_ADDRESS = ""
+
+
+class _Place(NamedTuple):
+    """Where one socket listens."""
+
+    port: int
+    address: str
+
+
+class _Listener(NamedTuple):
+    """A listening socket, and the Service that it was opened for."""
+
+    service: ObjectKey
+    server: asyncio.Server
+
+
+class HealthChecks(Controller):
+    """Owns the sockets that listen on health check ports. `healthy` says whether kroute as a whole does its work."""
+
+    name = "health_checks"
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        *,
+        report: Report,
+        healthy: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, subscription, None, clock)
+        self._report = report
+        self._healthy = healthy
+        self._server: HealthCheckServer | None = None
+        self._addresses: Sequence[str] = () if settings.nodeport_addresses else (EVERY_ADDRESS,)
+        self._ports: dict[ObjectKey, int] = {}
+        self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # the first claim to a port has it
+        self._listening: dict[int, dict[_Place, _Listener]] = {}
+        self._unsettled: set[int] = set()
+
+    async def run(self) -> None:
+        """Keep the ports as the plans say, until `stop`; then nothing of them is left."""
+        try:
+            await super().run()
+        finally:
+            await self._end()
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Take in who wants which port. Who leaves one goes before who comes, whatever their order."""
+        for plan in plans:
+            if plan.node is not None and self._settings.nodeport_addresses:
+                self._addresses = plan.node.node_port_addresses
+                self._unsettled |= self._claims.keys()
+            if plan.health_check is None or plan.health_check.port != self._ports.get(plan.key):
+                self._let_go(plan.key)
+        for plan in plans:
+            if plan.health_check is not None:
+                self._claim(plan.key, plan.health_check)
+
+    async def read(self) -> Iterable[str]:
+        """A socket lives no longer than this process, and nobody else can close it: there is nothing to find."""
+        return ()
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Nothing outlives the process."""
+
+    async def write(self) -> None:
+        """Close the sockets that are not wanted any more, and open those that are."""
+        surplus: list[_Place] = []
+        missing: list[_Place] = []
+        for port in self._unsettled:
+            self._tell_rivals(port)
+            wanted, listening = self._wanted(port), self._listening.get(port, {}).keys()
+            surplus += listening - wanted
+            missing += wanted - listening
+        await self._close(surplus)
+        await self._open([place for place in missing if not self.account.is_waiting(place)])
+        self._unsettled = {place.port for place in missing if place not in self._listening.get(place.port, {})}
+
+    def _claim(self, key: ObjectKey, check: HealthCheck) -> None:
+        self._claims.setdefault(check.port, {})[key] = check
+        if self._ports.get(key) != check.port:
+            self._ports[key] = check.port
+            self._unsettled.add(check.port)
+
+    def _let_go(self, key: ObjectKey) -> None:
+        port = self._ports.pop(key, None)
+        if port is None:
+            return
+        del self._claims[port][key]
+        if not self._claims[port]:
+            del self._claims[port]
+        for address in self._addresses:  # who has the port next need not wait for it
+            self.account.retries.succeeded(_Place(port, address))
+        self._unsettled.add(port)
+
+    def _wanted(self, port: int) -> set[_Place]:
+        return {_Place(port, address) for address in self._addresses} if port in self._claims else set()
+
+    def _checked_at(self, port: int) -> tuple[ObjectKey, HealthCheck] | None:
+        """The Service that has this port."""
+        return next(iter(self._claims.get(port, {}).items()), None)
+
+    async def _open(self, places: Sequence[_Place]) -> None:
+        opened: list[_Place] = []
+        refusals: dict[_Place, str] = {}
+        for place in sorted(places):
+            key = next(iter(self._claims[place.port]))
+            try:
+                server = await (await self._http_server()).listen(place.address, place.port)
+            except OSError as error:
+                refusals[place] = self._tell_of_refusal(key, place, error)
+                continue
+            self._listening.setdefault(place.port, {})[place] = _Listener(key, server)
+            opened.append(place)
+        self.account.wrote(len(opened))
+        log_changes(log, opened, lambda _: "health_check.listening", self._fields)
+        self.account.refused(refusals, (key for place in refusals for key in self._claims[place.port]))
+
+    async def _close(self, places: Iterable[_Place]) -> None:
+        closed = sorted(places)
+        if not closed:
+            return
+        log_changes(log, closed, lambda _: "health_check.closed", self._fields)
+        servers = [self._listening[place.port].pop(place).server for place in closed]
+        for port in {place.port for place in closed if not self._listening[place.port]}:
+            del self._listening[port]
+        await (await self._http_server()).close(servers)
+        self.account.wrote(len(closed))
+
+    async def _http_server(self) -> "HealthCheckServer":
+        if self._server is None:
+            server_class = await asyncio.to_thread(_server_class)
+            self._server = server_class(self._checked_at, self._healthy)
+        return self._server
+
+    def _tell_rivals(self, port: int) -> None:
+        """Report to each Service whose port is another's that it is."""
+        claims = list(self._claims.get(port, ()))
+        for key in claims[1:]:
+            subject = f"healthCheckNodePort {port}"
+            message = (
+                f"{subject} is that of Service {claims[0]} already, so it does not tell of this one. "
+                "Give one of them another port."
+            )
+            self._report(key, Problem("HealthCheckPortConflict", subject, message))
+
+    def _tell_of_refusal(self, key: ObjectKey, place: _Place, error: OSError) -> str:
+        """Report a port that cannot be opened, if that is new; returns the sentence."""
+        subject = f"healthCheckNodePort {place.port}"
+        where = place.address or "every address"
+        next_step = f"`ss -ltnp sport = :{place.port}` shows who has it; " if error.errno == EADDRINUSE else ""
+        message = (
+            f"{subject} cannot be opened on {where} of this node: {os.strerror(error.errno or 0)}. "
+            f"{next_step}kroute tries again, later and later."
+        )
+        if place not in self.account.retries:
+            self._report(key, Problem("HealthCheckPortUnavailable", subject, message))
+        return message
+
+    def _fields(self, place: _Place) -> dict[str, object]:
+        service = self._listening[place.port][place].service
+        return {"service": str(service), "port": place.port, "address": place.address or "every address"}
+
+    async def _end(self) -> None:
+        await self._close([place for listeners in self._listening.values() for place in listeners])
+        if self._server is not None:
+            self._server.cut_connections()
+
+
+def _server_class() -> "type[HealthCheckServer]":
+    from kroute.controllers.health_checks.server import HealthCheckServer  # noqa: PLC0415  loads aiohttp
+
+    return HealthCheckServer

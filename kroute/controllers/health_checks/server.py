@@ -1,0 +1,54 @@
+"""What is answered at every `healthCheckNodePort`.
+
+What is asked here comes from outside the cluster, which is why `kroute.http` serves it. Whoever asks for a path, and
+how, does not matter: a load balancer may be configured to ask for any.
+
+Importing this module loads aiohttp.web, which takes a third of a second.
+"""
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from kroute.http.server import BriefHttpServer
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import HealthCheck
+
+CheckedAt = Callable[[int], tuple[ObjectKey, HealthCheck] | None]
+"""Which Service, and what of it, a port tells of."""
+
+
+class HealthCheckServer(BriefHttpServer):
+    """Answers as kube-proxy does (kubernetes, pkg/proxy/healthcheck/service_health.go).
+
+    The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503; weight and
+    body say how many there are.
+    """
+
+    def __init__(self, checked_at: CheckedAt, healthy: Callable[[], bool]) -> None:
+        super().__init__(self._answer)
+        self._checked_at = checked_at
+        self._healthy = healthy
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        checked = self._checked_at(request.get_extra_info("sockname", ("", 0))[1])
+        return self._health(*checked) if checked else web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _health(self, key: ObjectKey, check: HealthCheck) -> web.Response:
+        is_healthy = self._healthy()
+        body = {
+            "service": {"namespace": key.namespace, "name": key.name},
+            "localEndpoints": check.local_endpoints,
+            "serviceProxyHealthy": is_healthy,
+        }
+        return web.Response(
+            status=HTTPStatus.OK if is_healthy and check.local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
+            body=msgspec.json.encode(body),
+            headers={
+                "Content-Type": "application/json",
+                "X-Content-Type-Options": "nosniff",
+                "X-Load-Balancing-Endpoint-Weight": str(check.local_endpoints),
+            },
+        )

@@ -1,0 +1,1 @@
+"""The nat and filter rules, and the sets that they look up."""

@@ -1,0 +1,74 @@
+"""The masquerade rules, in the order in which packets meet them. However many Services there are, the rules are these.
+
+A packet is marked on its way in (nat PREROUTING, or OUTPUT for this node's own), while it still carries the address
+that the client wrote. IPVS then replaces that by a real server's, and the mark is what is left on the way out (nat
+POSTROUTING). The text of a rule is that which iptables-save prints behind `-A CHAIN`.
+"""
+
+from kroute.controllers.masquerade.address_sets import IPV4, Family, family_of
+from kroute.controllers.masquerade.local_pods import are_local_pods_known, not_from_local_pods
+from kroute.kernel.iptables.rule import comment
+from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet
+from kroute.settings import Settings
+
+
+def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool) -> TableRules:
+    """The nat rules of one family. `random_fully`: whether the kernel can choose the ports of a source at random."""
+    mark = f"{settings.masquerade_mark:#x}"
+    random = " --random-fully" if random_fully else ""
+    external = f"-m set --match-set {family.set_name(AddressSet.EXTERNAL)} dst,dst"
+    hairpin = f"-m set --match-set {family.set_name(AddressSet.HAIRPIN)} dst,dst,src"
+    source = _source_translation(settings, family, node)
+    return TableRules(
+        "nat",
+        chains={
+            "KROUTE-SERVICES": [
+                *_exemptions(settings, family),
+                *_cluster_ip_marking(settings, family, node),
+                f"{comment('node ports and external addresses, policy Cluster')} {external} -j KROUTE-MARK-MASQ",
+            ],
+            "KROUTE-MARK-MASQ": [
+                f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}",
+            ],
+            "KROUTE-POSTROUTING": [
+                f"{comment('a pod that reaches itself through a Service')} {hairpin} -j MASQUERADE{random}",
+                f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
+                f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
+                f"{comment('marked packets leave with an address of this node')} {source}{random}",
+            ],
+        },
+        jumps=[
+            ("PREROUTING", f"{comment('kroute: Services, for packets from elsewhere')} -j KROUTE-SERVICES"),
+            ("OUTPUT", f"{comment('kroute: Services, for packets of this node')} -j KROUTE-SERVICES"),
+            ("POSTROUTING", f"{comment('kroute: masquerading')} -j KROUTE-POSTROUTING"),
+        ],
+    )
+
+
+def _exemptions(settings: Settings, family: Family) -> list[str]:
+    """`--masquerade-exempt`. The destination is what the client addressed: IPVS has not replaced it yet."""
+    return [
+        f"-s {exemption.source} -d {exemption.destination} {comment('exempt from masquerading')} -j RETURN"
+        for exemption in settings.masquerade_exemptions
+        if family_of(exemption.source) is family
+    ]
+
+
+def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> list[str]:
+    to_cluster_ip = f"-m set --match-set {family.set_name(AddressSet.CLUSTER_IP)} dst,dst -j KROUTE-MARK-MASQ"
+    if settings.masquerade_all:
+        return [f"{comment('everything to a ClusterIP is masqueraded')} {to_cluster_ip}"]
+    if are_local_pods_known(settings, family, node):
+        others = not_from_local_pods(settings, family)
+        return [f"{others} {comment('to a ClusterIP, not from a local pod: masqueraded')} {to_cluster_ip}"]
+    return []
+
+
+def _source_translation(settings: Settings, family: Family, node: NodeFacts) -> str:
+    """`--snat-source`. As long as the node's own address is not known, the kernel chooses one."""
+    address = node.ipv4 if family is IPV4 else node.ipv6
+    if settings.snat_source == "node-ip" and address is not None:
+        return f"-j SNAT --to-source {address}"
+    return "-j MASQUERADE"

@@ -1,0 +1,1 @@
+"""Virtual servers, their real servers, VIP addresses, UDP flows, and IPVS's sysctls."""

@@ -1,0 +1,98 @@
+"""Which Services may go live, and until when the others are waited for."""
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.pass_status import NAMED_SERVICES, names_of
+from kroute.reconcile.stages import Milestones, Stage
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 5.0
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries, counted anew with all
+that is written meanwhile: at the start of a large cluster each controller has its hands full for longer."""
+
+LONGEST_PATIENCE = 60.0
+"""Seconds that end all waiting, for instance for entries that the kernel refuses while others come and go."""
+
+
+class Readiness:
+    """The Services whose newest plan is not all there yet. Times are seconds on the caller's clock.
+
+    Two things wait: what lets clients in at a virtual server, for set entries; and an address that is to be bound, for
+    its virtual servers, set entries and routes. A plan waits also if there is nothing to do for it
+    now: there may be later, when its last real server has drained.
+    """
+
+    def __init__(self, milestones: Milestones) -> None:
+        self._milestones = milestones
+        self._waiting: dict[ObjectKey, ServicePlan] = {}
+        self._since: dict[ObjectKey, float] = {}
+        self._overdue: set[ObjectKey] = set()
+
+    def await_(self, plan: ServicePlan) -> None:
+        """This plan is new, or has lost something. A newer plan has waited for as long as the one that it replaces."""
+        self._waiting[plan.key] = plan
+
+    def forget(self, key: ObjectKey) -> None:
+        """There is nothing to wait for."""
+        self._waiting.pop(key, None)
+        self._since.pop(key, None)
+        self._overdue.discard(key)
+
+    def look_at_clock(self, now: float) -> None:
+        """Find out who has waited for long enough; before anything that depends on it."""
+        due = self.next_due()
+        if due is not None and now >= due:
+            self._overdue.update(key for key, since in self._since.items() if now >= self._due(since))
+
+    async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
+        """Let go those that are ready, and, with a warning, those that were waited for long enough."""
+        late: list[ObjectKey] = []
+        async for waiting in sliced(list(self._waiting.items())):
+            for key, plan in waiting:
+                if self._milestones.has_reached(plan, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED) and is_served(key):
+                    self.forget(key)
+                elif key in self._overdue:
+                    late.append(key)
+                    self.forget(key)
+                else:
+                    self._since.setdefault(key, now)
+        if late:
+            _warn(late)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no Service waits."""
+        return not self._waiting
+
+    def is_ready(self, key: ObjectKey) -> bool:
+        """Whether the Service's addresses may be bound: all is there, or was waited for long enough."""
+        return key not in self._waiting
+
+    def may_let_in(self, key: ObjectKey) -> bool:
+        """Whether virtual servers may be made and edited for the Service's newest plan."""
+        plan = self._waiting.get(key)
+        return plan is None or key in self._overdue or self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+
+    def next_due(self) -> float | None:
+        """When the next Service has been waited for long enough."""
+        return self._due(min(self._since.values())) if self._since else None
+
+    def _due(self, since: float) -> float:
+        return min(max(since, self._milestones.progress) + PATIENCE, since + LONGEST_PATIENCE)
+
+
+def _warn(keys: Iterable[ObjectKey]) -> None:
+    services = names_of(keys)
+    log.warning(
+        "service.unprepared",
+        services=services[:NAMED_SERVICES],
+        more_services=max(0, len(services) - NAMED_SERVICES),
+        waited=PATIENCE,
+        next_step="what was held back for it goes live now; see the errors of route_fix, masquerade and service_proxy",
+    )

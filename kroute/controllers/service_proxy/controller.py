@@ -1,0 +1,292 @@
+"""Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
+
+What comes first in one pass is what must be true first. Addresses that nobody claims go away, then their virtual
+servers; new virtual servers are made with their real servers when masquerade has said that the plan's set entries are
+there; and an address is bound only when the plan's virtual servers are there and route_fix has said that its routes
+are. All of them are waited for only so long.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from errno import EADDRNOTAVAIL, ESRCH
+
+from kroute.broadcaster import Subscription
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.controllers.service_proxy.bind_gate import Readiness
+from kroute.controllers.service_proxy.ipvs_edits import planned_key
+from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
+from kroute.controllers.service_proxy.timeouts import Timeouts
+from kroute.controllers.service_proxy.udp_flows import UdpFlows
+from kroute.controllers.service_proxy.vip_addresses import VipAddresses, describe
+from kroute.controllers.service_proxy.virtual_servers import VirtualServers
+from kroute.kernel.conntrack import Conntrack
+from kroute.kernel.ipvs.client import DeleteVirtualServer, Ipvs
+from kroute.kernel.net.addresses import Addresses, UnbindAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
+from kroute.kernel.sysctl import Sysctls
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.candidates import Candidates
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.controller import Controller
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.pass_status import Report
+from kroute.reconcile.stages import PREDECESSOR, Milestones, Stage
+from kroute.settings import Settings
+
+
+class ServiceProxy(Controller):
+    """Owns the dummy interface, the VIP addresses, IPVS and the sysctls. `monitor` tells of the dummy interface.
+
+    `live` is set once every Service of the first full list is served, or has been waited for long enough.
+    """
+
+    name = "service_proxy"
+
+    def __init__(
+        self,
+        settings: Settings,
+        subscription: Subscription,
+        milestones: Milestones,
+        *,
+        interface: DummyInterface,
+        ledger: Ledger,
+        ipvs: Ipvs,
+        addresses: Addresses,
+        conntrack: Conntrack,
+        sysctls: Sysctls,
+        kernel_version: tuple[int, int],
+        monitor: Monitor,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, subscription, monitor, clock)
+        self._milestones = milestones
+        self._interface = interface
+        self._ledger = ledger
+        self._ipvs = ipvs
+        self._addresses = addresses
+        self._kernel_version = kernel_version
+        self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings)))
+        self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
+        self._vips = VipAddresses(self.account, addresses, interface)
+        self._flows = UdpFlows(self.account, conntrack)
+        self._servers = VirtualServers(
+            self.account,
+            ipvs,
+            ledger,
+            default_scheduler=settings.scheduler,
+            drain_timeout=settings.drain_timeout,
+            report=report,
+            suspect=self._flows.suspect,
+        )
+        self._readiness = Readiness(milestones)
+        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._unserved = Candidates(milestones, Stage.SERVED, self._is_served)
+        self._withdrawing = Candidates(milestones, Stage.WITHDRAWN, self._is_withdrawn)
+        self._lost: set[str] | None = None
+        self._are_routes_in_doubt = False
+        self._first_write = True
+        self._serves_ipv6 = False
+        self._sysctls_due = False
+        self._is_owner_settled = False
+        self.live = asyncio.Event()
+        milestones.watch(self.wake, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED)
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Claim what the plans name, and let go of what they name no longer."""
+        for plan in plans:
+            servers = {server.key: server for server in plan.virtual_servers}
+            self._servers.departures.add(plan, self._servers.claims.claim(plan.key, servers))
+            for key in servers:
+                self._servers.departures.over(key)
+            self._vips.claim(plan)
+            self._withdrawing.add(plan)
+            self._unserved.add(plan)
+            if not self._serves_ipv6 and any(":" in key.address for key in servers):
+                self._serves_ipv6 = self._sysctls_due = True
+            if plan.is_empty:
+                self._plans.pop(plan.key, None)
+            else:
+                self._plans[plan.key] = plan
+            if servers or plan.vips:
+                self._readiness.await_(plan)
+            else:
+                self._readiness.forget(plan.key)
+            if self._are_routes_in_doubt:
+                self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
+
+    def notice(self, events: Sequence[Event]) -> None:
+        """A link or an address has gone: put it back at once."""
+        on_link = [event for event in events if event.interface == self._interface.name]
+        self._notice_links([event for event in on_link if isinstance(event, LinkEvent)])
+        newest = {event.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
+        lost = [address for address, gone in newest.items() if gone and address in self._vips.claims.applied]
+        for address in lost:
+            self._vips.lost(address)
+        if lost:
+            lost = [address for address in lost if self._vips.claims.wanted(address) is not None]
+            self.account.repaired(f"address {address} was missing" for address in lost)
+            self._lose(lost)
+
+    async def prepare(self) -> None:
+        """Make the interface, and set the sysctls and timeouts."""
+        await self._ensure_surroundings()
+
+    async def read(self) -> Iterable[str]:
+        """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
+        wrong = await self._ensure_surroundings()
+        drift = await self._vips.learn(self._exclusion)
+        wrong += [describe(one) for one in drift]
+        self._lose(one.key for one in drift if one.applied is None)
+        wrong += await self._servers.learn(self._exclusion, self.meanwhile)
+        return wrong
+
+    async def write(self) -> None:
+        """Write the difference in the order in which things must be true."""
+        if self._interface.index is None:
+            self.account.repaired(await self._interface.ensure())
+        if self._first_write:
+            self._first_write = False
+            self._leave_the_rest()
+            self._flows.suspect(self._servers.ours())
+        if self._sysctls_due:
+            self._ensure_sysctls()
+        if self._lost is not None:
+            await self._prepare_again(self._lost)
+        gone = await self._vips.unbind()
+        if any(":" not in address for address in gone):
+            await self._prepare_again(())
+        self._readiness.look_at_clock(self.clock())
+        written = self.account.counters.writes
+        await self._servers.write(self._vips.is_leaving, self._is_held)
+        if self.account.counters.writes > written:
+            self._milestones.proceed(self.clock())
+        await self._readiness.settle(self._servers.claims.is_settled, self.clock())
+        await self._unserved.promote()
+        await self._vips.bind(self._readiness.is_ready, self._has_route)
+        if self._readiness.is_over:
+            self.live.set()
+        await self._withdrawing.promote()
+        if not self._withdrawing:
+            self._are_routes_in_doubt = False
+        await self._flows.end_stale(self._servers.serving)
+
+    def next_due(self) -> float | None:
+        """When drained real servers are looked for, or something has waited for long enough."""
+        times = (self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
+        return min((time for time in times if time is not None), default=None)
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Take away our addresses and virtual servers, then put sysctls and timeouts back."""
+        with report.step("addresses and virtual servers"):
+            await self._settle_owner()
+            bound = await self._addresses.read(self._interface.name)
+            servers = sorted(key for key in self._ledger.virtual_servers if not self._exclusion.covers(key.address))
+            if not self._interface.is_ours:
+                bound &= {address for _, address, _ in servers}
+            unbindings = [UnbindAddress(it) for it in sorted(bound) if not self._exclusion.covers(it)]
+            report.batch(unbindings, await self._addresses.write(self._interface.name, unbindings), {EADDRNOTAVAIL})
+            deletions = [DeleteVirtualServer(key) for key in servers]
+            failures = await self._ipvs.write(deletions)
+            report.batch(deletions, failures, {ESRCH})
+            left = {failure.change.key for failure in failures}
+            await self._flows.forget_all([key for key in servers if key not in left], report)
+        with report.step("IPVS timeouts"):
+            await self._timeouts.restore(report)
+        self._sysctls.restore(report)
+
+    def _notice_links(self, events: Sequence[LinkEvent]) -> None:
+        """Only the newest state counts: a link is down for a moment while it is being made."""
+        if any(event.gone and event.ifindex == self._interface.index for event in events):
+            self._interface.lost()
+            self._vips.lost_all()
+            self._lose(())
+        elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
+            self.audit_soon()
+
+    async def _ensure_surroundings(self) -> list[str]:
+        """Put right what stands around the virtual servers and addresses; says what was wrong."""
+        await self._settle_owner()
+        wrong = await self._interface.ensure()
+        if not wrong and self._ledger.restore():
+            wrong = [f"the ledger {self._ledger.path} was missing"]
+        return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
+
+    async def _settle_owner(self) -> None:
+        """Decide what of an earlier run's is ours, once, and write that down."""
+        if self._is_owner_settled:
+            return
+        links = {self._interface.name} if await self._interface.exists() else set()
+        if self._ledger.exists:
+            ours = self._ledger.virtual_servers
+            links &= self._ledger.links
+        else:
+            bound = await self._addresses.read(self._interface.name)
+            ours = {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
+        if self._ledger.exists or ours or links:
+            self._ledger.adopt(ours, links)
+        self._is_owner_settled = True
+
+    def _ensure_sysctls(self) -> list[str]:
+        self._sysctls_due = False
+        circumstances = Circumstances(self._kernel_version, self._serves_ipv6, self._settings.strict_arp)
+        return self._sysctls.ensure(circumstances)
+
+    def _lose(self, addresses: Iterable[str]) -> None:
+        """Addresses have gone, and maybe their routes too: that is seen to before anything else is written."""
+        self._lost = set() if self._lost is None else self._lost
+        self._lost.update(addresses)
+
+    async def _prepare_again(self, lost: Iterable[str]) -> None:
+        """Have route_fix see to the routes of these addresses, before they are bound again.
+
+        A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound,
+        and of those that are wanted again before route_fix has let go of them.
+        """
+        self._lost = None
+        addresses = set(lost)
+        if not any(":" not in address for address in self._vips.claims.applied):
+            addresses.update(await self._vips.missing())
+            self._are_routes_in_doubt = True
+        async for batch in sliced(addresses):
+            keys = {owner for address in batch for owner in self._vips.claims.owners(address)}
+            for key in keys:
+                self._readiness.await_(self._plans[key])
+            self._milestones.retract(Stage.ROUTES_PREPARED, keys)
+
+    def _has_route(self, key: ObjectKey) -> bool:
+        return self._milestones.has_reached(self._plans[key], Stage.ROUTES_PREPARED)
+
+    def _leave_the_rest(self) -> None:
+        """What an earlier run left and no plan names leaves as if a plan had let it go."""
+        self._vips.departures.add(PREDECESSOR, self._vips.claims.unclaimed())
+        self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
+        self._withdrawing.add(PREDECESSOR)
+
+    def _is_held(self, key: VirtualServerKey) -> bool:
+        """Whether the rules may not be ready yet for packets that this virtual server would take at once.
+
+        It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
+        """
+        owners = self._servers.claims.owners(key)
+        return bool(owners) and not self._readiness.may_let_in(owners[-1])
+
+    def _is_served(self, plan: ServicePlan) -> bool:
+        """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
+        return self._readiness.is_ready(plan.key) or (
+            self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+        )
+
+    def _is_withdrawn(self, plan: ServicePlan) -> bool:
+        """What leaves a virtual server that stays must have left too, as far as it was waited for.
+
+        The first full list stands for what an earlier run left.
+        """
+        if not (self._vips.departures.is_over(plan.key) and self._servers.departures.is_over(plan.key)):
+            return False
+        if plan is PREDECESSOR:
+            return self.live.is_set()
+        return self._servers.claims.is_settled(plan.key) or self._readiness.is_ready(plan.key)

@@ -1,0 +1,41 @@
+"""Virtual servers that somebody else has made: they are never touched, and who wants their place is told so."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.pass_status import Account, Report
+
+if TYPE_CHECKING:
+    from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+
+
+class ForeignServers:
+    """Those that are known. A plan that wants one fails for this key, alone, and is tried again."""
+
+    def __init__(self, account: Account, claims: Claims[VirtualServerKey, VirtualServer], report: Report) -> None:
+        self.keys: set[KernelKey] = set()
+        self._account = account
+        self._claims = claims
+        self._report = report
+
+    def tell(self, key: VirtualServerKey) -> str:
+        """This one is foreign: report it, if that is new; returns the sentence."""
+        self.keys.add(key)
+        subject = f"virtual server {key}"
+        message = (
+            f"{subject} exists on this node and is not in the ledger of what kroute has made, so it is left alone and "
+            "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
+        )
+        if key not in self._account.retries:
+            for owner in self._claims.owners(key):
+                self._report(owner, Problem("ForeignVirtualServer", subject, message))
+        return message
+
+    def leave_out(self, differences: Sequence[Difference[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
+        """The keys of what may be written; the others are refused."""
+        taken = [difference.key for difference in differences if difference.key in self.keys]
+        refusals = {key: self.tell(key) for key in taken}
+        self._account.refused(refusals, (owner for key in taken for owner in self._claims.owners(key)))
+        return [difference.key for difference in differences if difference.key not in self.keys]

@@ -1,0 +1,176 @@
+"""The sysctls that a node needs for IPVS, as a table."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import structlog
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.sysctl import Sysctls
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.ledger import Ledger, SysctlChanged
+from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class Circumstances(NamedTuple):
+    """What a row may depend on. `ipv6`: whether an IPv6 Service is served."""
+
+    kernel_version: tuple[int, int]
+    ipv6: bool
+    strict_arp: bool = True
+
+
+def _always(_: Circumstances) -> bool:
+    return True
+
+
+def _has_slow_port_reuse(circumstances: Circumstances) -> bool:
+    return (4, 1) <= circumstances.kernel_version < (5, 9)
+
+
+def _serves_ipv6(circumstances: Circumstances) -> bool:
+    return circumstances.ipv6
+
+
+def _has_strict_arp(circumstances: Circumstances) -> bool:
+    return circumstances.strict_arp
+
+
+class Row(NamedTuple):
+    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed; `absent`: why there is none.
+
+    One that is `optional` is set where the kernel has it, and not missed elsewhere.
+    """
+
+    name: str
+    value: str
+    when: Callable[[Circumstances], bool]
+    meaning: str
+    disturbs: tuple[str, ...] = ()
+    absent: str = "load its module"
+    optional: bool = False
+
+
+SYSCTLS = (
+    Row("net.ipv4.vs.conntrack", "1", _always, "IPVS connections are in conntrack, so that they can be masqueraded"),
+    Row("net.ipv4.vs.expire_nodest_conn", "1", _always, "a connection to a deleted real server ends at once"),
+    Row(
+        "net.ipv4.vs.expire_quiescent_template",
+        "1",
+        _always,
+        "persistence does not lead new connections to a draining real server",
+    ),
+    Row(
+        "net.ipv4.vs.conn_reuse_mode",
+        "0",
+        _has_slow_port_reuse,
+        "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
+    ),
+    # Linux 7 makes IPVS's table of connections larger as it fills. For a moment a client's old connection, which is
+    # about to go, is found before the new one from the same port: packets go to the old pod, and without masquerading.
+    # With the largest table from the first connections on, that moment is over before any port can come back.
+    Row(
+        "net.ipv4.vs.conn_lfactor",
+        "-8",
+        _always,
+        "IPVS's table of connections is not made larger while clients come back from the same ports",
+        optional=True,
+    ),
+    Row(
+        "net.ipv4.ip_forward",
+        "1",
+        _always,
+        "packets pass between clients and pods",
+        disturbs=("net.ipv4.conf.all.accept_redirects",),
+    ),
+    Row(
+        "net.ipv4.conf.all.arp_ignore",
+        "1",
+        _has_strict_arp,
+        "ARP is answered for addresses of the asked interface only: a VIP on every node is its owner's to answer for",
+    ),
+    Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
+    Row("net.ipv6.conf.all.forwarding", "1", _serves_ipv6, "the same for IPv6"),
+)
+
+
+def estimation_rows(settings: Settings) -> tuple[Row, ...]:
+    """The rows of IPVS's estimation, as far as the settings say something about it.
+
+    Every two seconds the kernel sums up the counters of each virtual and real server and reckons their rates. Nobody
+    but `ipvsadm --stats` and `--rate` reads these, and no scheduler. Before Linux 6.2 one processor does it in a timer,
+    without a pause.
+    """
+    rows = []
+    if settings.ipvs_estimation is not None:
+        value = "1" if settings.ipvs_estimation else "0"
+        meaning = "whether IPVS sums up the statistics of its servers"
+        rows.append(Row("net.ipv4.vs.run_estimation", value, _always, meaning, absent="it is too old for it"))
+    if settings.ipvs_estimation_nice is not None:
+        value = str(settings.ipvs_estimation_nice)
+        meaning = "how nice the kernel's threads are that do so"
+        rows.append(Row("net.ipv4.vs.est_nice", value, _always, meaning, absent="Linux 6.2 and later have it"))
+    return tuple(rows)
+
+
+class NodeSysctls:
+    """Sets the rows that apply, and remembers in the ledger what was there before."""
+
+    def __init__(self, sysctls: Sysctls, ledger: Ledger, rows: Iterable[Row] = SYSCTLS) -> None:
+        self._sysctls = sysctls
+        self._ledger = ledger
+        self._rows = tuple(rows)
+        self._failed: set[str] = set()
+
+    def ensure(self, circumstances: Circumstances) -> list[str]:
+        """Set what is not as the table says; returns what was changed by us before and is different now.
+
+        A failure is logged once, with the sysctl's name, and the rest goes on.
+        """
+        drift = []
+        for row in self._rows:
+            if not row.when(circumstances):
+                continue
+            was_set = row.name in self._ledger.sysctls
+            try:
+                changed = self._set(row)
+            except KernelError as error:
+                if row.name not in self._failed:
+                    log.warning("sysctl.failed", sysctl=row.name, meaning=row.meaning, error=str(error))
+                self._failed.add(row.name)
+                continue
+            self._failed.discard(row.name)
+            if changed and was_set:
+                drift.append(f"sysctl {row.name} was changed")
+        return drift
+
+    def restore(self, report: CleanupReport) -> None:
+        """Put back what the ledger has, where the present value is still ours.
+
+        Those that another one disturbs come behind it in the ledger, and so are put back after it.
+        """
+        ours = {name: change for name, change in self._ledger.sysctls.items() if self._sysctls.read(name) == change.new}
+        for name, change in ours.items():
+            if self._sysctls.read(name) != change.old:
+                with report.step(f"sysctl {name}"):
+                    self._sysctls.write(name, change.old)
+                    report.add(f"set {name} back to {change.old}")
+
+    def _set(self, row: Row) -> bool:
+        old = self._sysctls.read(row.name)
+        if old == row.value or (old is None and row.optional):
+            return False
+        if old is None:
+            raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl ({row.absent})")
+        disturbed = {name: self._sysctls.read(name) for name in row.disturbs}
+        self._ledger.record([SysctlChanged(row.name, old, row.value)])
+        self._sysctls.write(row.name, row.value)
+        log.info("sysctl.set", sysctl=row.name, value=row.value, was=old)
+        self._ledger.record(
+            SysctlChanged(name, before, after)
+            for name, before in disturbed.items()
+            if before is not None and (after := self._sysctls.read(name)) is not None
+        )
+        return True

@@ -1,0 +1,41 @@
+"""The IPVS connection timeouts of the settings."""
+
+import structlog
+
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.ledger import Ledger, TimeoutsChanged
+from kroute.settings import IpvsTimeouts
+
+log = structlog.get_logger(__name__)
+
+
+class Timeouts:
+    """Sets the timeouts that the settings name, and remembers in the ledger what was there before."""
+
+    def __init__(self, ipvs: Ipvs, ledger: Ledger, wanted: IpvsTimeouts) -> None:
+        self._ipvs = ipvs
+        self._ledger = ledger
+        self._wanted = (wanted.tcp, wanted.tcpfin, wanted.udp)
+
+    async def ensure(self) -> list[str]:
+        """Set what is not as the settings say; returns what was changed by us before and is different now."""
+        if not any(self._wanted):
+            return []
+        present = await self._ipvs.timeouts()
+        tcp, tcpfin, udp = (wanted or now for wanted, now in zip(self._wanted, present, strict=True))
+        if present == (tcp, tcpfin, udp):
+            return []
+        was_set = self._ledger.timeouts is not None and self._ledger.timeouts.new == (tcp, tcpfin, udp)
+        self._ledger.record([TimeoutsChanged(present, (tcp, tcpfin, udp))])
+        await self._ipvs.set_timeouts(tcp, tcpfin, udp)
+        log.info("ipvs_timeouts.set", tcp=tcp, tcpfin=tcpfin, udp=udp, was=present)
+        return ["IPVS timeouts were changed"] if was_set else []
+
+    async def restore(self, report: CleanupReport) -> None:
+        """Put back what the ledger has, if the present timeouts are still ours."""
+        change = self._ledger.timeouts
+        if change is None or await self._ipvs.timeouts() != change.new:
+            return
+        await self._ipvs.set_timeouts(*change.old)
+        report.add("set the IPVS timeouts back to {} s, {} s, {} s".format(*change.old))

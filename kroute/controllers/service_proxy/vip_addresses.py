@@ -1,0 +1,137 @@
+"""The part of service_proxy that owns the VIP addresses on the dummy interface.
+
+An address goes live last: it is bound when a Service that claims it is ready, which is somebody else's to say. It goes
+away first. One that somebody has taken away is bound again in the same order as at first.
+"""
+
+from collections.abc import Callable, Sequence
+from errno import EADDRNOTAVAIL, EEXIST, ENODEV
+
+import structlog
+
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import ServicePlan, Vip
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.departures import Departures
+from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.pass_status import Account, names_of
+
+log = structlog.get_logger(__name__)
+
+
+def _agree(_applied: Vip, _wanted: Vip) -> bool:
+    """An address is bound or not; its source is the route's matter."""
+    return True
+
+
+def describe(drift: Difference[str, Vip]) -> str:
+    """What an audit has found, in words."""
+    return f"address {drift.key} is not wanted" if drift.applied else f"address {drift.key} was missing"
+
+
+class VipAddresses:
+    """The addresses on the dummy interface."""
+
+    def __init__(self, account: Account, addresses: Addresses, interface: DummyInterface) -> None:
+        self.claims: Claims[str, Vip] = Claims(_agree)
+        self.departures: Departures[str] = Departures()
+        self._account = account
+        self._addresses = addresses
+        self._interface = interface
+
+    def claim(self, plan: ServicePlan) -> None:
+        """Take the plan's addresses into memory."""
+        vips = {vip.address: vip for vip in plan.vips}
+        self.departures.add(plan, self.claims.claim(plan.key, vips))
+        for address in vips:
+            self.departures.over(address)
+
+    async def learn(self, exclusion: Exclusion) -> list[Difference[str, Vip]]:
+        """Read the bound addresses into memory; says what is not as it was left."""
+        reading = self.claims.read_anew()
+        async for addresses in sliced(await self._addresses.read(self._interface.name)):
+            for address in addresses:
+                wanted, known = self.claims.wanted(address), self.claims.applied.get(address)
+                is_known = wanted is not None or known is not None
+                if (self._interface.is_ours or is_known) and not exclusion.covers(address):
+                    reading.found(address, wanted or known or Vip(address, None))
+        return await reading.complete()
+
+    def lost(self, address: str) -> None:
+        """Somebody has taken the address away."""
+        self.claims.note(address, None)
+        if self.claims.wanted(address) is None:
+            self.departures.over(address)
+
+    def lost_all(self) -> None:
+        """The link has gone, and all its addresses with it."""
+        for address in list(self.claims.applied):
+            self.lost(address)
+
+    def is_leaving(self, address: str) -> bool:
+        """Whether the address is still to be taken away."""
+        return address in self.claims.applied and self.claims.wanted(address) is None
+
+    async def missing(self) -> list[str]:
+        """The addresses that are claimed and not bound."""
+        return [difference.key for difference in await self.claims.all_differences() if difference.applied is None]
+
+    async def unbind(self) -> list[str]:
+        """Take away what nobody claims any more; returns what has gone."""
+        due = [difference.key for difference in await self.claims.all_differences() if difference.wanted is None]
+        gone: list[str] = []
+        async for batch in sliced([address for address in due if not self._account.is_waiting(address)]):
+            failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
+            refusals = {
+                failure.change.address: str(failure)
+                for failure in failures
+                if failure.errno not in {EADDRNOTAVAIL, ENODEV}
+            }
+            done = [address for address in batch if address not in refusals]
+            log_changes(log, done, lambda _: "vip.unbound", self._fields)
+            for address in done:
+                self.claims.note(address, None)
+                self.departures.over(address)
+            self._account.wrote(len(done))
+            self._account.refused(
+                refusals, (self.departures.plan_of(address).key for address in batch if address in refusals)
+            )
+            gone += done
+        return gone
+
+    async def bind(self, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]) -> None:
+        """Bind what is claimed by a Service that is ready.
+
+        Where a claimant's route stands, the kernel's own would only be in its way, and goes with the same write.
+        """
+        async for batch in sliced(await self.missing()):
+            if changes := [it for address in batch if (it := self._binding(address, is_ready, has_route))]:
+                await self._bind(changes)
+
+    def _binding(
+        self, address: str, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]
+    ) -> BindAddress | None:
+        owners = self.claims.owners(address)
+        if self._account.is_waiting(address) or not any(is_ready(owner) for owner in owners):
+            return None
+        vip = self.claims.wanted(address)
+        routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
+        return BindAddress(address, keep_kernel_route=not routed)
+
+    async def _bind(self, batch: Sequence[BindAddress]) -> None:
+        failures = await self._addresses.write(self._interface.name, batch)
+        refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
+        done = [change.address for change in batch if change.address not in refusals]
+        log_changes(log, done, lambda _: "vip.bound", self._fields)
+        for address in done:
+            self.claims.note(address, self.claims.wanted(address))
+        self._account.wrote(len(done))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+
+    def _fields(self, address: str) -> dict[str, object]:
+        owners = self.claims.owners(address) or [self.departures.plan_of(address).key]
+        return {"service": " ".join(names_of(owners)), "vip": address}

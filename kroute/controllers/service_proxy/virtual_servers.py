@@ -1,0 +1,296 @@
+"""The part of service_proxy that owns IPVS: virtual servers, their real servers, and who may touch which.
+
+What is ours stands in the ledger, before it stands in the kernel. A virtual server that is not ours is never touched,
+also if a plan wants it: that plan's key fails, alone, and is tried again.
+
+One that is planned without real servers is not in the kernel: there, it would keep packets from what refuses them. It
+stays only for as long as old real servers of it drain.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from errno import ENOENT
+
+import structlog
+
+from kroute.controllers.service_proxy.drains import Drains
+from kroute.controllers.service_proxy.foreign_servers import ForeignServers
+from kroute.controllers.service_proxy.ipvs_edits import (
+    Edit,
+    describe,
+    edit,
+    event_of,
+    fields_of,
+    from_kernel,
+    idle_real_servers,
+    is_absent,
+    is_nothing,
+    is_served_out,
+    is_taken,
+    is_unchanged,
+    only_takes_away,
+    options_of,
+    planned_key,
+    serve_alike,
+    with_real_servers,
+)
+from kroute.controllers.service_proxy.schedulers import Schedulers
+from kroute.kernel.errors import Failure
+from kroute.kernel.ipvs.client import (
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    Ipvs,
+    IpvsChange,
+    RealServerKey,
+    SetVirtualServer,
+    VirtualServerState,
+)
+from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.change_log import log_changes
+from kroute.reconcile.departures import Departures
+from kroute.reconcile.desired_state import Claims
+from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
+from kroute.reconcile.pass_status import Account, Report, names_of
+
+log = structlog.get_logger(__name__)
+
+VIRTUAL_SERVERS_A_BATCH = 32
+"""Virtual servers that are written together: one may have hundreds of real servers."""
+
+Meanwhile = Callable[[], Awaitable[None]]
+"""Awaited between two parts of a reading, and may write."""
+
+Suspect = Callable[[Iterable[VirtualServerKey]], None]
+"""Called with virtual servers whose clients may hold on to what serves them no longer."""
+
+
+class VirtualServers:
+    """The IPVS table, as far as it is ours."""
+
+    def __init__(
+        self,
+        account: Account,
+        ipvs: Ipvs,
+        ledger: Ledger,
+        *,
+        default_scheduler: str,
+        drain_timeout: float,
+        report: Report,
+        suspect: Suspect,
+    ) -> None:
+        self.claims: Claims[VirtualServerKey, VirtualServer] = Claims(self._is_as_wanted, is_nothing)
+        self.departures: Departures[VirtualServerKey] = Departures()
+        self._account = account
+        self._ipvs = ipvs
+        self._ledger = ledger
+        self._report = report
+        self._suspect = suspect
+        self._drains = Drains(drain_timeout)
+        self._schedulers = Schedulers(default_scheduler)
+        self._foreign = ForeignServers(account, self.claims, report)
+        self._ask_again = False
+
+    async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
+        """Read the kernel's table into memory; says what is not as it was left."""
+        reading = self.claims.read_anew()
+        draining: set[VirtualServerKey] = set()
+        no_longer_foreign = set(self._foreign.keys)
+        now = self._account.clock()
+        async for batch in self._ipvs.scan(self._ledger.virtual_servers):
+            for found, state in batch:
+                if found in reading.overtaken:
+                    continue
+                if found not in self._ledger.virtual_servers:
+                    no_longer_foreign.discard(found)
+                    self._foreign.keys.add(found)
+                elif not exclusion.covers(found[1]):
+                    self._schedulers.found(state.options.scheduler)
+                    known = self._if_unchanged(found, state)
+                    if known is None:
+                        key = planned_key(found)
+                        if idle := idle_real_servers(state, self.claims.wanted(key)):
+                            draining.add(key)
+                        self._drains.found(key, idle, now)
+                        known = from_kernel(key, state, idle)
+                    reading.found(known.key, known)
+            await meanwhile()
+        self._foreign.keys -= no_longer_foreign
+        self._drains.keep_only(draining | reading.overtaken)
+        self._ask_again = True
+        return [describe(drift) for drift in await reading.complete()]
+
+    def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
+        """The very object that is remembered, or else wanted, if the kernel has just that, and nothing drains there."""
+        known = self.claims.applied.get(key) or self.claims.wanted(key)
+        if known is None or self._drains.of(key) or not is_unchanged(known, state):
+            return None
+        return known
+
+    async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        """Write the difference.
+
+        A virtual server that nobody wants stays for as long as its address is still to be taken away. While one
+        `is_held`, nothing new is let in by it, and it is not deleted for want of real servers.
+        """
+        if self._ask_again:
+            self._ask_again = False
+            await self._ask_again_for_schedulers()
+        await self._write_due(is_leaving, is_held)
+        await self._end_drains()
+        await self._write_due(is_leaving, is_held)  # those that have lost their last real server by now
+
+    def next_due(self) -> float | None:
+        """When to look after what drains."""
+        return self._drains.next_poll()
+
+    def ours(self) -> Set[VirtualServerKey]:
+        """The virtual servers that are there or should be, without those that somebody else has made."""
+        return (self.claims.applied.keys() | self.claims.claimed()) - self._foreign.keys
+
+    def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
+        """The real servers that a virtual server should have."""
+        wanted = self.claims.wanted(key)
+        return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
+
+    async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        async for doubtful in sliced(self.claims.doubtful()):
+            due = []
+            for difference in self.claims.differences(doubtful):
+                key, applied, wanted = difference
+                if wanted is None:
+                    must_wait = is_leaving(key.address)
+                else:
+                    must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
+                if not must_wait and not self._account.is_waiting(key):
+                    due.append(difference)
+            async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
+                await self._write(self._foreign.leave_out(batch))
+
+    async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
+        await self._ask_for_schedulers(keys)
+        edits = {key: self._edit(key) for key in keys}
+        made = [key for key in keys if key not in self.claims.applied and key not in self._ledger.virtual_servers]
+        self._ledger.record([VirtualServerMade(key) for key in made])
+        changes = [change for one in edits.values() for change in one.changes]
+        self._suspect(key for key, one in edits.items() if one.takes_away)
+        failures = await self._make(changes)
+        # The first refusal of a virtual server is the reason of the others.
+        refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
+        taken = {failure.change.key for failure in failures if is_taken(failure)}
+        not_ours = [key for key in made if key in taken]
+        self._suspect(key for key in keys if key not in taken and key not in self.claims.applied)
+        refusals |= {key: self._foreign.tell(key) for key in not_ours}
+        gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
+        self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
+        done = [change for change in changes if change.key not in refusals]
+        self._account.wrote(len(done))
+        log_changes(log, done, event_of, self._fields)
+        self._account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
+        for key, one in edits.items():
+            if key not in refusals:
+                self._remember(key, one)
+
+    async def _make(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Write changes; a virtual server that cannot be added may be somebody else's, so nothing is put into it."""
+        additions = [change for change in changes if isinstance(change, AddVirtualServer)]
+        failures = await self._ipvs.write(additions)
+        not_added = {failure.change.key for failure in failures}
+        others = [change for change in changes if not isinstance(change, AddVirtualServer)]
+        failures += await self._ipvs.write([change for change in others if change.key not in not_added])
+        return [failure for failure in failures if not is_absent(failure)]
+
+    def _edit(self, key: VirtualServerKey) -> Edit:
+        wanted = self.claims.wanted(key)
+        if wanted is None:
+            return Edit([DeleteVirtualServer(key)], [])
+        if wanted.real_servers and wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
+            self._tell(key, self._schedulers.problem(wanted.scheduler))
+        return edit(self.claims.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
+
+    def _remember(self, key: VirtualServerKey, one: Edit) -> None:
+        wanted = self.claims.wanted(key)
+        if wanted is None or one.is_deletion:
+            self._drains.forget(key)
+            self.claims.note(key, None)
+            self.departures.over(key)
+            return
+        if self._drains.of(key):
+            for address, port, _ in wanted.real_servers:
+                self._drains.stop(key, (address, port))
+        for real_server in one.draining:
+            self._drains.start(key, real_server, self._account.clock())
+        # What loses its last real server keeps its options for now.
+        served = with_real_servers(self.claims.applied[key], ()) if is_nothing(wanted) else wanted
+        self.claims.note(key, self._schedulers.effective(served))
+
+    async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
+        """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
+        for key in keys:
+            wanted = self.claims.wanted(key)
+            if wanted is not None and wanted.real_servers and not self._schedulers.is_known(wanted.scheduler):
+                await self._ask_for_scheduler(wanted)
+
+    async def _ask_again_for_schedulers(self) -> None:
+        for scheduler in self._schedulers.missing:
+            candidates = (self.claims.wanted(key) for key in self._schedulers.waiting_for(scheduler))
+            wanted = [one for one in candidates if one is not None and one.scheduler == scheduler]
+            applied = next((one for one in wanted if one.key in self.claims.applied), None)
+            if not wanted:
+                self._schedulers.forget(scheduler)
+            elif applied is not None:
+                await self._ask_for_scheduler(applied)
+
+    async def _ask_for_scheduler(self, wanted: VirtualServer) -> None:
+        """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
+        key, applied = wanted.key, self.claims.applied.get(wanted.key)
+        question = SetVirtualServer(key, options_of(wanted)) if applied else AddVirtualServer(key, options_of(wanted))
+        is_new = key not in self._ledger.virtual_servers
+        if is_new:
+            self._ledger.record([VirtualServerMade(key)])
+        failures = await self._ipvs.write([question])
+        if not failures:
+            self._account.wrote(1)
+            if applied is None:
+                self._suspect([key])
+            self.claims.note(key, with_real_servers(wanted, applied.real_servers if applied else ()))
+            for waiting in self._schedulers.found(wanted.scheduler):
+                self.claims.recheck(waiting)
+        elif failures[0].errno == ENOENT:
+            self._schedulers.lacks(wanted.scheduler)
+        elif is_new and is_taken(failures[0]):
+            self._ledger.record([VirtualServerDeleted(key)])
+
+    async def _end_drains(self) -> None:
+        """Look at some of what drains, and delete the real servers that have drained."""
+        now = self._account.clock()
+        keys = self._drains.to_look_at(now)
+        if not keys:
+            return
+        over = self._drains.over(await self._ipvs.real_servers(keys), now)
+        changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
+        self._suspect(changes.values())
+        failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]
+        refusals = {failure.change: str(failure) for failure in failures}
+        done = [change for change in changes if change not in refusals]
+        for change in done:
+            self._drains.stop(changes[change], change.real_server)
+            self.claims.recheck(changes[change])
+        self._account.wrote(len(done))
+        log_changes(log, done, event_of, self._fields)
+        self._account.refused(refusals, {owner for key in changes.values() for owner in self.claims.owners(key)})
+
+    def _is_as_wanted(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
+        if not wanted.real_servers:
+            return not applied.real_servers and not is_served_out(applied, self._drains.of(applied.key))
+        return serve_alike(applied, self._schedulers.effective(wanted))
+
+    def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
+        for owner in self.claims.owners(key):
+            self._report(owner, problem)
+
+    def _fields(self, change: IpvsChange) -> dict[str, object]:
+        key = planned_key(change.key)
+        services = names_of(self.claims.owners(key) or [self.departures.plan_of(key).key])
+        return {"service": " ".join(services), **fields_of(change)}

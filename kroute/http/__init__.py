@@ -1,0 +1,1 @@
+"""HTTP servers that anybody may ask: few connections, none for long."""

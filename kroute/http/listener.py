@@ -1,0 +1,68 @@
+"""Listen where the settings say, also if somebody else does for the moment."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from errno import EADDRINUSE
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kroute.model.plan import Problem
+from kroute.settings import BindAddress
+
+if TYPE_CHECKING:
+    from kroute.http.server import Answer, BriefHttpServer
+
+log = structlog.get_logger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 1.0, 30.0
+"""Seconds until a port that cannot be had is tried again: twice as many each time."""
+
+Report = Callable[[Problem], None]
+"""Called with a problem of the node."""
+
+
+async def serve(
+    what: str, where: BindAddress, answer: "Answer", report: Report, *, seconds: float | None = None
+) -> None:
+    """Answer HTTP until cancelled. `what` names it to operators; a connection lives `seconds` at most, or as the
+    server has it.
+
+    A port that cannot be had (of kube-proxy, before it has gone) is reported and waited for.
+    """
+    server = (await asyncio.to_thread(_server_class))(answer, seconds)
+    listening = await _listen(server, what, where, report)
+    log.info("port.listening", purpose=what, address=str(where))
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        with suppress(OSError):
+            await server.close([listening])
+        server.cut_connections()
+
+
+async def _listen(server: "BriefHttpServer", what: str, where: BindAddress, report: Report) -> asyncio.Server:
+    delay = FIRST_RETRY
+    while True:
+        try:
+            return await server.listen(where.host, where.port)
+        except OSError as error:
+            report(Problem("PortUnavailable", f"{what} {where}", _sentence(what, where, error)))
+        await asyncio.sleep(delay)
+        delay = min(LAST_RETRY, delay * 2)
+
+
+def _sentence(what: str, where: BindAddress, error: OSError) -> str:
+    next_step = f"`ss -ltnp sport = :{where.port}` shows who has it" if error.errno == EADDRINUSE else "give another"
+    return (
+        f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step} (--{what}-bind-address). "
+        "kroute serves without it and tries again, later and later."
+    )
+
+
+def _server_class() -> "type[BriefHttpServer]":
+    from kroute.http.server import BriefHttpServer  # noqa: PLC0415  loads aiohttp
+
+    return BriefHttpServer

@@ -1,0 +1,49 @@
+"""What the agent answers on its socket."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kroute.broadcaster import Broadcaster
+from kroute.inspect import agent_settings, planned_state, snapshot
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.model.objects import ObjectKey
+from kroute.planning.catalog import Catalog
+from kroute.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kroute.inspect.agent_socket import Answer
+
+
+class Answers:
+    """Everything that can be asked of an agent; nothing of it changes anything."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, broadcaster: Broadcaster) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._broadcaster = broadcaster
+        self.by_question: Mapping[str, Answer] = {
+            snapshot.QUESTION: self._show,
+            agent_settings.QUESTION: self._tell_settings,
+            planned_state.SERVICE: self._tell_of_service,
+            planned_state.FRONTEND: self._tell_of_frontend,
+        }
+
+    async def _show(self, _about: str) -> bytes:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+
+    async def _tell_settings(self, _about: str) -> bytes:
+        return agent_settings.encode(self._settings)
+
+    async def _tell_of_service(self, about: str) -> bytes:
+        found = planned_state.of_service(self._catalog, self._broadcaster.current, ObjectKey.parse(about))
+        return msgspec.json.encode(found)
+
+    async def _tell_of_frontend(self, about: str) -> bytes:
+        """A question that makes no sense raises ValueError, which the socket answers with nothing."""
+        found = planned_state.of_frontend(self._catalog, self._broadcaster.current, planned_state.read_key(about))
+        return msgspec.json.encode(found)

@@ -1,0 +1,234 @@
+"""Kernel classes that read the kernel, and write down what they are asked to change instead of changing it.
+
+Each stands before the class that it is named after, and has no socket of its own: whatever is not answered here cannot
+reach the kernel. What was written down counts as done, as far as anybody reads it again.
+"""
+
+import errno
+from collections.abc import AsyncIterator, Awaitable, Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from kroute.kernel.conntrack import Conntrack, DeleteFlow, Endpoint, Flow
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipvs.client import (
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    Ipvs,
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerState,
+)
+from kroute.kernel.net.addresses import AddressChange, Addresses, UnbindAddress
+from kroute.kernel.net.links import Links, LinkState
+from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
+from kroute.kernel.sysctl import Sysctls
+
+T = TypeVar("T")
+
+ADD, EDIT, DELETE = "add", "edit", "delete"
+
+_IPVS_ACTIONS = {
+    AddVirtualServer: ADD,
+    AddRealServer: ADD,
+    DeleteVirtualServer: DELETE,
+    DeleteRealServer: DELETE,
+}
+_OF_VIRTUAL_SERVERS = (AddVirtualServer, SetVirtualServer, DeleteVirtualServer)
+_NOT_MADE = -1
+"""The index of a link that is only written down."""
+
+
+class Recorded(NamedTuple):
+    """One change that was asked for.
+
+    `subject` is what plans know it by: an address, a virtual server's key, a set entry. `what` is a sentence, such as
+    "add real server 10.0.0.1:80 to TCP 10.96.0.1:80".
+    """
+
+    kind: str
+    action: str
+    what: str
+    subject: Hashable = None
+
+
+class Recorder:
+    """The changes that were asked for, in order.
+
+    `errors` are why the kernel did not tell what it has; `unknown` the same of rules, without which all else is known.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Recorded] = []
+        self.errors: list[str] = []
+        self.unknown: list[str] = []
+
+    def note(self, kind: str, action: str, what: str, subject: Hashable = None) -> None:
+        """Write a change down."""
+        self.changes.append(Recorded(kind, action, what, subject))
+
+    async def told(self, answer: Awaitable[T]) -> T:
+        """What the kernel answers; a refusal is remembered and raised."""
+        try:
+            return await answer
+        except KernelError as error:
+            self.errors.append(str(error))
+            raise
+
+
+class RecordingIpvs(Ipvs):
+    """Virtual servers, real servers and time-outs."""
+
+    def __init__(self, ipvs: Ipvs, recorder: Recorder) -> None:
+        self._ipvs = ipvs
+        self._recorder = recorder
+        self._table: dict[VirtualServerKey, VirtualServerState] = {}
+
+    async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+        """As in the kernel."""
+        self._table = await self._recorder.told(self._ipvs.read())
+        return dict(self._table)
+
+    async def scan(
+        self,
+        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` lacks nothing
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        """As in the kernel."""
+        yield list((await self.read()).items())
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        """As in the kernel."""
+        return await self._recorder.told(self._ipvs.real_servers(keys))
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Refuses to add a virtual server that is there; an edit that changes nothing is none."""
+        failures: list[Failure[IpvsChange]] = []
+        for change in changes:
+            state = self._table.get(change.key)
+            if isinstance(change, AddVirtualServer) and state is not None:
+                failures.append(Failure(change, errno.EEXIST))
+                continue
+            if isinstance(change, SetVirtualServer) and state is not None and state.options == change.options:
+                continue
+            if isinstance(change, DeleteVirtualServer):
+                self._table.pop(change.key, None)
+            kind = "virtual server" if isinstance(change, _OF_VIRTUAL_SERVERS) else "real server"
+            self._recorder.note(kind, _IPVS_ACTIONS.get(type(change), EDIT), str(change), change.key)
+        return failures
+
+    async def timeouts(self) -> tuple[int, int, int]:
+        """As in the kernel."""
+        return await self._recorder.told(self._ipvs.timeouts())
+
+    async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
+        """Written down."""
+        self._recorder.note("timeouts", EDIT, f"set the IPVS timeouts to {tcp} s, {tcpfin} s, {udp} s")
+
+
+class RecordingAddresses(Addresses):
+    """The VIPs."""
+
+    def __init__(self, addresses: Addresses, recorder: Recorder) -> None:
+        self._addresses = addresses
+        self._recorder = recorder
+
+    async def read(self, interface: str) -> set[str]:
+        """As in the kernel."""
+        return await self._recorder.told(self._addresses.read(interface))
+
+    async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        """Written down."""
+        for change in changes:
+            action = DELETE if isinstance(change, UnbindAddress) else ADD
+            self._recorder.note("address", action, f"{change} ({interface})", change.address)
+        return []
+
+
+class RecordingRoutes(Routes):
+    """The source routes."""
+
+    def __init__(self, routes: Routes, recorder: Recorder) -> None:
+        self._routes = routes
+        self._recorder = recorder
+        self._present: dict[str, list[LocalRoute]] = {}
+
+    async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
+        """As in the kernel."""
+        self._present = await self._recorder.told(self._routes.read(interface))
+        return self._present
+
+    async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:  # noqa: ARG002
+        """Written down; a route that is there and wins, and may be written again to be sure, is no change."""
+        for change in changes:
+            present = self._present.get(change.address)
+            if isinstance(change, SetLocalRoute) and present and present[0].source == change.source:
+                continue
+            action = DELETE if isinstance(change, DeleteLocalRoute) else EDIT
+            self._recorder.note("route", action, str(change), change.address)
+        return []
+
+
+class RecordingLinks(Links):
+    """The dummy link."""
+
+    def __init__(self, links: Links, recorder: Recorder) -> None:
+        self._links = links
+        self._recorder = recorder
+        self._made: set[str] = set()
+
+    async def index(self, name: str) -> int | None:
+        """As in the kernel, or one for a link that was asked for."""
+        return _NOT_MADE if name in self._made else await self._recorder.told(self._links.index(name))
+
+    async def read(self, name: str) -> LinkState | None:
+        """As in the kernel."""
+        return await self._recorder.told(self._links.read(name))
+
+    async def create_dummy(self, name: str) -> None:
+        """Written down."""
+        self._made.add(name)
+        self._recorder.note("link", ADD, f"create link {name}")
+
+    async def repair(self, name: str) -> None:
+        """Written down."""
+        self._recorder.note("link", EDIT, f"set link {name} up and NOARP")
+
+
+class RecordingSysctls(Sysctls):
+    """Sysctls."""
+
+    def __init__(self, sysctls: Sysctls, recorder: Recorder) -> None:
+        self._sysctls = sysctls
+        self._recorder = recorder
+        self._written: dict[str, str] = {}
+
+    def read(self, name: str) -> str | None:
+        """As in the kernel, or as it was asked for."""
+        return self._written.get(name) or self._sysctls.read(name)
+
+    def write(self, name: str, value: str) -> None:
+        """Written down."""
+        was = self.read(name)
+        self._written[name] = value
+        self._recorder.note("sysctl", EDIT, f"set {name} to {value} (is {was})")
+
+
+class NoConntrack(Conntrack):
+    """Flows come and go by the second: they are not compared."""
+
+    def __init__(self) -> None:
+        """Without a socket."""
+
+    async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:  # noqa: ARG002
+        """None."""
+        return []
+
+    async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:  # noqa: ARG002
+        """None."""
+        return []

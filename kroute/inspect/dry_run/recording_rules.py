@@ -1,0 +1,87 @@
+"""The same as `recording` for rules and the sets that they look up."""
+
+import errno
+from collections.abc import Sequence
+
+from kroute.inspect.dry_run.recording import ADD, DELETE, EDIT, Recorder
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipset import AddEntry, Element, Ipset, SetChange, SetDefinition
+from kroute.kernel.iptables.xtables import TableRules, Xtables
+
+
+class RecordingIpset(Ipset):
+    """The sets and their entries."""
+
+    def __init__(self, ipset: Ipset, recorder: Recorder) -> None:
+        self._ipset = ipset
+        self._recorder = recorder
+        self._made: dict[str, SetDefinition] = {}
+
+    async def names(self) -> set[str]:
+        """Those of the kernel, and those that were asked for."""
+        return await self._recorder.told(self._ipset.names()) | self._made.keys()
+
+    async def definition(self, name: str) -> SetDefinition | None:
+        """As in the kernel, or as it was asked for."""
+        return self._made.get(name) or await self._recorder.told(self._ipset.definition(name))
+
+    async def create(self, definition: SetDefinition) -> bool:
+        """Written down."""
+        self._made[definition.name] = definition
+        self._recorder.note("set", ADD, f"create set {definition.name} ({definition.type})")
+        return True
+
+    async def read(self, name: str) -> set[Element]:
+        """As in the kernel; one that is only written down is empty."""
+        return set() if name in self._made else await self._recorder.told(self._ipset.read(name))
+
+    async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
+        """Written down."""
+        for change in changes:
+            action = ADD if isinstance(change, AddEntry) else DELETE
+            self._recorder.note("set entry", action, str(change), (change.set, change.element))
+        return []
+
+    async def destroy(self, name: str) -> None:
+        """Written down."""
+        self._made.pop(name, None)
+        self._recorder.note("set", DELETE, f"destroy set {name}")
+
+
+class RecordingXtables(Xtables):
+    """The rules of one family. What the tables of a family do not tell is no error: the family may not be there."""
+
+    def __init__(self, xtables: Xtables, recorder: Recorder, family_name: str) -> None:
+        self.family = xtables.family
+        self._xtables = xtables
+        self._recorder = recorder
+        self._family_name = family_name
+
+    async def ensure(self, rules: TableRules) -> list[str]:
+        """What is wrong is written down. A table that nobody has used is not made for that."""
+        found = await self._differences(rules) if await self._xtables.is_used(rules.table) else _all_missing(rules)
+        for what in found:
+            self._recorder.note("rules", EDIT, f"write the {self._family_name} rules of table {rules.table}: {what}")
+        return found
+
+    async def supports_random_fully(self) -> bool:
+        """As the kernel says; of a table that nobody has used it is not asked."""
+        return await self._xtables.supports_random_fully() if await self._xtables.is_used("nat") else True
+
+    async def remove(self, table: str, prefix: str) -> list[str]:
+        """Written down."""
+        self._recorder.note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")
+        return []
+
+    async def _differences(self, rules: TableRules) -> list[str]:
+        try:
+            return await self._xtables.differences(rules)
+        except KernelError as error:
+            if error.errno != errno.ENOENT:
+                self._recorder.unknown.append(f"the {self._family_name} rules cannot be compared: {error}")
+                raise
+            return _all_missing(rules)  # a set is missing, so that no rule can name it
+
+
+def _all_missing(rules: TableRules) -> list[str]:
+    return [f"chain {name} is missing" for name in rules.chains]

@@ -1,0 +1,225 @@
+"""Why a packet goes where it goes: what was planned for its address and port, and what the kernel has."""
+
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
+
+import msgspec
+
+from kroute.controllers.masquerade.address_sets import IPV4, IPV6, SET_TYPES, Family, family_of
+from kroute.inspect.dry_run.rehearsal import NodeReader
+from kroute.inspect.planned_state import Dossier
+from kroute.inspect.verdicts import Client, NodeRuleTables, Verdict, World, judge, rules_of
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import VirtualServerState
+from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, VirtualServer, VirtualServerKey
+from kroute.planning.endpoint_reasons import FrontendView
+from kroute.settings import Settings
+
+ELSEWHERE = {IPV4: "192.0.2.1", IPV6: "2001:db8::1"}
+"""Documentation addresses (RFC 5737, RFC 3849): nobody's in particular."""
+SOME_INTERFACE = "(any)"
+"""A name that no interface has, for clients whose way in is not known."""
+
+
+class RealServerView(msgspec.Struct, frozen=True):
+    """A real server as the kernel has it."""
+
+    address: str
+    port: int
+    weight: int
+    active: int
+    inactive: int
+
+
+class Explanation(msgspec.Struct):
+    """All that is known about an address and port.
+
+    `source` is `agent`, or `kernel` when no agent answered: then nothing is known of Services. `route` is None where no
+    way leads to the address. `frontend` is the Service's, with its endpoints; `verdicts` are by what the kernel has.
+    `differences` are sentences about what is not as it was planned.
+    """
+
+    key: VirtualServerKey
+    source: str
+    service: str
+    frontend: FrontendView | None
+    is_bound: bool
+    route: Way | None
+    scheduler: str
+    real_servers: list[RealServerView]
+    verdicts: list[Verdict]
+    differences: list[str]
+    problems: list[str]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the address and port, or the address, is kroute's matter."""
+        return bool(self.service or self.real_servers or self.is_bound or self.scheduler)
+
+
+class NodeState(msgspec.Struct):
+    """What the kernel has of an address and port."""
+
+    bound: set[str]
+    sets: dict[str, set[tuple[str | int, ...]]]
+    server: VirtualServerState | None
+    route: Way | None
+
+    @property
+    def world(self) -> World:
+        """What the judgement depends on."""
+        weights = {key: state.weight for key, state in self.server.real_servers.items()} if self.server else None
+        return World(self.route is not None and self.route.is_local, self.sets, weights)
+
+
+async def explain(
+    settings: Settings, key: VirtualServerKey, client: str | None, dossier: Dossier | None, facts: NodeFacts
+) -> Explanation:
+    """Explain what becomes of packets to `key`.
+
+    `client` is the address that they come from, None for one of each kind. `dossier` is the agent's, if one answered;
+    `facts` are known of the node without one. Raises KernelError when the kernel does not tell.
+    """
+    node = dossier.node if dossier is not None else facts
+    family = family_of(key.address)
+    async with NodeReader() as reader, RouteLookup() as lookup:
+        state = await read_state(settings, key, reader, lookup)
+        rules = rules_of(settings, family, node, random_fully=await _supports_random_fully(reader, family))
+        clients = await _clients(client, family, settings, node, state, lookup)
+        differences = await _differing_rules(reader, family, rules)
+    if dossier is not None:
+        differences = [*_differences(key, dossier, state), *differences]
+    real_servers = state.server.real_servers if state.server else {}
+    return Explanation(
+        key=key,
+        source="agent" if dossier is not None else "kernel",
+        service=dossier.service if dossier is not None else "",
+        frontend=_frontend(key, dossier),
+        is_bound=key.address in state.bound,
+        route=state.route,
+        scheduler=state.server.options.scheduler if state.server else "",
+        real_servers=[
+            RealServerView(*server, it.weight, it.active, it.inactive) for server, it in sorted(real_servers.items())
+        ],
+        verdicts=[judge(key, one, state.world, rules) for one in clients],
+        differences=differences,
+        problems=dossier.problems if dossier is not None else [],
+    )
+
+
+async def read_state(settings: Settings, key: VirtualServerKey, reader: NodeReader, lookup: RouteLookup) -> NodeState:
+    """Read what the kernel has of this address and port. Sets that are missing are empty."""
+    names = {family_of(key.address).set_name(which) for which in SET_TYPES} & await reader.ipset.names()
+    return NodeState(
+        bound=await reader.addresses.read(settings.dummy_interface),
+        sets={name: await reader.ipset.read(name) for name in names},
+        server=(await reader.ipvs.read()).get(key),
+        route=await lookup.towards(key.address),
+    )
+
+
+async def _supports_random_fully(reader: NodeReader, family: Family) -> bool:
+    tables = reader.xtables[family]
+    try:
+        return await tables.is_used("nat") and await tables.supports_random_fully()
+    except KernelError:
+        return False
+
+
+async def _clients(
+    address: str | None, family: Family, settings: Settings, node: NodeFacts, state: NodeState, lookup: RouteLookup
+) -> list[Client]:
+    """The one client that was asked about, or one of each kind: this node, a pod if pods are told, and anybody else."""
+    if address is not None:
+        way = await lookup.towards(address)
+        if way is not None and way.is_local:
+            return [Client("this node", address, "")]
+        return [Client(address, address, way.interface if way is not None else SOME_INTERFACE)]
+    source = state.route.source if state.route is not None else None
+    clients = [Client("this node", source or node.address_for(ELSEWHERE[family]) or ELSEWHERE[family], "")]
+    pods = sorted(str(network[0]) for network in state.sets.get(family.set_name(AddressSet.POD_NETWORK), ()))
+    if pods:
+        network = ip_network(pods[0])
+        clients.append(Client("a pod", str(network[min(2, network.num_addresses - 1)]), SOME_INTERFACE))
+    elif settings.pod_bridge_interface or settings.pod_interface_name_prefix:
+        interface = settings.pod_bridge_interface or settings.pod_interface_name_prefix
+        clients.append(Client("a pod of this node", ELSEWHERE[family], interface))
+    return [*clients, Client("elsewhere", ELSEWHERE[family], SOME_INTERFACE)]
+
+
+async def _differing_rules(reader: NodeReader, family: Family, rules: NodeRuleTables) -> list[str]:
+    """What is wrong with the rules in the kernel: the verdicts are those of right ones."""
+    found = []
+    for table in rules:
+        try:
+            tables = reader.xtables[family]
+            wrong = await tables.differences(table) if await tables.is_used(table.table) else ["there are none"]
+        except KernelError as error:
+            wrong = [str(error)]
+        found += [f"{family.name} rules of table {table.table}: {what}" for what in wrong]
+    return found
+
+
+def _frontend(key: VirtualServerKey, dossier: Dossier | None) -> FrontendView | None:
+    if dossier is None or dossier.view is None:
+        return None
+    return next((it for it in dossier.view.frontends if it.key == key), None)
+
+
+def _differences(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> list[str]:
+    """What of this address and port is not in the kernel as it was planned, or is there besides."""
+    planned = next((it for it in dossier.virtual_servers if it.key == key), None)
+    vip = next((it for it in dossier.vips if it.address == key.address), None)
+    found = []
+    if vip is not None and key.address not in state.bound:
+        found.append(f"address {key.address} is not bound")
+    if vip is not None and (state.route is None or not state.route.is_local):
+        found.append(f"no local route leads to {key.address}")
+    elif vip is not None and state.route is not None and vip.source not in {None, state.route.source}:
+        found.append(f"the route to {key.address} has the source {state.route.source}, not {vip.source}")
+    return [*found, *_differing_servers(key, planned, state.server), *_differing_entries(key, dossier, state)]
+
+
+def _differing_servers(
+    key: VirtualServerKey, planned: VirtualServer | None, server: VirtualServerState | None
+) -> list[str]:
+    wanted = {(it.address, it.port): it.weight for it in planned.real_servers} if planned else {}
+    present = {it: state.weight for it, state in server.real_servers.items()} if server else {}
+    if server is None:
+        return [f"virtual server {key} is missing"] if wanted else []
+    found = [f"real server {address}:{port} is missing" for address, port in sorted(wanted.keys() - present.keys())]
+    found += [
+        f"real server {address}:{port} has weight {present[address, port]}, not {weight}"
+        for (address, port), weight in sorted(wanted.items())
+        if present.get((address, port), weight) != weight
+    ]
+    return found + [
+        f"real server {address}:{port} takes new connections and was not planned"
+        for address, port in sorted(present.keys() - wanted.keys())
+        if present[address, port]
+    ]
+
+
+def _differing_entries(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> list[str]:
+    """The entries of this address and port; those of others on the same VIP are not its matter."""
+    family = family_of(key.address)
+    planned = {
+        (family.set_name(AddressSet(it.set)), it.element) for it in dossier.entries if _is_about(key, it.element)
+    }
+    present = {
+        (name, element) for name, elements in state.sets.items() for element in elements if _is_about(key, element)
+    }
+    return [
+        *(f"set {name} lacks {_text(element)}" for name, element in sorted(planned - present, key=str)),
+        *(f"set {name} has {_text(element)}, not planned" for name, element in sorted(present - planned, key=str)),
+    ]
+
+
+def _is_about(key: VirtualServerKey, element: Sequence[str | int]) -> bool:
+    return tuple(element[:3]) == (key.address, int(key.protocol), key.port) or tuple(element) == (key.address,)
+
+
+def _text(element: Iterable[str | int]) -> str:
+    return ",".join(map(str, element))

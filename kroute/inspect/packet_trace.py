@@ -1,0 +1,169 @@
+"""What rules do to the first packet of a connection: the very rules that kroute writes, read one after the other.
+
+There is no second statement of them here: a rule is taken apart as it is for the kernel, and its sets are looked up in
+whatever sets one asks about, those that should be or those that are.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from kroute.kernel.ipset import Element
+from kroute.kernel.iptables.rule import Extension, Parameter, Rule, parse_rule
+from kroute.kernel.iptables.xtables import TableRules
+
+Sets = Mapping[str, Collection[Element]]
+"""The elements of sets, by the kernel's names."""
+
+ENDS = frozenset({"DROP", "REJECT", "MASQUERADE", "SNAT"})
+"""Targets after which no other rule of the table is looked at; RETURN ends a chain, MARK and a jump do not end it."""
+
+_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection. Without `in_interface` it is one of this node's own processes."""
+
+    protocol: int
+    source: str
+    destination: str
+    port: int
+    in_interface: str = ""
+    mark: int = 0
+
+    @property
+    def family(self) -> int:
+        """The address family's number."""
+        return 10 if ":" in self.destination else 2
+
+
+class Outcome(NamedTuple):
+    """How a packet left the table: the target that ended it ("": none did), the rules it met, and its mark."""
+
+    target: str
+    detail: str
+    met: tuple[str, ...]
+    mark: int
+
+    @property
+    def why(self) -> str:
+        """The last rule that the packet met, in the words of the rule's own comment."""
+        return self.met[-1] if self.met else ""
+
+
+def walk(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> Outcome:
+    """Send a packet through the rules that a built-in chain (`hook`) jumps to."""
+    met: list[str] = []
+    for jump in rules.jumps_by_chain().get(hook, ()):
+        rule = parse_rule(jump, packet.family)
+        if not _matches(rule, packet, sets):
+            continue
+        target, packet = _walk_chain(rules, rule.target.name, packet, sets, met)
+        if target.name in ENDS:
+            return Outcome(target.name, " ".join(_values(target)), tuple(met), packet.mark)
+    return Outcome("", "", tuple(met), packet.mark)
+
+
+_RETURN = Extension("RETURN")
+
+
+def _walk_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met: list[str]) -> tuple[Extension, Packet]:
+    for text in rules.chains[chain]:
+        rule = parse_rule(text, packet.family)
+        if not _matches(rule, packet, sets):
+            continue
+        target = rule.target
+        met.append(_comment(rule) or text)
+        if target.name == "MARK":
+            packet = packet._replace(mark=_marked(packet.mark, target))
+        elif target.name in rules.chains:
+            target, packet = _walk_chain(rules, target.name, packet, sets, met)
+            if target.name in ENDS:
+                return target, packet
+        else:
+            return target, packet
+    return _RETURN, packet
+
+
+def _matches(rule: Rule, packet: Packet, sets: Sets) -> bool:
+    return (
+        _is(rule.source, lambda text: ip_address(packet.source) in ip_network(text))
+        and _is(rule.destination, lambda text: ip_address(packet.destination) in ip_network(text))
+        and _is(rule.protocol, lambda text: packet.protocol == _PROTOCOLS[text])
+        and _is(rule.in_interface, lambda text: _is_interface(packet.in_interface, text))
+        and all(_match(it, packet, sets) for it in rule.matches)
+    )
+
+
+def _is(text: str, holds: Callable[[str], bool]) -> bool:
+    """A part of a rule's header: "" is always so, and `!` turns it around."""
+    if not text:
+        return True
+    return not holds(text[1:]) if text.startswith("!") else holds(text)
+
+
+def _is_interface(name: str, pattern: str) -> bool:
+    return bool(name) and (name.startswith(pattern[:-1]) if pattern.endswith("+") else name == pattern)
+
+
+def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
+    return all(_MATCHES[extension.name](it, packet, sets) != it.inverted for it in extension.parameters)
+
+
+def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
+    """The part of the packet that the set is about: its address, or address, protocol and port, and a further one."""
+    name, directions = parameter.values
+    first, *more = directions.split(",")
+    addresses = {"src": packet.source, "dst": packet.destination}
+    key: Element = (addresses[first],)
+    if more:
+        key += (packet.protocol, packet.port)
+        key += tuple(addresses[direction] for direction in more[1:])
+    return is_in(key, sets.get(name, ()))
+
+
+def is_in(key: Element, elements: Collection[Element]) -> bool:
+    """Whether a set has the element, or one whose last part is a network with the last part of `key`."""
+    if key in elements:
+        return True
+    address = ip_address(key[-1]) if isinstance(key[-1], str) else None
+    return address is not None and any(
+        element[:-1] == key[:-1] and "/" in str(element[-1]) and address in ip_network(str(element[-1]))
+        for element in elements
+    )
+
+
+_MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {
+    "comment": lambda _, __, ___: True,
+    "conntrack": lambda parameter, _, __: parameter.values == ("NEW",),
+    "mark": lambda parameter, packet, _: _has_mark(parameter, packet),
+    "set": _in_set,
+    "tcp": lambda _, __, ___: True,  # --tcp-flags FIN,SYN,RST,ACK SYN: a first packet is what it asks for
+    "icmp": lambda _, __, ___: False,
+    "icmp6": lambda _, __, ___: False,
+}
+"""Each match that kroute's rules have, of the first packet of a connection to a port."""
+
+
+def _has_mark(parameter: Parameter, packet: Packet) -> bool:
+    value, mask = _number_and_mask(parameter.values[0])
+    return packet.mark & mask == value
+
+
+def _marked(mark: int, target: Extension) -> int:
+    """`--set-xmark VALUE/MASK`: the bits of the mask are cleared, then those of the value turned over."""
+    value, mask = _number_and_mask(target.parameters[0].values[0])
+    return (mark & ~mask) ^ value
+
+
+def _number_and_mask(text: str) -> tuple[int, int]:
+    value, _, mask = text.partition("/")
+    return int(value, 0), int(mask, 0) if mask else 0xFFFFFFFF
+
+
+def _values(extension: Extension) -> list[str]:
+    return [value for parameter in extension.parameters for value in parameter.values]
+
+
+def _comment(rule: Rule) -> str:
+    return next((it.parameters[0].values[0] for it in rule.matches if it.name == "comment"), "")

@@ -1,0 +1,105 @@
+"""What the agent knows of a Service, or of an address and port, as its socket tells it."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kroute.kernel.ipset import Element
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import NODE_PLAN, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
+from kroute.planning.catalog import Catalog
+from kroute.planning.endpoint_reasons import ServiceView
+
+SERVICE, FRONTEND = "service", "frontend"
+"""The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
+
+
+class PlannedEntry(msgspec.Struct, frozen=True):
+    """An entry that a set should have; `set` is one of `AddressSet`."""
+
+    set: str
+    element: Element
+
+
+class Dossier(msgspec.Struct):
+    """What was planned. `service` is empty where no Service has the address and port that was asked about.
+
+    `entries` are those of the Service, of the node, and of every Service that has the same VIP: the rules may come
+    across all of them.
+    """
+
+    node: NodeFacts
+    service: str
+    view: ServiceView | None
+    virtual_servers: list[VirtualServer]
+    vips: list[Vip]
+    entries: list[PlannedEntry]
+    problems: list[str]
+
+
+def decode(answer: bytes) -> Dossier | None:
+    """What the agent said; None for what is not known. DecodeError for the answer of another version."""
+    return msgspec.json.decode(answer, type=Dossier | None)
+
+
+def question_about(key: VirtualServerKey) -> str:
+    """The question for an address and port."""
+    return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
+
+
+def of_service(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan], key: ObjectKey) -> Dossier | None:
+    """All about a Service; None if there is none of that name."""
+    view = catalog.explain(key)
+    if view is None:
+        return None
+    plan = plans.get(key) or ServicePlan(key)
+    return _dossier(catalog, plan, view, _entries([plan]))
+
+
+def of_frontend(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan], key: VirtualServerKey) -> Dossier:
+    """All about an address and port."""
+    holder = catalog.holder_of(key)
+    plan = plans.get(holder) if holder is not None else None
+    concerned = [it for it in plans.values() if any(vip.address == key.address for vip in it.vips)]
+    node_plan = plans.get(NODE_PLAN)
+    everything = [it for it in (plan, node_plan) if it is not None]
+    return _dossier(
+        catalog,
+        plan,
+        catalog.explain(holder) if holder is not None else None,
+        _entries([*everything, *(it for it in concerned if it is not plan)]),
+        [vip for it in concerned for vip in it.vips if vip.address == key.address],
+    )
+
+
+def _dossier(
+    catalog: Catalog,
+    plan: ServicePlan | None,
+    view: ServiceView | None,
+    entries: list[PlannedEntry],
+    vips: list[Vip] | None = None,
+) -> Dossier:
+    return Dossier(
+        catalog.node,
+        str(plan.key) if plan else "",
+        view,
+        list(plan.virtual_servers) if plan else [],
+        vips if vips is not None else list(plan.vips if plan else ()),
+        entries,
+        [f"{it.reason}: {it.message}" for it in plan.problems] if plan else [],
+    )
+
+
+def _entries(plans: Iterable[ServicePlan]) -> list[PlannedEntry]:
+    entries = dict.fromkeys(entry for plan in plans for entry in plan.set_entries)
+    return [PlannedEntry(entry.set.value, entry.element) for entry in entries]
+
+
+def read_key(text: str) -> VirtualServerKey:
+    """Read `PROTOCOL ADDRESS PORT`. Raises ValueError."""
+    protocol, address, port = text.split()
+    try:
+        return VirtualServerKey(Protocol[protocol], address, int(port))
+    except KeyError:
+        raise ValueError(f"{protocol} is no protocol of Services") from None

@@ -1,0 +1,180 @@
+"""What the agent planned and what the kernel has, side by side, as `kroute show` prints it."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kroute.kernel.ipvs.client import (
+    RealServerState,
+    Traffic,
+    VirtualServerKey,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from kroute.model.plan import NODE_PLAN, Protocol, ServicePlan, VirtualServer
+from kroute.planning.annotations import flag_words
+
+QUESTION = "show"
+"""What an agent or a director answers with a Snapshot."""
+
+
+class RealServerRow(msgspec.Struct):
+    """One destination; `state` is serving, draining, or missing (planned, and not in the kernel)."""
+
+    address: str
+    port: int
+    weight: int
+    active: int
+    inactive: int
+    state: str
+
+
+class VirtualServerRow(msgspec.Struct):
+    """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds.
+
+    `traffic` is what has gone through it since it was made, where that was asked for.
+
+    `state` is serving, refusing (nothing serves it, by plan: clients are refused), or missing (planned with real
+    servers, and not in the kernel).
+    """
+
+    service: str
+    protocol: str
+    address: str
+    port: int
+    scheduler: str
+    flags: tuple[str, ...]
+    persistence_timeout: int | None
+    persistence_prefix: int | None
+    state: str
+    real_servers: list[RealServerRow]
+    traffic: Traffic | None = None
+
+    @property
+    def key(self) -> VirtualServerKey:
+        """The kernel's name of it."""
+        return Protocol[self.protocol], self.address, self.port
+
+    @property
+    def active(self) -> int:
+        """Established connections."""
+        return sum(each.active for each in self.real_servers)
+
+    @property
+    def inactive(self) -> int:
+        """Connections that begin or end, and the flows of UDP."""
+        return sum(each.inactive for each in self.real_servers)
+
+
+class ProblemRow(msgspec.Struct):
+    """One thing about a Service that is not as its owner asked; `service` is empty for one about the node itself."""
+
+    service: str
+    reason: str
+    message: str
+
+
+class Snapshot(msgspec.Struct):
+    """`source` is `agent`, or `kernel` when no agent answered."""
+
+    source: str
+    virtual_servers: list[VirtualServerRow]
+    problems: list[ProblemRow]
+
+
+class ServiceRow(msgspec.Struct):
+    """One Service in one line.
+
+    `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts its real servers that take
+    new connections, by all virtual servers together.
+    """
+
+    service: str
+    virtual_servers: int
+    serving: int
+    active: int
+    inactive: int
+    state: str
+    problems: list[str]
+
+
+_WORST_FIRST = ("missing", "refusing", "serving")
+
+
+def services(snapshot: Snapshot) -> list[ServiceRow]:
+    """The Services of an agent's snapshot, those with problems alone among them, by name."""
+    rows: dict[str, ServiceRow] = {}
+    for server in snapshot.virtual_servers:
+        row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, "serving", []))
+        states = {row.state, server.state, *("missing" for it in server.real_servers if it.state == "missing")}
+        row.virtual_servers += 1
+        row.serving += sum(it.state == "serving" for it in server.real_servers)
+        row.active += server.active
+        row.inactive += server.inactive
+        row.state = next(state for state in _WORST_FIRST if state in states)
+    for problem in snapshot.problems:
+        row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, "serving", []))
+        row.problems.append(f"{problem.reason}: {problem.message}")
+    return [row for name, row in sorted(rows.items()) if name]
+
+
+KernelTable = Mapping[VirtualServerKey, VirtualServerState]
+
+
+def of_agent(plans: Iterable[ServicePlan], table: KernelTable) -> Snapshot:
+    """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
+    snapshot = Snapshot("agent", [], [])
+    for plan in sorted(plans, key=lambda plan: plan.key):
+        service = "" if plan.key == NODE_PLAN else str(plan.key)
+        for planned in plan.virtual_servers:
+            snapshot.virtual_servers.append(_planned_row(service, planned, table.get(planned.key)))
+        snapshot.problems.extend(ProblemRow(service, problem.reason, problem.message) for problem in plan.problems)
+    return snapshot
+
+
+def of_kernel(table: KernelTable) -> Snapshot:
+    """Every virtual server of the kernel's table, whoever made it."""
+    return Snapshot("kernel", [_row("", key, table[key]) for key in sorted(table)], [])
+
+
+def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState | None) -> VirtualServerRow:
+    row = _row(service, planned.key, state or VirtualServerState(_options(planned), {}))
+    if not planned.real_servers:
+        row.state = "refusing"
+    elif state is None:
+        row.state = "missing"
+    known = {(each.address, each.port) for each in row.real_servers}
+    row.real_servers += [
+        RealServerRow(each.address, each.port, each.weight, 0, 0, "missing")
+        for each in planned.real_servers
+        if (each.address, each.port) not in known
+    ]
+    return row
+
+
+def _options(planned: VirtualServer) -> VirtualServerOptions:
+    timeout, prefix = planned.persistence or (0, 0)
+    return VirtualServerOptions(planned.scheduler, planned.flags, timeout, prefix)
+
+
+def _row(service: str, key: VirtualServerKey, state: VirtualServerState) -> VirtualServerRow:
+    protocol, address, port = key
+    options = state.options
+    persistent = options.persistence_timeout > 0
+    return VirtualServerRow(
+        service=service,
+        protocol=Protocol(protocol).name,
+        address=address,
+        port=port,
+        scheduler=options.scheduler,
+        flags=flag_words(options.scheduler, options.flags),
+        persistence_timeout=options.persistence_timeout if persistent else None,
+        persistence_prefix=options.persistence_prefix if persistent else None,
+        state="serving",
+        real_servers=[_real_server_row(*each) for each in sorted(state.real_servers.items())],
+    )
+
+
+def _real_server_row(key: tuple[str, int], state: RealServerState) -> RealServerRow:
+    condition = "serving" if state.weight else "draining"
+    return RealServerRow(key[0], key[1], state.weight, state.active, state.inactive, condition)

@@ -1,0 +1,1 @@
+"""The rules of iptables and ip6tables: by python-iptables, and by the iptables package's tools."""

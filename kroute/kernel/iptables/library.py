@@ -1,0 +1,194 @@
+"""python-iptables, imported and made fit for a long-running agent. Import this module in the xtables thread only.
+
+- Its import asks for distutils, in whose place setuptools, where it is installed, puts itself with all that it brings
+  along (nine tenths of the time, and 15 MB). It has another way when there is no distutils, so there is none meanwhile.
+- It asks ctypes.util.find_library for each shared library, which runs ldconfig, the C compiler and the linker
+  one after the other (26 s in emulation). Directories and version are looked up here instead, and told to it in the
+  environment for as long as the import lasts.
+- To learn whether a target is a chain it opens all five tables, and the kernel makes each table that is asked for; here
+  it asks the one table at hand.
+- Its final check of a match or target first prints the match to file descriptor 1, which it redirects to a pipe for the
+  while: in a threaded process that swallows what others write. The check itself needs no printing.
+- A library registers its extensions when it is loaded, those of the family at hand only, and a name that was looked up
+  in vain is given up for both families. So the NAT targets are loaded for both before anybody looks (`_load_nat`).
+- A libxtables error leaves its callback by longjmp over Python's frames. So whatever can be known to be wrong is found
+  out before (see `Xtables`).
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import re
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.iptables.rule import Extension, Rule
+
+LIBRARY_DIRECTORIES = ("usr/lib/*-linux-*", "usr/lib64", "usr/lib", "usr/local/lib", "lib/*-linux-*", "lib64", "lib")
+
+
+@contextmanager
+def _library_environment() -> Iterator[None]:
+    """Tell python-iptables where its libraries are (what the user set has precedence), and hide distutils from it."""
+    directory, version = _find_libxtables()
+    found = importlib.util.find_spec("iptc")
+    if found is None or found.origin is None:
+        raise KernelError("python-iptables is not installed; install the Python package python-iptables")
+    wanted = {
+        "IPTABLES_LIBDIR": f"{directory}:{Path(found.origin).parents[1]}",
+        "XTABLES_LIBDIR": str(directory / "xtables"),
+        "PYTHON_IPTABLES_XTABLES_VERSION": version,
+    }
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    hidden = {"distutils"} - set(sys.modules)
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+        for name in hidden:
+            del sys.modules[name]
+
+
+def _find_libxtables() -> tuple[Path, str]:
+    """The directory of libxtables with its extensions, and its version."""
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    patterns = ([f"usr/lib/{multiarch}"] if multiarch else []) + list(LIBRARY_DIRECTORIES)
+    for pattern in patterns:
+        for path in sorted(Path("/").glob(f"{pattern}/libxtables.so.*")):
+            found = re.search(r"\.so\.(\d+)$", path.name)
+            if found and (path.parent / "xtables").is_dir():
+                return path.parent, found[1]
+    raise KernelError("cannot find libxtables and its extensions; install the package iptables")
+
+
+def _load_nat(extensions: Path) -> None:
+    """Load MASQUERADE and the other NAT targets for each family.
+
+    They are in one library since iptables 1.8.8; before that each family has files of its own, which need no help. To
+    dlopen(3) a copy is another library, and so it registers itself anew.
+    """
+    library = extensions / "libxt_NAT.so"
+    if not library.exists():
+        return
+    for family in (iptc.xtables.NFPROTO_IPV4, iptc.xtables.NFPROTO_IPV6):
+        iptc.xtables.xtables._xtables_set_nfproto(family)  # noqa: SLF001  there is no other way to say it
+        copy = os.memfd_create(library.name)
+        try:
+            os.write(copy, library.read_bytes())
+            ctypes.CDLL(f"/proc/self/fd/{copy}")
+        except OSError as error:
+            raise KernelError(f"cannot load {library}: {error}; check the iptables package") from error
+        finally:
+            os.close(copy)
+
+
+with _library_environment():
+    iptc: Any = importlib.import_module("iptc")
+    _load_nat(Path(os.environ["XTABLES_LIBDIR"]))
+
+ENTRY_HEADER_SIZE = ctypes.sizeof(iptc.ip4tc.xt_entry_match)
+
+
+class _Match(iptc.Match):  # type: ignore[misc]
+    def _update_parameters(self) -> None:
+        """Not by printing to standard output: the parameters are as they were set."""
+
+
+class _Target(iptc.Target):  # type: ignore[misc]
+    def _update_parameters(self) -> None:
+        """As above."""
+
+
+class _Rule(iptc.Rule):  # type: ignore[misc]
+    tables: Any = ()
+
+
+class _Rule6(iptc.Rule6):  # type: ignore[misc]
+    tables: Any = ()
+
+
+class _TableMethods:
+    """What python-iptables' tables lack."""
+
+    _iptc: Any
+    _handle: Any
+
+    def strerror(self) -> str:
+        """The reason of the last failure; the library's own method gives bytes."""
+        reason = super().strerror()  # type: ignore[misc]
+        return reason.decode() if isinstance(reason, bytes) else str(reason)
+
+    def delete_position(self, chain: str, position: int) -> None:
+        """Delete a rule by its position, from 0: libiptc can, but the library does not pass that on."""
+        if self._iptc.iptc_delete_num_entry(chain.encode(), position, self._handle) != 1:
+            raise iptc.IPTCError(f"can't delete rule {position} of chain {chain}: {self.strerror()}")
+
+
+class _Table(_TableMethods, iptc.Table):  # type: ignore[misc]
+    pass
+
+
+class _Table6(_TableMethods, iptc.Table6):  # type: ignore[misc]
+    pass
+
+
+def open_table(family: int, name: str) -> Any:
+    """The table as it is now, uncommitted until its `commit()`. iptc.IPTCError when the kernel has no such table."""
+    table = (_Table6 if family == socket.AF_INET6 else _Table)(name, autocommit=False)
+    table.refresh()
+    return table
+
+
+def build_rule(rule: Rule, family: int, table: Any) -> Any:
+    """The rule as libiptc takes it; `table` is where it will stand. iptc.XTablesError, ValueError when it is wrong."""
+    built = _Rule6() if family == socket.AF_INET6 else _Rule()
+    built.tables = [table]
+    if rule.source:
+        built.src = rule.source
+    if rule.destination:
+        built.dst = rule.destination
+    if rule.protocol:
+        built.protocol = rule.protocol
+    _set_interfaces(built, rule)
+    for extension in rule.matches:
+        match = _Match(built, name=extension.name)
+        _set_parameters(match, extension)
+        built.add_match(match)
+    target = _Target(built, name=rule.target.name)
+    _set_parameters(target, rule.target)
+    built.target = target
+    return built
+
+
+def _set_interfaces(built: Any, rule: Rule) -> None:
+    """As iptables does: the `+` of a wildcard stays in the name, and the mask says how many characters count.
+
+    The setters of python-iptables drop the `+`, and make a mask of 0x01 instead of 0xff in IPv6 rules.
+    """
+    header = built.get_ip()
+    for word, field, flag in ((rule.in_interface, "iniface", 0x01), (rule.out_interface, "outiface", 0x02)):
+        name = word.removeprefix("!")
+        if not name:
+            continue
+        compared = len(name) - 1 if name.endswith("+") else len(name) + 1
+        setattr(header, field, name.encode())
+        setattr(header, f"{field}_mask", b"\xff" * compared)
+        if word.startswith("!"):
+            header.invflags |= flag
+
+
+def _set_parameters(module: Any, extension: Extension) -> None:
+    for parameter in extension.parameters:
+        values = list(parameter.values)
+        module.set_parameter(parameter.name, ["!", *values] if parameter.inverted else values)
+    module.final_check()

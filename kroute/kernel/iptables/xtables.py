@@ -1,0 +1,239 @@
+"""iptables and ip6tables rules (the legacy tables), by python-iptables.
+
+libiptc reads a whole table, changes it in memory, and commits it whole, without any lock; and its library keeps global
+state. So all of it happens in a thread of its own, one at a time (`_LIBRARY`), under /run/xtables.lock.
+"""
+
+import asyncio
+import errno
+import importlib
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.lock import xtables_lock
+from kroute.kernel.iptables.rule import parse_rule, set_names
+from kroute.kernel.modules import kernel_version
+
+if TYPE_CHECKING:
+    from kroute.kernel.iptables.table import OpenTable
+
+LOCK_PATH = Path("/run/xtables.lock")
+LOCK_TIMEOUT = 5.0
+COMMIT_ATTEMPTS = 5
+"""How often a table is tried that somebody changes, without the lock, between our reading and our commit."""
+RANDOM_FULLY_KERNEL = (3, 14)
+RANDOM_FULLY_RULE = "-j MASQUERADE --random-fully"
+
+_LIBRARY = threading.Lock()
+
+Result = TypeVar("Result")
+
+
+class TableRules(NamedTuple):
+    """What one table should have: our chains whole, and jumps, first in their built-in chains, in this order."""
+
+    table: str
+    chains: Mapping[str, Sequence[str]]
+    jumps: Sequence[tuple[str, str]]
+
+    def jumps_by_chain(self) -> dict[str, list[str]]:
+        """The jumps of each built-in chain."""
+        found: dict[str, list[str]] = {}
+        for chain, rule in self.jumps:
+            found.setdefault(chain, []).append(rule)
+        return found
+
+    def texts(self) -> list[str]:
+        """Every rule."""
+        return [rule for rules in self.chains.values() for rule in rules] + [rule for _, rule in self.jumps]
+
+
+class Xtables:
+    """The rules of one address family in the network namespace of the thread that calls `open()`."""
+
+    def __init__(
+        self,
+        family: int = socket.AF_INET,
+        *,
+        lock_path: Path = LOCK_PATH,
+        lock_timeout: float = LOCK_TIMEOUT,
+    ) -> None:
+        self.family = family
+        self._lock_path = lock_path
+        self._lock_timeout = lock_timeout
+        self._ipset = Ipset()
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def open(self) -> None:
+        """Start the thread, and load python-iptables in it. KernelError when its shared libraries are missing."""
+        name = "ip6tables" if self.family == socket.AF_INET6 else "iptables"
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        try:
+            await self._ipset.open()
+            await self._in_thread(_load_library)
+        except KernelError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop the thread; waits for what it does."""
+        await self._ipset.close()
+        if self._executor is not None:
+            executor, self._executor = self._executor, None
+            await asyncio.to_thread(executor.shutdown)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def ensure(self, rules: TableRules) -> list[str]:
+        """Make our chains exactly so and the jumps first; return what was wrong, in words. [] commits nothing.
+
+        Foreign rules and chains stay as they are, with their counters. KernelError: no such table, the lock is held,
+        a set that a rule names is missing (ENOENT).
+        """
+        await self._check(rules)
+        return await self._in_thread(lambda: self._locked(rules.table, lambda table: _ensure(table, rules)))
+
+    async def differences(self, rules: TableRules) -> list[str]:
+        """What `ensure` would find wrong. Changes nothing."""
+        await self._check(rules)
+        return await self._in_thread(lambda: self._locked(rules.table, lambda table: _compare(table, rules)))
+
+    async def remove(self, table: str, prefix: str) -> list[str]:
+        """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
+
+        A table that nobody has used yet is not made for it, nor is it an error if the kernel could not make it.
+        """
+        return await self._in_thread(
+            lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
+        )
+
+    async def is_used(self, table: str) -> bool:
+        """Whether the table exists: the kernel makes it for the first who reads or writes it."""
+        return await self._in_thread(lambda: self._is_used(table))
+
+    async def chains(self, table: str) -> list[str]:
+        """The names of all chains of a table, the built-in ones too; none if nobody has used the table yet."""
+        if not await self.is_used(table):
+            return []
+        return await self._in_thread(lambda: self._locked(table, lambda opened: opened.chain_names()))
+
+    async def supports_random_fully(self) -> bool:
+        """Whether MASQUERADE --random-fully is known to the kernel (3.14) and to libxtables (1.6.2)."""
+        if kernel_version() < RANDOM_FULLY_KERNEL:
+            return False
+        return await self._in_thread(lambda: self._locked("nat", lambda table: table.accepts(RANDOM_FULLY_RULE)))
+
+    async def _check(self, rules: TableRules) -> None:
+        """Find out what is wrong with the rules before libxtables does, which is no good at failing."""
+        wanted: set[str] = set()
+        for text in rules.texts():
+            parse_rule(text, self.family)
+            wanted.update(set_names(text))
+        missing = wanted - await self._ipset.names() if wanted else wanted
+        if missing:
+            sentence = f"rules of table {rules.table} name sets that do not exist: {', '.join(sorted(missing))}"
+            raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
+
+    def _is_used(self, table: str) -> bool:
+        """In the thread: whether the table exists. The kernel makes it for the first who asks for it."""
+        names = "ip6_tables_names" if self.family == socket.AF_INET6 else "ip_tables_names"
+        try:
+            return table in Path("/proc/thread-self/net", names).read_text().split()
+        except FileNotFoundError:
+            return False  # no table of this family
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        if self._executor is None:
+            raise KernelError("the xtables thread is not running; open() comes first", errno=errno.EBADF)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
+        """In the thread: read the table under both locks and do the work on it, again if it changed meanwhile."""
+        from kroute.kernel.iptables.table import TableChangedError  # noqa: PLC0415 (slow: `open` loads it)
+
+        with _LIBRARY, xtables_lock(self._lock_path, self._lock_timeout):
+            for _ in range(COMMIT_ATTEMPTS - 1):
+                with suppress(TableChangedError):
+                    return self._work_on(name, work)
+            return self._work_on(name, work)
+
+    def _work_on(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
+        from kroute.kernel.iptables.library import iptc  # noqa: PLC0415
+        from kroute.kernel.iptables.table import OpenTable  # noqa: PLC0415
+
+        tool, module = ("ip6tables", "ip6table") if self.family == socket.AF_INET6 else ("iptables", "iptable")
+        try:
+            table = OpenTable(self.family, name)
+            try:
+                return work(table)
+            finally:
+                table.close()
+        except iptc.IPTCError as error:
+            raise KernelError(f"{tool} table {name}: {error}; load the module {module}_{name}") from error
+        except iptc.XTablesError as error:
+            sentence = f"cannot make a rule of {tool} table {name}: {error}"
+            raise KernelError(f"{sentence}; check the version of the iptables package") from error
+
+
+def _load_library() -> None:
+    with _LIBRARY:
+        importlib.import_module("kroute.kernel.iptables.table")
+
+
+def _compare(table: "OpenTable", rules: TableRules) -> list[str]:
+    """What is wrong, in words. Missing chains are created in memory: a rule that jumps to one could not be built."""
+    missing = table.create_missing(rules.chains)
+    found = [f"chain {name} is missing" for name in missing]
+    for name, wanted in rules.chains.items():
+        if name not in missing and not table.holds(name, wanted):
+            found.append(f"chain {name} has other rules")
+    ours = frozenset(rules.chains)
+    for builtin, jumps in rules.jumps_by_chain().items():
+        if not table.starts_with(builtin, jumps, ours):
+            found.append(f"the jumps of {builtin} are not first")
+    return found
+
+
+def _ensure(table: "OpenTable", rules: TableRules) -> list[str]:
+    found = _compare(table, rules)
+    if not found:
+        return []
+    ours = frozenset(rules.chains)
+    for name, wanted in rules.chains.items():
+        if not table.holds(name, wanted):
+            table.fill(name, wanted)
+    for builtin, jumps in rules.jumps_by_chain().items():
+        if not table.starts_with(builtin, jumps, ours):
+            table.put_first(builtin, jumps, ours)
+    table.commit()
+    return found
+
+
+def _remove(table: "OpenTable", prefix: str) -> list[str]:
+    ours = frozenset(name for name in table.chain_names() if name.startswith(prefix) and not table.is_builtin(name))
+    if not ours:
+        return []
+    removed: list[str] = []
+    for name in table.chain_names():
+        jumps = table.drop_jumps(name, ours)
+        if name not in ours:
+            removed += [f"jump from {name}"] * jumps
+    for name in sorted(ours):
+        table.fill(name, ())
+    for name in sorted(ours):
+        table.delete_chain(name)
+        removed.append(f"chain {name}")
+    table.commit()
+    return removed

@@ -1,0 +1,1 @@
+"""IPVS: virtual servers, real servers, connections, marks, counters, the sync daemons."""

@@ -1,0 +1,211 @@
+"""The kernel's IPVS table: read it whole, change it in batches."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.ipvs.messages import (
+    FAMILY_NAME,
+    encode_change,
+    encode_dump,
+    encode_real_server_dump,
+    encode_timeouts,
+    encode_timeouts_query,
+    parse_real_server,
+    parse_timeouts,
+    parse_virtual_server,
+)
+from kroute.kernel.ipvs.objects import (
+    DIRECT_ROUTING,
+    FLAG_ONE_PACKET,
+    FLAG_SCHEDULER_1,
+    FLAG_SCHEDULER_2,
+    FLAG_SCHEDULER_3,
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs.sync import (
+    SyncDaemon,
+    SyncRole,
+    encode_daemon_dump,
+    encode_start_daemon,
+    encode_stop_daemon,
+    parse_daemon,
+)
+from kroute.kernel.ipvs.table import parse_table
+from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
+from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient
+from kroute.kernel.netlink.generic import find_family
+
+__all__ = [
+    "DIRECT_ROUTING",
+    "FLAG_ONE_PACKET",
+    "FLAG_SCHEDULER_1",
+    "FLAG_SCHEDULER_2",
+    "FLAG_SCHEDULER_3",
+    "AddRealServer",
+    "AddVirtualServer",
+    "DeleteRealServer",
+    "DeleteVirtualServer",
+    "Ipvs",
+    "IpvsChange",
+    "RealServerKey",
+    "RealServerState",
+    "SetRealServer",
+    "SetVirtualServer",
+    "SyncDaemon",
+    "SyncRole",
+    "Traffic",
+    "VirtualServerKey",
+    "VirtualServerOptions",
+    "VirtualServerState",
+]
+
+TABLE = Path("/proc/net/ip_vs")
+ENCODE_SLICE = 256
+"""How many changes are encoded before other tasks get a turn."""
+BYTES_A_READ = 64 * 1024
+"""The kernel gives about 4 KiB at a time: some tenths of a millisecond."""
+
+
+class Ipvs(NetlinkClient):
+    """The IPVS table of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_GENERIC)
+        self._family = 0
+
+    async def open(self) -> None:
+        """Find the IPVS family; KernelError when ip_vs is not loaded."""
+        await super().open()
+        try:
+            self._family = await find_family(self._netlink, FAMILY_NAME)
+        except KernelError:
+            await self.close()
+            raise
+
+    async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
+        """All virtual servers but those of firewall marks."""
+        return {key: state async for part in self.scan(await self._read_options()) for key, state in part}
+
+    async def scan(
+        self, expected: Collection[VirtualServerKey] = ()
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
+
+        It comes in parts, as it is read, so that nobody need hold all of it, and others have their turn in between.
+        /proc/net/ip_vs is read once; when some virtual server has options that it does not print, also one netlink dump
+        of the virtual servers. One that vanishes between the two is left out.
+
+        That file is made page by page, and where a page begins is counted among this network namespace's virtual
+        servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
+        ip_vs_info_array): with others' about, it lacks some, and some are there twice; so it is when virtual servers
+        come and go between two pages. Netlink does not, so what is `expected` and was not seen is looked up there, and
+        comes as the last part.
+        """
+        missing = set(expected)
+        options: dict[VirtualServerKey, VirtualServerOptions] | None = None
+        for sections in parse_table(_pages()):
+            if options is None and not all(section.is_complete for section in sections):
+                options = await self._read_options()
+            part = [
+                (key, state if is_complete or options is None else state._replace(options=options[key]))
+                for key, state, is_complete in sections
+                if is_complete or options is None or key in options
+            ]
+            missing.difference_update(key for key, _ in part)
+            yield part
+            await asyncio.sleep(0)
+        if missing:
+            yield await self._look_up(missing)
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        """The real servers of these virtual servers; of one that is not there, none. One netlink dump each."""
+        return {key: await self._real_servers_of(key) for key in keys}
+
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        """What has gone through each virtual server but those of firewall marks; one dump."""
+        return dict(await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_traffic(payload)))
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others.
+
+        An unknown scheduler is loaded by the kernel itself (module ip_vs_NAME).
+        """
+        failures: list[Failure[IpvsChange]] = []
+        for start in range(0, len(changes), ENCODE_SLICE):
+            part = changes[start : start + ENCODE_SLICE]
+            refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
+            failures += [Failure(part[index], number) for index, number in refused.items()]
+        return failures
+
+    async def _look_up(self, keys: Collection[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
+        """Those of these virtual servers that are there, by netlink."""
+        options = await self._read_options()
+        there = [key for key in keys if key in options]
+        return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
+
+    async def _real_servers_of(self, key: VirtualServerKey) -> dict[RealServerKey, RealServerState]:
+        query = encode_real_server_dump(self._family, key)
+        found = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
+        await asyncio.sleep(0)
+        return found
+
+    async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
+        query = encode_dump(self._family)
+        return dict(await self._netlink.request(query, lambda _, payload: parse_virtual_server(payload)))
+
+    async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
+        """Connection timeouts in seconds; the kernel keeps its own where 0 is given."""
+        for number in (await self._netlink.transact([encode_timeouts(self._family, tcp, tcpfin, udp)])).values():
+            sentence = f"cannot set the IPVS timeouts {tcp}/{tcpfin}/{udp} s: {describe_errno(number)}"
+            raise KernelError(f"{sentence}; choose values between 1 and 2147483 s", errno=number)
+
+    async def timeouts(self) -> tuple[int, int, int]:
+        """Connection timeouts in seconds: tcp, tcpfin, udp."""
+        [found] = await self._netlink.request(
+            encode_timeouts_query(self._family), lambda _, payload: parse_timeouts(payload)
+        )
+        return found
+
+    async def sync_daemons(self) -> set[SyncDaemon]:
+        """The connection synchronization daemons that run: at most one of each role."""
+        found = await self._netlink.request(encode_daemon_dump(self._family), lambda _, payload: parse_daemon(payload))
+        return set(found)
+
+    async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Start a daemon. KernelError EEXIST when one of its role runs, ENODEV without its interface."""
+        for number in (await self._netlink.transact([encode_start_daemon(self._family, daemon)])).values():
+            raise KernelError(f"cannot start the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+    async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Stop the daemon of this role; nothing happens when none runs."""
+        for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
+            if number != errno.ESRCH:
+                raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+
+def _pages() -> Iterator[bytes]:
+    """The contents of TABLE."""
+    with TABLE.open("rb", buffering=0) as file:
+        while page := file.read(BYTES_A_READ):
+            yield page
+
+
+def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:
+    return parse_real_server(payload, key)

@@ -1,0 +1,59 @@
+"""The virtual servers that are named by a firewall mark in place of an address. kroute makes none; others do."""
+
+import errno
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kroute.kernel.errors import Failure
+from kroute.kernel.ipvs.messages import (
+    ATTR_SERVICE,
+    CMD_DEL_SERVICE,
+    FAMILY_NAME,
+    SVC_AF,
+    SVC_FWMARK,
+    encode_dump,
+)
+from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient
+from kroute.kernel.netlink.generic import GENERIC_HEADER, find_family, generic_message
+from kroute.kernel.netlink.message import attributes, nested, to_u16, to_u32, u16, u32
+
+
+class DeleteMarkServer(NamedTuple):
+    """A virtual server of a firewall mark, to be deleted; its real servers go with it."""
+
+    family: int
+    mark: int
+
+    def __str__(self) -> str:
+        return f"delete virtual server of mark {self.mark:#x} ({'IPv6' if self.family == socket.AF_INET6 else 'IPv4'})"
+
+
+class IpvsMarks(NetlinkClient):
+    """The mark's virtual servers of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_GENERIC)
+
+    async def read(self) -> list[tuple[int, int]]:
+        """Address family and mark of each, in order. KernelError when ip_vs is not loaded."""
+        query = encode_dump(await find_family(self._netlink, FAMILY_NAME))
+        return sorted(await self._netlink.request(query, lambda _, payload: _parse(payload)))
+
+    async def delete(self, deletions: Iterable[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
+        """Delete them; one that is gone already is no failure."""
+        sent = list(deletions)
+        family = await find_family(self._netlink, FAMILY_NAME)
+        messages = [
+            generic_message(
+                family, 0, CMD_DEL_SERVICE, nested(ATTR_SERVICE, u16(SVC_AF, it.family), u32(SVC_FWMARK, it.mark))
+            )
+            for it in sent
+        ]
+        refused = await self._netlink.transact(messages)
+        return [Failure(sent[at], number) for at, number in refused.items() if number != errno.ESRCH]
+
+
+def _parse(payload: bytes) -> tuple[int, int] | None:
+    service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
+    return (to_u16(service[SVC_AF]), to_u32(service[SVC_FWMARK])) if SVC_FWMARK in service else None

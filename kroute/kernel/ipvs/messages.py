@@ -1,0 +1,213 @@
+"""IPVS changes as netlink messages (include/uapi/linux/ip_vs.h), encoded for speed.
+
+A virtual server comes with all of its real servers, so everything up to a real server's address is the same in message
+after message and is kept for the next one; the rest is one pack() and a tail that hundreds of messages share. To keep
+the encoded form of every real server would cost more memory than the time is worth.
+"""
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from ipaddress import IPv4Network
+from socket import AF_INET, AF_INET6, htons, inet_pton
+
+from kroute.kernel.ipvs.objects import (
+    DIRECT_ROUTING,
+    FLAG_PERSISTENT,
+    MASQUERADING,
+    OPTION_FLAGS,
+    AddRealServer,
+    AddVirtualServer,
+    DeleteRealServer,
+    DeleteVirtualServer,
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    SetRealServer,
+    SetVirtualServer,
+    VirtualServerKey,
+    VirtualServerOptions,
+)
+from kroute.kernel.netlink.generic import GENERIC_HEADER, generic_message
+from kroute.kernel.netlink.message import (
+    HEADER,
+    NLA_F_NESTED,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    address_family,
+    attribute,
+    attributes,
+    be16,
+    pack_address,
+    text,
+    to_be16,
+    to_text,
+    to_u16,
+    to_u32,
+    u16,
+    u32,
+    unpack_address,
+)
+
+FAMILY_NAME = "IPVS"
+
+CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
+CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST, CMD_GET_DEST = 5, 6, 7, 8
+CMD_SET_CONFIG, CMD_GET_CONFIG = 12, 13
+
+ATTR_SERVICE, ATTR_DEST = 1, 2
+ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
+
+SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHED, SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK = range(1, 10)
+DEST_ADDR, DEST_PORT, DEST_FWD_METHOD, DEST_WEIGHT, DEST_U_THRESH, DEST_L_THRESH = range(1, 7)
+DEST_ACTIVE_CONNS, DEST_INACT_CONNS = 7, 8
+
+FORWARDING = {MASQUERADING: 0, DIRECT_ROUTING: 3}
+"""IP_VS_CONN_F_MASQ and IP_VS_CONN_F_DROUTE."""
+FORWARDING_MASK = 0x7
+_FORWARDING_NAMES = {0: MASQUERADING, 1: "Local", 2: "Tunnel", 3: DIRECT_ROUTING}
+ALL_FLAGS = 0xFFFFFFFF
+CACHED_HEADS = 64
+"""Messages about one virtual server stand together: few heads are in use at any time."""
+
+_COMMANDS: dict[type[object], int] = {
+    AddVirtualServer: CMD_NEW_SERVICE,
+    SetVirtualServer: CMD_SET_SERVICE,
+    DeleteVirtualServer: CMD_DEL_SERVICE,
+    AddRealServer: CMD_NEW_DEST,
+    SetRealServer: CMD_SET_DEST,
+    DeleteRealServer: CMD_DEL_DEST,
+}
+_NEST = struct.Struct("=HH")
+_ENDPOINT = struct.Struct("=HH16sHHHxx")
+"""The attributes of an address (IPv4 is padded to the length of IPv6) and a port in network byte order."""
+_FLAGS = struct.Struct("=II")
+
+
+def encode_change(family: int, change: IpvsChange) -> bytes:
+    """The message that makes the change; `family` is the number of the IPVS family."""
+    command = _COMMANDS[type(change)]
+    if isinstance(change, AddRealServer | SetRealServer | DeleteRealServer):
+        tail = b"" if isinstance(change, DeleteRealServer) else _encode_weight(change.weight, change.method)
+        return _encode_head(family, command, change.key, len(tail)) + _encode_real_server(change.real_server) + tail
+    service = _encode_key(change.key)
+    if not isinstance(change, DeleteVirtualServer):
+        service += _encode_options(change.key, change.options)
+    return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
+
+
+def encode_dump(family: int) -> bytes:
+    """The request for all virtual servers, without their real servers."""
+    return generic_message(family, NLM_F_DUMP, CMD_GET_SERVICE)
+
+
+def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
+    """One answer to `encode_dump`; None for a virtual server that is named by a firewall mark."""
+    service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
+    key = parse_key(service)
+    if key is None:
+        return None
+    flags, _mask = _FLAGS.unpack(service[SVC_FLAGS])
+    timeout = to_u32(service[SVC_TIMEOUT]) if flags & FLAG_PERSISTENT else 0
+    netmask = service[SVC_NETMASK]
+    # IPv4: a mask in network byte order; IPv6: a prefix length in the host's
+    prefix = to_u32(netmask) if ":" in key[1] else int.from_bytes(netmask, "big").bit_count()
+    options = VirtualServerOptions(to_text(service[SVC_SCHED]), flags & OPTION_FLAGS, timeout, prefix if timeout else 0)
+    return key, options
+
+
+def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
+    """The key in the attributes of a virtual server; None when a firewall mark names it."""
+    if SVC_FWMARK in service:
+        return None
+    is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
+    address = unpack_address(service[SVC_ADDR][: 16 if is_ipv6 else 4])
+    return to_u16(service[SVC_PROTOCOL]), address, to_be16(service[SVC_PORT])
+
+
+def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:
+    """The request for the real servers of one virtual server; one that is not there has none."""
+    return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, _nest(ATTR_SERVICE, _encode_key(key)))
+
+
+def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerState]:
+    """One answer to `encode_real_server_dump`."""
+    dest = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DEST])
+    address = unpack_address(dest[DEST_ADDR][: 16 if ":" in key[1] else 4])
+    method = _FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
+    counts = to_u32(dest[DEST_ACTIVE_CONNS]), to_u32(dest[DEST_INACT_CONNS])
+    return (address, to_be16(dest[DEST_PORT])), RealServerState(to_u32(dest[DEST_WEIGHT]), *counts, method)
+
+
+def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:
+    """The message that sets the connection timeouts (seconds); the kernel keeps those that are 0."""
+    wanted = ((ATTR_TIMEOUT_TCP, tcp), (ATTR_TIMEOUT_TCP_FIN, tcpfin), (ATTR_TIMEOUT_UDP, udp))
+    return generic_message(family, 0, CMD_SET_CONFIG, b"".join(u32(kind, value) for kind, value in wanted if value))
+
+
+def encode_timeouts_query(family: int) -> bytes:
+    """The request for the connection timeouts."""
+    return generic_message(family, 0, CMD_GET_CONFIG)
+
+
+def parse_timeouts(payload: bytes) -> tuple[int, int, int]:
+    """The answer to `encode_timeouts_query`: tcp, tcpfin, udp in seconds."""
+    found = attributes(payload, GENERIC_HEADER.size)
+    return to_u32(found[ATTR_TIMEOUT_TCP]), to_u32(found[ATTR_TIMEOUT_TCP_FIN]), to_u32(found[ATTR_TIMEOUT_UDP])
+
+
+def _nest(kind: int, contents: bytes) -> bytes:
+    return _NEST.pack(4 + len(contents), kind | NLA_F_NESTED) + contents
+
+
+@lru_cache(CACHED_HEADS)
+def _encode_key(key: VirtualServerKey) -> bytes:
+    protocol, address, port = key
+    family = u16(SVC_AF, address_family(address))
+    packed = pack_address(address).ljust(16, b"\0")
+    return family + u16(SVC_PROTOCOL, protocol) + attribute(SVC_ADDR, packed) + be16(SVC_PORT, port)
+
+
+@lru_cache(CACHED_HEADS)
+def _encode_head(family: int, command: int, key: VirtualServerKey, tail: int) -> bytes:
+    """A message about a real server up to its address; `tail` is how many bytes follow the address and port."""
+    service = _nest(ATTR_SERVICE, _encode_key(key))
+    dest = _NEST.pack(_NEST.size + _ENDPOINT.size + tail, ATTR_DEST | NLA_F_NESTED)
+    body = GENERIC_HEADER.pack(command, 1, 0) + service + dest
+    return HEADER.pack(HEADER.size + len(body) + _ENDPOINT.size + tail, family, NLM_F_REQUEST, 0, 0) + body
+
+
+def _encode_real_server(real_server: RealServerKey) -> bytes:
+    address, port = real_server
+    packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+    return _ENDPOINT.pack(20, DEST_ADDR, packed, 6, DEST_PORT, htons(port))
+
+
+@lru_cache(1024)
+def _encode_weight(weight: int, method: str) -> bytes:
+    thresholds = u32(DEST_U_THRESH, 0) + u32(DEST_L_THRESH, 0)
+    return u32(DEST_FWD_METHOD, FORWARDING[method]) + u32(DEST_WEIGHT, weight) + thresholds
+
+
+def _encode_options(key: VirtualServerKey, options: VirtualServerOptions) -> bytes:
+    return _encode_options_of_family(":" in key[1], options)
+
+
+@lru_cache(1024)
+def _encode_options_of_family(is_ipv6: bool, options: VirtualServerOptions) -> bytes:
+    flags, prefix = options.flags, options.persistence_prefix
+    if options.persistence_timeout:
+        flags |= FLAG_PERSISTENT
+    else:
+        prefix = 128 if is_ipv6 else 32
+    netmask = u32(SVC_NETMASK, prefix) if is_ipv6 else attribute(SVC_NETMASK, _pack_netmask(prefix))
+    return (
+        text(SVC_SCHED, options.scheduler)
+        + attribute(SVC_FLAGS, _FLAGS.pack(flags, ALL_FLAGS))
+        + u32(SVC_TIMEOUT, options.persistence_timeout)
+        + netmask
+    )
+
+
+def _pack_netmask(prefix: int) -> bytes:
+    return IPv4Network((0, prefix)).netmask.packed

@@ -1,0 +1,110 @@
+"""/proc/net/ip_vs: the whole IPVS table in one file.
+
+What it does not say (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_show): the scheduler flags, and the persistence
+timeout in seconds (it prints jiffies, whose length nobody tells). `Section.is_complete` is False where that matters.
+"""
+
+import socket
+from binascii import unhexlify
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from kroute.kernel.ipvs.objects import (
+    FLAG_ONE_PACKET,
+    PROTOCOL_NAMES,
+    RealServerKey,
+    RealServerState,
+    VirtualServerKey,
+    VirtualServerOptions,
+    VirtualServerState,
+)
+
+BYTES_A_SLICE = 64 * 1024
+"""About 1,000 lines: a few milliseconds."""
+HEADING_LINES = 3
+REAL_SERVER = b"  -> "
+FLAG_SCHEDULERS = frozenset({"mh", "sh"})
+"""The schedulers that take flags."""
+
+_SPACE = ord(" ")
+_PROTOCOLS = {name.encode(): number for number, name in PROTOCOL_NAMES.items()}
+
+
+class Section(NamedTuple):
+    """A virtual server with its real servers, and whether the file says all of its options."""
+
+    key: VirtualServerKey
+    state: VirtualServerState
+    is_complete: bool
+
+
+def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
+    """Parse the file in slices, between which other tasks may run, as it is read.
+
+    Pieces may end anywhere. Virtual servers of a firewall mark are left out.
+    """
+    text = b""
+    heading = HEADING_LINES
+    for piece in pieces:
+        text += piece
+        while heading and (end := text.find(b"\n") + 1):
+            text, heading = text[end:], heading - 1
+        if not heading and len(text) >= BYTES_A_SLICE and (end := _last_virtual_server(text)):
+            yield _parse_slice(text[:end].split(b"\n"))
+            text = text[end:]
+    if not heading and text:
+        yield _parse_slice(text.split(b"\n"))
+
+
+def _last_virtual_server(text: bytes) -> int:
+    """Where the last one begins, some of whose real servers may be yet to come. Theirs are the lines with a space."""
+    line = len(text)
+    while line := text.rfind(b"\n", 0, line) + 1:
+        if line < len(text) and text[line] != _SPACE:
+            return line
+        line -= 1
+    return 0
+
+
+def _parse_slice(lines: list[bytes]) -> list[Section]:
+    """Parse some virtual servers with all of their real servers."""
+    sections: list[Section] = []
+    real_servers: dict[RealServerKey, RealServerState] = {}
+    for line in lines:
+        if line.startswith(REAL_SERVER):
+            endpoint, _, columns = line[len(REAL_SERVER) :].partition(b" ")
+            real_servers[_decode_endpoint(endpoint)] = _decode_state(columns)
+        elif line:
+            real_servers = {}
+            section = _decode_virtual_server(line.split(), real_servers)
+            if section is not None:
+                sections.append(section)
+    return sections
+
+
+def _decode_virtual_server(words: list[bytes], real_servers: dict[RealServerKey, RealServerState]) -> Section | None:
+    protocol = _PROTOCOLS.get(words[0])
+    if protocol is None:
+        return None
+    scheduler = words[2].decode()
+    options = VirtualServerOptions(scheduler, FLAG_ONE_PACKET if b"ops" in words[3:] else 0)
+    is_complete = scheduler not in FLAG_SCHEDULERS and b"persistent" not in words[3:]
+    key = (protocol, *_decode_endpoint(words[1]))
+    return Section(key, VirtualServerState(options, real_servers), is_complete)
+
+
+@lru_cache(1024)
+def _decode_state(columns: bytes) -> RealServerState:
+    """Forwarding, weight, and how many connections are active and inactive; most lines say the same."""
+    method, weight, active, inactive = columns.split()
+    return RealServerState(int(weight), int(active), int(inactive), method.decode())
+
+
+def _decode_endpoint(word: bytes) -> tuple[str, int]:
+    """`0A600001:0050` or `[fd00:0000:…:0001]:0050`."""
+    if word.startswith(b"["):
+        address, _, port = word.rpartition(b":")
+        text = socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address[1:-1].decode()))
+        return text, int(port, 16)
+    return socket.inet_ntoa(unhexlify(word[:8])), int(word[9:], 16)

@@ -1,0 +1,235 @@
+"""Interface addresses: those of the VIPs, written in batches, and all of the node's."""
+
+import asyncio
+import errno
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.net.address_arrivals import AddressArrivals
+from kroute.kernel.net.routes import delete_kernel_route
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.message import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    address_family,
+    attribute,
+    attributes,
+    message,
+    pack_address,
+    to_u32,
+    u32,
+    unpack_address,
+)
+from kroute.kernel.netlink.rtnetlink import (
+    ADDRESS_HEADER,
+    IFA_ADDRESS,
+    IFA_CACHEINFO,
+    IFA_FLAGS,
+    IFA_LOCAL,
+    RT_SCOPE_LINK,
+    RTM_DELADDR,
+    RTM_GETADDR,
+    RTM_NEWADDR,
+    SCOPES,
+    interface_index,
+)
+
+IFA_F_SECONDARY = 0x01
+IFA_F_NODAD = 0x02
+IFA_F_DEPRECATED = 0x20
+IFA_F_TENTATIVE = 0x40
+IFA_F_NOPREFIXROUTE = 0x200
+
+_CACHE_INFO = struct.Struct("=IIII")
+"""preferred and valid lifetime in seconds, and two time stamps that only the kernel writes."""
+
+WRITE_SLICE = 512
+ARRIVAL_TIMEOUT = 2.0
+"""Seconds that the kernel may take from an IPv6 address to its route."""
+
+
+class InterfaceAddress(NamedTuple):
+    """An address of an interface. `scope`: global, site, link, host. `secondary` is IPv4's (IPv6: temporary)."""
+
+    interface: str
+    address: str
+    prefix_length: int
+    scope: str = "global"
+    tentative: bool = False
+    deprecated: bool = False
+    secondary: bool = False
+
+
+class BindAddress(NamedTuple):
+    """Put the address (/32, /128) on the interface. Refused: EEXIST when it is there, ENODEV without interface.
+
+    An IPv6 address comes with a route of metric 0 in table local, which wins over every other. `keep_kernel_route`
+    False deletes it as soon as it appears. An IPv4 address needs nothing of the kind: its own route comes second to the
+    one that was there before it.
+
+    After `lifetime` seconds the kernel takes the address away by itself, unless it is renewed before; 0: never. An
+    IPv6 address with a lifetime is deprecated from the start: it serves, and is no source of the machine's own calls.
+    """
+
+    address: str
+    keep_kernel_route: bool = False
+    lifetime: int = 0
+
+    @property
+    def wants_own_route(self) -> bool:
+        """Whether the kernel's route must go."""
+        return ":" in self.address and not self.keep_kernel_route
+
+    def __str__(self) -> str:
+        return f"bind {self.address}"
+
+
+class UnbindAddress(NamedTuple):
+    """Take the address away, and with it the kernel's own route. Refused: EADDRNOTAVAIL when it is not there."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"unbind {self.address}"
+
+
+class RenewAddress(NamedTuple):
+    """Give an address another lifetime (seconds from now). One that is not there is bound: renew what is there only."""
+
+    address: str
+    lifetime: int
+
+    def __str__(self) -> str:
+        return f"renew {self.address}"
+
+
+AddressChange: TypeAlias = BindAddress | RenewAddress | UnbindAddress
+
+
+class Addresses(NetlinkClient):
+    """The addresses of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_ROUTE)
+
+    async def read(self, interface: str) -> set[str]:
+        """The addresses on the interface, in canonical text; none when it is gone.
+
+        IPv6 link-local ones are left out: a link that somebody else has made gives itself one, and it is nobody's VIP.
+        """
+        index = interface_index(interface)
+        if index is None:
+            return set()
+        try:
+            return {it.address for it in await self._dump(index) if ":" not in it.address or it.scope != "link"}
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return set()  # it went away meanwhile
+            raise
+
+    async def of_node(self) -> list[InterfaceAddress]:
+        """All addresses of all interfaces."""
+        return await self._dump(0)
+
+    async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others."""
+        index = interface_index(interface)
+        if index is None:
+            return [Failure(change, errno.ENODEV) for change in changes]
+        failures: list[Failure[AddressChange]] = []
+        for start in range(0, len(changes), WRITE_SLICE):
+            failures += await self._write(index, changes[start : start + WRITE_SLICE])
+        return failures
+
+    async def _write(self, index: int, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        own_routes_wanted = [change for change in changes if isinstance(change, BindAddress) and change.wants_own_route]
+        if not own_routes_wanted:
+            return await self._send(index, changes)
+        async with AddressArrivals(index) as arrivals:
+            failures = await self._send(index, changes)
+            refused = {failure.change for failure in failures}
+            await self._delete_kernel_routes(index, [each.address for each in own_routes_wanted if each in refused])
+            pending = {each.address for each in own_routes_wanted if each not in refused}
+            await self._delete_arriving_kernel_routes(index, pending, arrivals)
+        return failures
+
+    async def _send(self, index: int, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
+        refused = await self._netlink.transact([_encode(index, change) for change in changes])
+        return [Failure(changes[at], number) for at, number in refused.items()]
+
+    async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
+        """Delete the kernel's routes as they appear; what does not appear in time is left to the caller's audit."""
+        try:
+            async with asyncio.timeout(ARRIVAL_TIMEOUT):
+                while pending:
+                    arrived = await arrivals.next() & pending
+                    pending = pending - arrived
+                    await self._delete_kernel_routes(index, arrived)
+        except (TimeoutError, OSError):
+            await self._delete_kernel_routes(index, pending)
+
+    async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:
+        """Mostly there is one for each address; a refusal (ESRCH) says that it is gone, which is what is wanted."""
+        await self._netlink.transact([delete_kernel_route(index, address) for address in addresses])
+
+    async def _dump(self, index: int) -> list[InterfaceAddress]:
+        query = message(RTM_GETADDR, NLM_F_DUMP, ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, index))
+        names = dict(socket.if_nameindex())
+        found = await self._netlink.request(query, lambda _, payload: parse_address(payload, names))
+        return [address for address in found if not index or address.interface == names.get(index)]
+
+
+def _encode(index: int, change: AddressChange) -> bytes:
+    if isinstance(change, UnbindAddress):
+        return encode_unbind(index, change.address)
+    flags = NLM_F_EXCL if isinstance(change, BindAddress) else NLM_F_REPLACE
+    return encode_bind(index, change.address, change.lifetime, NLM_F_CREATE | flags)
+
+
+def encode_bind(index: int, address: str, lifetime: int = 0, flags: int = NLM_F_CREATE | NLM_F_EXCL) -> bytes:
+    """The message that adds the address, or renews it."""
+    packed = pack_address(address)
+    length = len(packed) * 8
+    if ":" in address:
+        body = ADDRESS_HEADER.pack(socket.AF_INET6, length, 0, 0, index) + attribute(IFA_LOCAL, packed)
+        body += u32(IFA_FLAGS, IFA_F_NODAD | IFA_F_NOPREFIXROUTE)
+    else:
+        body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_LINK, index)
+        body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
+    if lifetime:
+        preferred = 0 if ":" in address else lifetime  # for IPv4 the scope does that
+        body += attribute(IFA_CACHEINFO, _CACHE_INFO.pack(preferred, lifetime, 0, 0))
+    return message(RTM_NEWADDR, flags, body)
+
+
+def encode_unbind(index: int, address: str) -> bytes:
+    """The message that removes the address."""
+    packed = pack_address(address)
+    body = ADDRESS_HEADER.pack(address_family(address), len(packed) * 8, 0, 0, index) + attribute(IFA_LOCAL, packed)
+    return message(RTM_DELADDR, 0, body)
+
+
+def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | None:
+    """The address that a message tells of; None when its interface is not among the names or it is no IP."""
+    family, length, short_flags, scope, index = ADDRESS_HEADER.unpack_from(payload)
+    name = names.get(index) if family in {socket.AF_INET, socket.AF_INET6} else None
+    found = attributes(payload, ADDRESS_HEADER.size)
+    # IPv4 on a point-to-point link: IFA_ADDRESS is the peer, IFA_LOCAL the node's own
+    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
+    if name is None or packed is None:
+        return None
+    flags = to_u32(found[IFA_FLAGS]) if IFA_FLAGS in found else short_flags
+    return InterfaceAddress(
+        name,
+        unpack_address(packed),
+        length,
+        SCOPES.get(scope, str(scope)),
+        bool(flags & IFA_F_TENTATIVE),
+        bool(flags & IFA_F_DEPRECATED),
+        bool(flags & IFA_F_SECONDARY),
+    )

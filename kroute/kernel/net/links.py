@@ -1,0 +1,122 @@
+"""Links, and the dummy interface that carries the VIPs."""
+
+import errno
+from typing import NamedTuple
+
+from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, attributes, message, nested, text, to_text, u8
+from kroute.kernel.netlink.rtnetlink import (
+    ADDR_GEN_MODE_NONE,
+    IFF_NOARP,
+    IFF_UP,
+    IFLA_AF_SPEC,
+    IFLA_IFNAME,
+    IFLA_INET6_ADDR_GEN_MODE,
+    IFLA_INFO_KIND,
+    IFLA_LINKINFO,
+    LINK_HEADER,
+    RTM_DELLINK,
+    RTM_GETLINK,
+    RTM_NEWLINK,
+    RTM_SETLINK,
+    interface_index,
+)
+
+AF_UNSPEC = 0
+AF_INET6 = 10
+DUMMY = "dummy"
+
+
+class LinkState(NamedTuple):
+    """A link as the kernel has it; `link_local`: it gives itself an IPv6 link-local address."""
+
+    ifindex: int
+    kind: str
+    up: bool
+    noarp: bool
+    link_local: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is what `Links.create_dummy` makes."""
+        return self.kind == DUMMY and self.up and self.noarp and not self.link_local
+
+
+class Links(NetlinkClient):
+    """The links of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_ROUTE)
+
+    async def index(self, name: str) -> int | None:
+        """The link's index, None when there is none of that name."""
+        return interface_index(name)
+
+    async def read(self, name: str) -> LinkState | None:
+        """The link's state, None when there is none of that name."""
+        query = message(RTM_GETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
+        try:
+            states = await self._netlink.request(query, lambda _, payload: _parse_link(payload))
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        return states[0]
+
+    async def is_right(self, name: str) -> bool:
+        """Whether the link is there and as `create_dummy` makes it."""
+        state = await self.read(name)
+        return state is not None and state.is_right
+
+    async def create_dummy(self, name: str) -> None:
+        """Make a dummy interface that is up, NOARP and never has an IPv6 link-local address.
+
+        KernelError EEXIST when a link of that name exists, EOPNOTSUPP when the dummy module is missing. One message
+        cannot do it: the kernel takes the address generation mode only for a link that exists, so the link is made
+        down, told its mode, and then set up.
+        """
+        made = LINK_HEADER.pack(AF_UNSPEC, 0, 0, IFF_NOARP, IFF_NOARP)
+        made += text(IFLA_IFNAME, name) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, DUMMY))
+        create = message(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, made)
+        refused = await self._netlink.transact([create])
+        if refused:
+            [number] = refused.values()
+            hint = "load the dummy module" if number == errno.EOPNOTSUPP else "delete it or choose another name"
+            raise KernelError(f"cannot create dummy {name}: {describe_errno(number)}; {hint}", errno=number)
+        await self.repair(name)
+
+    async def repair(self, name: str) -> None:
+        """Set the link up and NOARP, without IPv6 link-local address. KernelError ENODEV when it is gone."""
+        index = interface_index(name)
+        if index is None:
+            raise KernelError(f"cannot repair {name}: it is gone; create it again", errno=errno.ENODEV)
+        mode = nested(IFLA_AF_SPEC, nested(AF_INET6, u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_MODE_NONE)))
+        no_link_local = message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0) + mode)
+        flags = IFF_UP | IFF_NOARP
+        up = message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags))
+        refused = await self._netlink.transact([no_link_local, up])
+        if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
+            del refused[0]  # no IPv6 in this kernel: no link-local address either
+        for number in refused.values():
+            raise KernelError(f"cannot set {name} up: {describe_errno(number)}; trying later", errno=number)
+
+    async def delete(self, name: str) -> None:
+        """Delete the link with its addresses and routes; nothing happens when there is none."""
+        index = interface_index(name)
+        if index is None:
+            return
+        refused = await self._netlink.transact([message(RTM_DELLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0))])
+        for number in refused.values():
+            if number != errno.ENODEV:
+                raise KernelError(f"cannot delete {name}: {describe_errno(number)}; delete it by hand", errno=number)
+
+
+def _parse_link(payload: bytes) -> LinkState:
+    _family, _type, index, flags, _change = LINK_HEADER.unpack_from(payload)
+    found = attributes(payload, LINK_HEADER.size)
+    kind = attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")
+    inet6 = attributes(attributes(found.get(IFLA_AF_SPEC, b"")).get(AF_INET6, b""))
+    mode = inet6.get(IFLA_INET6_ADDR_GEN_MODE)
+    link_local = mode is not None and mode[0] != ADDR_GEN_MODE_NONE
+    return LinkState(index, to_text(kind), bool(flags & IFF_UP), bool(flags & IFF_NOARP), link_local)

@@ -1,0 +1,209 @@
+"""What changes on the node: links, addresses, and the routes of table local, as rtnetlink tells it.
+
+Binding thousands of VIPs makes tens of thousands of events, so that a message is looked at by its fixed header first:
+those of the wrong interface or table are dropped before their attributes are parsed.
+"""
+
+import asyncio
+import errno
+import socket
+from typing import NamedTuple, Self, TypeAlias
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.net.addresses import parse_address
+from kroute.kernel.net.routes import parse_route
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink.message import attributes, iterate_messages, to_text
+from kroute.kernel.netlink.rtnetlink import (
+    ADDRESS_HEADER,
+    GROUP_IPV4_ADDRESS,
+    GROUP_IPV4_ROUTE,
+    GROUP_IPV6_ADDRESS,
+    GROUP_IPV6_ROUTE,
+    GROUP_LINK,
+    IFF_UP,
+    IFLA_IFNAME,
+    LINK_HEADER,
+    RT_TABLE_LOCAL,
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_DELROUTE,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTM_NEWROUTE,
+)
+
+RECEIVE_BUFFER = 32 * 1024 * 1024
+"""Bytes of kernel memory at most: 20,000 events of about 1 KiB each as the kernel accounts for them."""
+DATAGRAMS_A_TURN = 500
+"""How many datagrams (an event each) `next` takes at once, so that other tasks get their turn."""
+ROUTE_TABLE_OFFSET = 4
+AF_BRIDGE = 7
+
+
+class LinkEvent(NamedTuple):
+    """A link is there (new, or changed), or is gone."""
+
+    gone: bool
+    interface: str
+    ifindex: int
+    up: bool
+
+
+class AddressEvent(NamedTuple):
+    """An address is there (new, or its flags changed), or is gone; the fields are those of InterfaceAddress."""
+
+    gone: bool
+    interface: str
+    address: str
+    prefix_length: int
+    scope: str
+    tentative: bool
+    deprecated: bool
+    secondary: bool
+
+
+class RouteEvent(NamedTuple):
+    """A route of table local to one address is there or is gone. The routes that go with a link make no events."""
+
+    gone: bool
+    interface: str
+    address: str
+    source: str | None
+    metric: int
+
+
+class Overrun(NamedTuple):
+    """The kernel dropped events: read everything again."""
+
+
+Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
+
+
+class Monitor:
+    """The events of the calling process's network namespace, from `open()` on.
+
+    `only_interface` keeps all events of one interface; `except_interface` drops the address and route events of one;
+    `routes=False` asks for no route events at all, `addresses=False` for no address events. With `other_addresses` the
+    address events are those of all interfaces but `only_interface`.
+    """
+
+    def __init__(
+        self,
+        *,
+        only_interface: str | None = None,
+        except_interface: str | None = None,
+        addresses: bool = True,
+        other_addresses: bool = False,
+        routes: bool = True,
+    ) -> None:
+        self._other_addresses = other_addresses
+        self._only = only_interface
+        self._except = except_interface
+        self._groups = [GROUP_LINK]
+        if addresses:
+            self._groups += [GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
+        if routes:
+            self._groups += [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE]
+        self._netlink = NetlinkSocket(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
+        self._names: dict[int, str] = {}
+
+    async def open(self) -> None:
+        """Subscribe; what happens from now on is not missed. Read the state afterwards."""
+        await self._netlink.open(self._groups)
+        self._names = dict(socket.if_nameindex())
+
+    async def close(self) -> None:
+        """Unsubscribe."""
+        await self._netlink.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def next(self) -> list[Event | Overrun]:
+        """Wait for events, and return all that wait (some hundreds at most): never an empty list.
+
+        After an Overrun the state must be read again: what happened before it is lost.
+        """
+        while True:
+            events = await self._take()
+            if events:
+                return events
+            await asyncio.sleep(0)
+
+    async def _take(self) -> list[Event | Overrun]:
+        events: list[Event | Overrun] = []
+        try:
+            self._parse(await self._netlink.receive(), events)
+            for _ in range(DATAGRAMS_A_TURN):
+                datagram = self._netlink.receive_now()
+                if datagram is None:
+                    break
+                self._parse(datagram, events)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise KernelError(f"cannot follow the node's addresses: {error.strerror}", errno=error.errno) from error
+            self._drain()
+            return [Overrun()]
+        return events
+
+    def _drain(self) -> None:
+        """Drop what still waits: it is older than the state that will be read, and must not be taken for news."""
+        while True:
+            try:
+                if self._netlink.receive_now() is None:
+                    break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+        self._names = dict(socket.if_nameindex())
+
+    def _parse(self, datagram: bytes, events: list[Event | Overrun]) -> None:
+        for kind, _flags, _sequence, payload in iterate_messages(datagram):
+            event: Event | None = None
+            if kind in {RTM_NEWROUTE, RTM_DELROUTE}:
+                event = self._parse_route(kind, payload)
+            elif kind in {RTM_NEWADDR, RTM_DELADDR}:
+                event = self._parse_address(kind, payload)
+            elif kind in {RTM_NEWLINK, RTM_DELLINK}:
+                event = self._parse_link(kind, payload)
+            if event is not None:
+                events.append(event)
+
+    def _parse_route(self, kind: int, payload: bytes) -> RouteEvent | None:
+        if payload[ROUTE_TABLE_OFFSET] != RT_TABLE_LOCAL:
+            return None
+        found = parse_route(payload)
+        if found is None:
+            return None
+        index, route = found
+        name = self._names.get(index)
+        if name is None or not self._wants(name):
+            return None
+        return RouteEvent(kind == RTM_DELROUTE, name, route.address, route.source, route.metric)
+
+    def _parse_address(self, kind: int, payload: bytes) -> AddressEvent | None:
+        name = self._names.get(ADDRESS_HEADER.unpack_from(payload)[4])
+        if name is None or (name == self._only if self._other_addresses else not self._wants(name)):
+            return None
+        address = parse_address(payload, self._names)
+        return AddressEvent(kind == RTM_DELADDR, *address) if address else None
+
+    def _parse_link(self, kind: int, payload: bytes) -> LinkEvent | None:
+        family, _type, index, flags, _change = LINK_HEADER.unpack_from(payload)
+        if family == AF_BRIDGE:
+            return None  # a bridge speaks of its ports with the same messages
+        name = to_text(attributes(payload, LINK_HEADER.size)[IFLA_IFNAME])
+        gone = kind == RTM_DELLINK
+        if not gone:
+            self._names[index] = name
+        else:
+            self._names.pop(index, None)
+        return LinkEvent(gone, name, index, bool(flags & IFF_UP)) if self._only in {None, name} else None
+
+    def _wants(self, name: str) -> bool:
+        return name != self._except and self._only in {None, name}

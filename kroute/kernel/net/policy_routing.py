@@ -1,0 +1,122 @@
+"""Policy routing rules (`ip rule`) and the routes of tables beside the kernel's own. kroute makes none; others do.
+
+A deletion names all that the dump has told of a rule or route: the kernel finds that one or none.
+"""
+
+import errno
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.message import NLM_F_DUMP, attributes, message, to_u32, unpack_address
+from kroute.kernel.netlink.rtnetlink import (
+    ROUTE_HEADER,
+    RTA_DST,
+    RTA_OIF,
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_GETROUTE,
+    RTN_LOCAL,
+)
+
+RTM_DELRULE, RTM_GETRULE = 33, 34
+FRA_PRIORITY, FRA_FWMARK, FRA_TABLE = 6, 10, 15
+"""include/uapi/linux/fib_rules.h; the header is that of a route."""
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+class PolicyRule(NamedTuple):
+    """A rule that sends packets to a table; `mark` None: of any mark. `payload` is the kernel's own word for it."""
+
+    family: int
+    priority: int
+    mark: int | None
+    table: int
+    payload: bytes = b""
+
+    def __str__(self) -> str:
+        mark = "" if self.mark is None else f" fwmark {self.mark:#x}"
+        return f"{_name(self.family)} rule {self.priority}{mark} lookup {self.table}"
+
+
+class TableRoute(NamedTuple):
+    """A route of some table; `destination` "default" or ADDRESS/LENGTH, `interface` "" for none."""
+
+    family: int
+    table: int
+    destination: str
+    interface: str
+    is_local: bool
+    payload: bytes = b""
+
+    def __str__(self) -> str:
+        kind = "local " if self.is_local else ""
+        return f"{_name(self.family)} route {kind}{self.destination} dev {self.interface} table {self.table}"
+
+
+class PolicyRouting(NetlinkClient):
+    """The rules and routes of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_ROUTE)
+
+    async def rules(self) -> list[PolicyRule]:
+        """All rules of both families."""
+        found: list[PolicyRule] = []
+        for family in FAMILIES:
+            query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+            with _without_ipv6(family):
+                found += await self._netlink.request(query, lambda _, payload: _parse_rule(payload))
+        return [rule for family in FAMILIES for rule in found if rule.family == family]
+
+    async def routes(self, tables: Collection[int]) -> list[TableRoute]:
+        """The routes of these tables."""
+        names = dict(socket.if_nameindex())
+        found: list[TableRoute] = []
+        for family in FAMILIES:
+            query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+            routes = await self._netlink.request(query, lambda _, payload: _parse_route(payload, names))
+            found += [route for route in routes if route.family == family and route.table in tables]
+        return found
+
+    async def delete(self, things: Sequence[PolicyRule | TableRoute]) -> list[Failure[PolicyRule | TableRoute]]:
+        """Delete them; what is gone already is no failure."""
+        kinds = {PolicyRule: RTM_DELRULE, TableRoute: RTM_DELROUTE}
+        refused = await self._netlink.transact([message(kinds[type(it)], 0, it.payload) for it in things])
+        return [
+            Failure(things[at], number) for at, number in refused.items() if number not in {errno.ESRCH, errno.ENOENT}
+        ]
+
+
+@contextmanager
+def _without_ipv6(family: int) -> Iterator[None]:
+    """A kernel without IPv6 has none of its rules."""
+    try:
+        yield
+    except KernelError as error:
+        if family != socket.AF_INET6 or error.errno != errno.EAFNOSUPPORT:
+            raise
+
+
+def _parse_rule(payload: bytes) -> PolicyRule:
+    family, _, _, _, table, *_ = ROUTE_HEADER.unpack_from(payload)
+    found = attributes(payload, ROUTE_HEADER.size)
+    mark = to_u32(found[FRA_FWMARK]) if FRA_FWMARK in found else None
+    priority = to_u32(found[FRA_PRIORITY]) if FRA_PRIORITY in found else 0
+    return PolicyRule(family, priority, mark, to_u32(found[FRA_TABLE]) if FRA_TABLE in found else table, payload)
+
+
+def _parse_route(payload: bytes, names: dict[int, str]) -> TableRoute:
+    family, length, _, _, table, _, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
+    found = attributes(payload, ROUTE_HEADER.size)
+    destination = f"{unpack_address(found[RTA_DST])}/{length}" if RTA_DST in found else "default"
+    interface = names.get(to_u32(found[RTA_OIF]), "") if RTA_OIF in found else ""
+    number = to_u32(found[RTA_TABLE]) if RTA_TABLE in found else table
+    return TableRoute(family, number, destination, interface, kind == RTN_LOCAL, payload)
+
+
+def _name(family: int) -> str:
+    return "IPv6" if family == socket.AF_INET6 else "IPv4"

@@ -1,0 +1,208 @@
+"""Routes of table local, which say what source address the node itself uses towards a VIP.
+
+What the kernel does with them, measured on Linux 6.1 (tests/kernel/contracts_network.py, test_routes.py):
+- IPv4: routes to one address form a list, the first wins. A route that was there before the address stays first. The
+  kernel's own route (source = the address) goes with the address; ours stays, unless the interface loses its last IPv4
+  address, which takes all its routes without a word. `replace` changes the first one, whosever it is, and is refused
+  (EEXIST) when an equal one stands behind it.
+- IPv6: the metric decides. The kernel's own route has metric 0, which a route of ours cannot have. A deletion cannot
+  ask for metric 0 either (0 means any) nor for a source; the protocol is all that tells the two apart: ours is
+  `static`.
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.message import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_REPLACE,
+    address_family,
+    attribute,
+    attributes,
+    message,
+    pack_address,
+    to_u32,
+    u32,
+    unpack_address,
+)
+from kroute.kernel.netlink.rtnetlink import (
+    ROUTE_HEADER,
+    RT_SCOPE_HOST,
+    RT_SCOPE_NOWHERE,
+    RT_TABLE_LOCAL,
+    RTA_DST,
+    RTA_OIF,
+    RTA_PREFSRC,
+    RTA_PRIORITY,
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_GETROUTE,
+    RTM_NEWROUTE,
+    RTN_LOCAL,
+    RTPROT_KERNEL,
+    RTPROT_STATIC,
+    interface_index,
+)
+
+IPV6_METRIC = 1024
+"""What the kernel makes of an IPv6 route without metric."""
+WRITE_SLICE = 1024
+
+
+class LocalRoute(NamedTuple):
+    """A route to one address in table local. `source` None: the kernel chooses."""
+
+    address: str
+    source: str | None
+    metric: int
+
+
+class SetLocalRoute(NamedTuple):
+    """Make `source` what the node uses towards the address, whether or not that is bound. No moment without route.
+
+    Refused: EINVAL when the source is not an address of this node (IPv6: or still tentative), ENODEV without interface.
+    """
+
+    address: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"set the source {self.source} on the local route of {self.address}"
+
+
+class DeleteLocalRoute(NamedTuple):
+    """Delete our route. IPv4: the one with this source (None: the first one). Refused: ESRCH when it is not there."""
+
+    address: str
+    source: str | None = None
+
+    def __str__(self) -> str:
+        return f"delete the local route of {self.address}"
+
+
+RouteChange: TypeAlias = SetLocalRoute | DeleteLocalRoute
+
+
+class Routes(NetlinkClient):
+    """Table local of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_ROUTE)
+
+    async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
+        """The routes on the interface by address, in the kernel's order: the first one of an address wins."""
+        index = interface_index(interface)
+        if index is None:
+            return {}
+        return await self._read(index)
+
+    async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others."""
+        index = interface_index(interface)
+        if index is None:
+            return [Failure(change, errno.ENODEV) for change in changes]
+        failures: list[Failure[RouteChange]] = []
+        for start in range(0, len(changes), WRITE_SLICE):
+            failures += await self._write(index, changes[start : start + WRITE_SLICE])
+        shadowed = [failure.change for failure in failures if failure.errno == errno.EEXIST]
+        if not shadowed:
+            return failures
+        refused = await self._uncover(index, [change for change in shadowed if isinstance(change, SetLocalRoute)])
+        return [failure for failure in failures if failure.errno != errno.EEXIST] + refused
+
+    async def _write(self, index: int, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
+        messages: list[bytes] = []
+        causes: dict[int, RouteChange] = {}
+        for change in changes:
+            causes[len(messages)] = change
+            if isinstance(change, DeleteLocalRoute):
+                messages.append(delete_route(index, change.address, change.source))
+                continue
+            messages.append(set_route(index, change.address, change.source))
+            if ":" in change.address:
+                messages.append(delete_kernel_route(index, change.address))
+        refused = await self._netlink.transact(messages)
+        # only the routes themselves count: mostly there is no route of the kernel's to delete (ESRCH)
+        return [Failure(causes[at], number) for at, number in refused.items() if at in causes]
+
+    async def _uncover(self, index: int, changes: Sequence[SetLocalRoute]) -> list[Failure[RouteChange]]:
+        """IPv4 routes that are there but not first: delete what stands before them."""
+        routes = await self._read(index)
+        messages: list[bytes] = []
+        causes: list[RouteChange] = []
+        for change in changes:
+            for route in routes.get(change.address, ()):
+                if route.source == change.source:
+                    break
+                messages.append(delete_route(index, change.address, route.source))
+                causes.append(change)
+        refused = await self._netlink.transact(messages)
+        return [Failure(causes[at], number) for at, number in refused.items()]
+
+    async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
+        routes: dict[str, list[LocalRoute]] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
+            body = header + u32(RTA_TABLE, RT_TABLE_LOCAL) + u32(RTA_OIF, index)
+            query = message(RTM_GETROUTE, NLM_F_DUMP, body)
+            try:
+                found = await self._netlink.request(query, lambda _, payload: parse_route(payload))
+            except KernelError as error:
+                if error.errno == errno.ENODEV:
+                    return {}  # the interface went away meanwhile
+                raise
+            for on_interface, route in found:
+                # a kernel without IPv6 answers the second query with the IPv4 routes again
+                if on_interface == index and address_family(route.address) == family:
+                    routes.setdefault(route.address, []).append(route)
+        return routes
+
+
+def set_route(index: int, address: str, source: str) -> bytes:
+    """The message that makes or replaces our route."""
+    return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, _encode_route(index, address, source))
+
+
+def delete_route(index: int, address: str, source: str | None) -> bytes:
+    """The message that deletes our route; of IPv4 any route with that source."""
+    return message(RTM_DELROUTE, 0, _encode_route(index, address, source))
+
+
+def delete_kernel_route(index: int, address: str) -> bytes:
+    """The message that deletes the route that the kernel made for an IPv6 address."""
+    packed = pack_address(address)
+    header = ROUTE_HEADER.pack(
+        socket.AF_INET6, 128, 0, 0, RT_TABLE_LOCAL, RTPROT_KERNEL, RT_SCOPE_NOWHERE, RTN_LOCAL, 0
+    )
+    return message(RTM_DELROUTE, 0, header + attribute(RTA_DST, packed) + u32(RTA_OIF, index))
+
+
+def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
+    """The interface index and the route that a message tells of; None when it is not one address of table local."""
+    family, length, _, _, table, _protocol, _scope, kind, _flags = ROUTE_HEADER.unpack_from(payload)
+    if table != RT_TABLE_LOCAL or kind != RTN_LOCAL or length != (32 if family == socket.AF_INET else 128):
+        return None
+    found = attributes(payload, ROUTE_HEADER.size)
+    if RTA_OIF not in found:
+        return None
+    source = unpack_address(found[RTA_PREFSRC]) if RTA_PREFSRC in found else None
+    metric = to_u32(found[RTA_PRIORITY]) if RTA_PRIORITY in found else 0
+    return to_u32(found[RTA_OIF]), LocalRoute(unpack_address(found[RTA_DST]), source, metric)
+
+
+def _encode_route(index: int, address: str, source: str | None) -> bytes:
+    packed = pack_address(address)
+    if ":" in address:
+        header = ROUTE_HEADER.pack(socket.AF_INET6, 128, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, 0, RTN_LOCAL, 0)
+        tail = u32(RTA_PRIORITY, IPV6_METRIC)
+    else:
+        header = ROUTE_HEADER.pack(socket.AF_INET, 32, 0, 0, RT_TABLE_LOCAL, RTPROT_KERNEL, RT_SCOPE_HOST, RTN_LOCAL, 0)
+        tail = b""
+    if source is not None:
+        tail += attribute(RTA_PREFSRC, pack_address(source))
+    return header + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + tail

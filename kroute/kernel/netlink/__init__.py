@@ -1,0 +1,1 @@
+"""Netlink: sockets, messages, generic netlink, rtnetlink's numbers."""

@@ -1,0 +1,300 @@
+"""A netlink socket that sends many messages at once.
+
+The kernel works through all messages of one `send()` before it returns, and, without NLM_F_ACK, answers only those that
+it refuses, each answer with its request's sequence number. So a chunk of messages costs two system calls: NLM_F_ACK on
+its last message says that the chunk is done, and everything refused has been reported before that.
+
+One request is in flight at a time (a lock sees to it). A request that was cancelled leaves answers behind; their
+sequence numbers are below those of the next request, which skips them.
+"""
+
+import asyncio
+import errno
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.netlink.chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
+from kroute.kernel.netlink.message import (
+    HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    iterate_messages,
+    to_i32,
+)
+
+Parsed = TypeVar("Parsed")
+
+NETLINK_ROUTE = 0
+NETLINK_NETFILTER = 12
+NETLINK_GENERIC = 16
+
+SOL_NETLINK = 270
+NETLINK_ADD_MEMBERSHIP = 1
+NETLINK_CAP_ACK = 10
+NETLINK_GET_STRICT_CHK = 12
+SO_RCVBUFFORCE = 33
+
+SEND_TIMEOUT = 5.0
+"""Seconds for which a send may wait for room."""
+OUT_OF_MEMORY_WAITS = (0.01, 0.05, 0.25)
+"""Seconds between attempts to send when the kernel has no memory for a message (ENOBUFS)."""
+RECEIVE_SIZE = 64 * 1024
+"""The kernel's dumps come in buffers of at most 32 KiB."""
+DUMP_ATTEMPTS = 10
+FLAGS_OFFSET = 6
+SEQUENCE_OFFSET = 8
+
+
+@dataclass
+class NetlinkStatistics:
+    """What one socket has done so far.
+
+    `transactions` are the chunks that `transact` has sent, and the rest is about these: how many seconds they took,
+    when by the monotonic clock the first one began, and when the last one was over.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    sends: int = 0
+    transactions: int = 0
+    seconds: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+class NetlinkSocket:
+    """One netlink socket in the network namespace of the calling thread, used from one event loop."""
+
+    def __init__(self, protocol: int, *, receive_buffer: int = 1 << 20) -> None:
+        self.statistics = NetlinkStatistics()
+        self._protocol = protocol
+        self._receive_buffer = receive_buffer
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+        self._busy = asyncio.Lock()
+        self._chunk_messages = CHUNK_MESSAGES
+        self._datagram = memoryview(bytearray(RECEIVE_SIZE))
+
+    async def open(self, groups: Sequence[int] = ()) -> None:
+        """Make the socket and join the multicast groups; KernelError when the kernel lacks the protocol."""
+        try:
+            netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
+        except OSError as error:
+            sentence = f"cannot open a netlink socket (protocol {self._protocol}): {error.strerror}"
+            raise KernelError(f"{sentence}; load the kernel module that speaks it", errno=error.errno) from error
+        netlink.setblocking(False)
+        _enlarge_receive_buffer(netlink, self._receive_buffer)
+        netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+        if self._protocol == NETLINK_ROUTE:
+            netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+        netlink.bind((0, 0))
+        for group in groups:
+            netlink.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+        self._socket = netlink
+
+    async def close(self) -> None:
+        """Close the socket; nothing happens when it is closed already."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def transact(self, messages: Sequence[bytes]) -> dict[int, int]:
+        """Send the messages in order; return the refused ones as {index: errno}.
+
+        Between chunks other tasks run. Cancelled between two chunks, the chunks that were sent stay done. KernelError
+        when the kernel's answers are lost: the outcome is then unknown, and the caller must read the state again.
+        """
+        refused: dict[int, int] = {}
+        start = 0
+        async with self._busy:
+            while start < len(messages):
+                if start:
+                    await asyncio.sleep(0)
+                end = end_of_chunk(messages, start, self._chunk_messages)
+                began = time.monotonic()
+                first = await self._send(messages[start:end], NLM_F_ACK)
+                for index, number in (await self._collect_errors(first, end - start)).items():
+                    refused[start + index] = number
+                self._count_transaction(end - start, began, time.monotonic())
+                start = end
+        return refused
+
+    async def request(self, message: bytes, parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
+        """Send one request and parse each of its answers from (message type, payload); None leaves an answer out.
+
+        A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. KernelError with the
+        errno when the kernel refuses.
+        """
+        is_dump = HEADER.unpack_from(message)[2] & NLM_F_DUMP == NLM_F_DUMP
+        async with self._busy:
+            for _ in range(DUMP_ATTEMPTS):
+                first = await self._send([message], 0 if is_dump else NLM_F_ACK)
+                answers = await self._collect_answers(first, parse)
+                if answers is not None:
+                    return answers
+        raise KernelError("the kernel's state changes faster than it can be read; trying later", errno=errno.EINTR)
+
+    async def receive(self) -> bytes:
+        """The next datagram, for subscribers. OSError ENOBUFS when the kernel dropped some."""
+        while (datagram := self.receive_now()) is None:
+            loop = asyncio.get_running_loop()
+            await _ready(self._opened(), loop.add_reader, loop.remove_reader)
+        return datagram
+
+    def receive_now(self) -> bytes | None:
+        """The next datagram if one waits."""
+        try:
+            size = self._opened().recv_into(self._datagram)
+        except BlockingIOError:
+            return None
+        return self._datagram[:size].tobytes()
+
+    def _count_transaction(self, messages: int, began: float, ended: float) -> None:
+        statistics = self.statistics
+        statistics.transactions += 1
+        statistics.seconds += ended - began
+        statistics.first = statistics.first or began
+        statistics.last = ended
+        self._chunk_messages = next_chunk(self._chunk_messages, messages, ended - began)
+
+    def _opened(self) -> socket.socket:
+        if self._socket is None:
+            raise KernelError("the netlink socket is not open; open() comes first", errno=errno.EBADF)
+        return self._socket
+
+    async def _send(self, messages: Sequence[bytes], last_flags: int) -> int:
+        """Number the messages, send them at once, and return the first one's sequence number."""
+        first = self._sequence + 1
+        self._sequence += len(messages)
+        buffer = bytearray().join(messages)
+        offset = last = 0
+        for sequence, piece in enumerate(messages, first):
+            last = offset
+            position = offset + SEQUENCE_OFFSET
+            buffer[position : position + 4] = (sequence & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+            offset += len(piece)
+        buffer[last + FLAGS_OFFSET] |= last_flags
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await self._send_bytes(buffer)
+        except OSError as error:  # TimeoutError is one
+            reason = error.strerror or "it takes no more"
+            sentence = f"cannot send {len(messages)} netlink messages: {reason}; trying later"
+            raise KernelError(sentence, errno=error.errno or errno.EAGAIN) from error
+        self.statistics.messages += len(messages)
+        self.statistics.bytes += len(buffer)
+        self.statistics.sends += 1
+        return first
+
+    async def _send_bytes(self, buffer: bytearray) -> None:
+        """Send all in one datagram, when there is room and memory for it: the kernel then takes it whole."""
+        waits = iter(OUT_OF_MEMORY_WAITS)
+        is_sent = False
+        while not is_sent:
+            try:
+                self._opened().send(buffer)
+                is_sent = True
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                await _ready(self._opened(), loop.add_writer, loop.remove_writer)
+            except OSError as error:
+                wait = next(waits, None)
+                if error.errno != errno.ENOBUFS or wait is None:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
+        errors: dict[int, int] = {}
+        while True:
+            for kind, _flags, sequence, payload in iterate_messages(await self._receive_answer()):
+                index = sequence - first & 0xFFFFFFFF
+                if kind != NLMSG_ERROR or index >= count:
+                    continue
+                if number := -to_i32(payload):
+                    errors[index] = number
+                if index == count - 1:
+                    return errors
+
+    async def _collect_answers(
+        self, sequence: int, parse: Callable[[int, bytes], Parsed | None]
+    ) -> list[Parsed] | None:
+        """All answers, or None when a change interrupted the dump."""
+        answers: list[Parsed] = []
+        interrupted = False
+        while True:
+            for kind, flags, answered, payload in iterate_messages(await self._receive_answer()):
+                if answered != sequence & 0xFFFFFFFF:
+                    continue
+                interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
+                if kind in {NLMSG_DONE, NLMSG_ERROR}:
+                    number = -to_i32(payload) if len(payload) >= 4 else 0
+                    if number > 0:
+                        raise KernelError(f"the kernel refused a request: {describe_errno(number)}", errno=number)
+                    return None if interrupted else answers
+                if (answer := parse(kind, payload)) is not None:
+                    answers.append(answer)
+            await asyncio.sleep(0)
+
+    async def _receive_answer(self) -> bytes:
+        try:
+            return await self.receive()
+        except OSError as error:
+            sentence = f"the kernel's answers were lost ({error.strerror}); reading the state again"
+            raise KernelError(sentence, errno=error.errno) from error
+
+
+class NetlinkClient:
+    """What speaks to the kernel over one netlink socket: open, use, close; or `async with`."""
+
+    def __init__(self, protocol: int) -> None:
+        self._netlink = NetlinkSocket(protocol)
+
+    @property
+    def statistics(self) -> NetlinkStatistics:
+        """What the socket has done so far."""
+        return self._netlink.statistics
+
+    async def open(self) -> None:
+        """Open the socket in the network namespace of the calling thread."""
+        await self._netlink.open()
+
+    async def close(self) -> None:
+        """Close the socket."""
+        await self._netlink.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _ready(
+    netlink: socket.socket,
+    watch: Callable[[socket.socket, Callable[[], None]], None],
+    unwatch: Callable[[socket.socket], bool],
+) -> None:
+    """Wait until the socket can be read or written, as `watch` and `unwatch` of the loop say."""
+    is_ready = asyncio.Event()
+    watch(netlink, is_ready.set)
+    try:
+        await is_ready.wait()
+    finally:
+        unwatch(netlink)
+
+
+def _enlarge_receive_buffer(netlink: socket.socket, size: int) -> None:
+    """Past net.core.rmem_max where the privilege allows it."""
+    try:
+        netlink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
+    except PermissionError:
+        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)

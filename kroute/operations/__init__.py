@@ -1,1 +1,0 @@
-"""What an operator sees and asks for: commands, Events, the agent socket."""

@@ -1,0 +1,111 @@
+"""Why a Service is planned as it is: its frontends, and each endpoint with the reason that it is in or out."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+
+import msgspec
+
+from kroute.model.addresses import family_of
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import ObjectKey, Service
+from kroute.model.plan import AddressSet, RealServer, ServicePlan, SetEntry, VirtualServerKey
+from kroute.planning.backend_slices import BackendSlice, Traits
+from kroute.planning.endpoints import Backends, merge, stages
+from kroute.planning.frontends import Frontend
+
+_LOCAL = "Local"
+
+
+class EndpointView(msgspec.Struct, frozen=True):
+    """One endpoint of a port; `serves`: whether it takes new connections that come by this frontend."""
+
+    address: str
+    port: int
+    node: str | None
+    serves: bool
+    reason: str
+
+
+class FrontendView(msgspec.Struct, frozen=True):
+    """An address and port of the Service.
+
+    `kind` is clusterIP, externalIP, loadBalancerIP or nodePort; `policy` the traffic policy that holds there;
+    `held_by` the older Service that has it instead, if there is one.
+    """
+
+    key: VirtualServerKey
+    kind: str
+    policy: str
+    held_by: str
+    endpoints: list[EndpointView]
+
+
+class ServiceView(msgspec.Struct, frozen=True):
+    """What the API says, as far as planning reads it, and what follows from it."""
+
+    service: Service
+    frontends: list[FrontendView]
+
+
+def view_service(
+    service: Service,
+    slices: Collection[BackendSlice],
+    node: NodeFacts,
+    frontends: Iterable[Frontend],
+    held: Mapping[VirtualServerKey, ObjectKey],
+    plan: ServicePlan,
+) -> ServiceView:
+    """The view of a Service, of what its `plan` was made from."""
+    views = []
+    for frontend in frontends:
+        merged = merge(slices, family_of(frontend.key.address))
+        backends = merged.backends.get(frontend.port, {})
+        policy = _policy(service, frontend)
+        endpoints = view_endpoints(backends, node, only_local=policy == _LOCAL and not _is_widened(frontend, plan))
+        holder = held.get(frontend.key)
+        views.append(FrontendView(frontend.key, frontend.kind.value, policy, str(holder or ""), endpoints))
+    return ServiceView(service, views)
+
+
+def view_endpoints(backends: Backends, node: NodeFacts, *, only_local: bool) -> list[EndpointView]:
+    """Each endpoint of a port, sorted, with the reason that it serves or does not: `choose` goes by the same stages."""
+    left = [{server for server, _ in stage} for stage in stages(backends, node, only_local=only_local)]
+    return [
+        EndpointView(server.address, server.port, traits.node_name, server in left[-1], _reason(server, traits, left))
+        for server, traits in sorted(backends.items(), key=itemgetter(0))
+    ]
+
+
+def _policy(service: Service, frontend: Frontend) -> str:
+    spec = service.spec
+    return (spec.external_traffic_policy if frontend.is_external else spec.internal_traffic_policy) or "Cluster"
+
+
+def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:
+    """Whether policy Local has found nothing on this node, and this node's own clients get the cluster's endpoints."""
+    protocol, address, port = frontend.key
+    return SetEntry(AddressSet.NO_LOCAL, (address, int(protocol), port)) in plan.set_entries
+
+
+def _reason(server: RealServer, traits: Traits, left: Sequence[set[RealServer]]) -> str:
+    """The question at which the endpoint was left out, or how it got through; `left` are those of each stage."""
+    allowed, able, chosen = left
+    if server not in allowed:
+        return "on another node, and the policy is Local"
+    if server not in able:
+        return _state(traits)
+    if server not in chosen:
+        return f"its hints are for {_hints(traits)}"
+    return "ready" if traits.is_ready else "terminating, but none is ready"
+
+
+def _state(traits: Traits) -> str:
+    if traits.is_terminating:
+        return "terminating" if traits.is_leaving else "terminating, and does not serve any more"
+    return "not ready"
+
+
+def _hints(traits: Traits) -> str:
+    nodes = [f"node {name}" for name in sorted(traits.for_nodes)]
+    zones = [f"zone {name}" for name in sorted(traits.for_zones)]
+    return ", ".join(nodes + zones) or "nobody"

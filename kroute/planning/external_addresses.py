@@ -1,0 +1,80 @@
+"""Which external IPs and LoadBalancer addresses a node serves, so that none of them ever takes a node down.
+
+Whoever may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out the
+nodes' own. A node that took another node's address for a VIP could not talk to that node any more.
+"""
+
+from enum import Enum, auto
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from kroute.model.node_facts import NodeFacts
+from kroute.planning.address_owners import AddressOwners
+from kroute.settings import Settings
+
+
+class Place(Enum):
+    """Where an external address is served."""
+
+    NOWHERE = auto()
+    ELSEWHERE = auto()
+    """On the node that owns it, which is another one."""
+    OWN = auto()
+    """Here, where it lives: it is this node's own."""
+    VIP = auto()
+    """Here, on the dummy interface."""
+
+
+class Verdict(NamedTuple):
+    """Where an external address is served; `reason` goes on with "is not served: it ..." where it is nowhere."""
+
+    place: Place
+    reason: str = ""
+
+
+class Allowed(NamedTuple):
+    """The networks that a kind of addresses may be in, and the flag that says so."""
+
+    networks: tuple[str, ...]
+    flag: str
+
+
+def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Verdict:
+    """Decide about an external address (canonical, unicast)."""
+    if reason := _refusal(address, allowed, node, settings, owners):
+        return Verdict(Place.NOWHERE, reason)
+    nodes = owners.nodes_with(address)
+    if address in node.own or node.name in nodes:
+        return Verdict(Place.OWN)
+    return Verdict(Place.ELSEWHERE if nodes else Place.VIP)
+
+
+def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
+    if (allowed.networks or settings.strict_external_ips) and not _is_in(address, allowed.networks):
+        names = ", ".join(allowed.networks) or "nothing, since --strict-external-ips is set"
+        return f"is not in what {allowed.flag} allows ({names})"
+    if services := owners.services_with(address):
+        return f"is the ClusterIP of Service {min(services)}"
+    if _is_in(address, settings.service_cidrs):
+        return f"is in the Service range ({', '.join(settings.service_cidrs)})"
+    if _is_in(address, (*settings.cluster_cidrs, *node.pod_cidrs)):
+        return "is in the pods' networks"
+    return None
+
+
+def _is_in(address: str, networks: tuple[str, ...]) -> bool:
+    parsed = ip_address(address)
+    return any(parsed in network for network in _parsed(networks))
+
+
+@lru_cache(maxsize=64)
+def _parsed(networks: tuple[str, ...]) -> list[IPv4Network | IPv6Network]:
+    """The networks; text that is none is a Problem of the node's plan."""
+    parsed = []
+    for text in networks:
+        try:
+            parsed.append(ip_network(text, strict=False))
+        except ValueError:
+            continue
+    return parsed

@@ -1,0 +1,34 @@
+"""What a cleanup has undone, and what it could not undo."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kroute.kernel.errors import Failure, KernelError
+from kroute.reconcile.ledger import LedgerError
+
+
+class CleanupReport:
+    """Collects one line for each thing. A failure is noted, and the cleanup goes on with the rest."""
+
+    def __init__(self) -> None:
+        self.undone: list[str] = []
+        self.failed: list[str] = []
+
+    def add(self, what: str) -> None:
+        """This was undone."""
+        self.undone.append(what)
+
+    def batch(self, changes: Sequence[object], failures: Sequence[Failure[Any]], absent: Collection[int] = ()) -> None:
+        """These changes were written; those refused with an errno of `absent` found nothing to undo."""
+        refused = {failure.change for failure in failures}
+        self.undone += [str(change) for change in changes if change not in refused]
+        self.failed += [str(failure) for failure in failures if failure.errno not in absent]
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """Go on after this step even if it fails."""
+        try:
+            yield
+        except (KernelError, LedgerError) as error:
+            self.failed.append(f"{what}: {error}")

@@ -1,0 +1,209 @@
+"""The shape that all controllers share.
+
+One task is the one owner of a controller's mutable state. It waits until there is something to do (new plans, a kernel
+event, a stage that another controller has reached, a retry that falls due, the time of an audit), takes everything that
+waits, changes its memory, writes one difference to the kernel, remembers what was applied, and says which stages its
+plans have reached. Nothing else touches the state: the task that listens to the kernel only lets events wait in a list.
+A batch that is being written is never interrupted by a newer one; the newer one is simply the next.
+
+Reading the kernel is one operation with two occasions. When the first full list of plans has been taken in, it adopts
+what an earlier run left, so that the first difference is empty if nothing has changed, and what is as the plans say is
+in memory once. Every `resync_period`, and before something that failed is tried again, it audits: whatever is not as it
+was left is logged, counted and repaired. What arrives while an audit reads does not wait for its end: it is written
+between two parts of the reading. Stopping leaves the kernel as it is.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar
+
+from kroute.broadcaster import Subscription
+from kroute.kernel.errors import KernelError
+from kroute.kernel.net.monitor import Event, Monitor, Overrun
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.backoff import Retries
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import LedgerError
+from kroute.reconcile.pass_status import Account, ControllerStatistics
+from kroute.settings import Settings
+
+PLANS_A_SLICE = 64
+"""Plans that are taken into memory before other tasks run: all controllers do so at the same time."""
+
+_PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
+
+
+class Controller(ABC):
+    """Applies plans to one part of the kernel.
+
+    `clock` gives seconds and never goes back. `monitor` is this controller's own, or None if the part of the kernel
+    that it owns reports nothing.
+    """
+
+    name: ClassVar[str]
+    first_audit: ClassVar[float] = 1.0
+    """After which part of the resync period the first audit comes: so the controllers audit one after the other."""
+
+    def __init__(
+        self, settings: Settings, subscription: Subscription, monitor: Monitor | None, clock: Callable[[], float]
+    ) -> None:
+        self.clock = clock
+        self.account = Account(self.name, clock)
+        self.wake = asyncio.Event()
+        self._settings = settings
+        self._subscription = subscription
+        self._exclusion = Exclusion(settings.exclude_cidrs)
+        self._monitor = monitor
+        self._events: list[Event | Overrun] = []
+        self._passes: Retries[str] = Retries()
+        self._audit_due = clock()
+        self.has_adopted = False
+        self._stopping = False
+
+    @abstractmethod
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """Take new plans into memory."""
+
+    def notice(self, events: Sequence[Event]) -> None:  # noqa: B027  not every controller has something to notice
+        """Take events of the kernel into memory. Those of this controller's own writes change nothing."""
+
+    @abstractmethod
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Undo what earlier runs did, without any plans; for a controller that does not run."""
+
+    async def prepare(self) -> None:  # noqa: B027  not every controller has something to prepare
+        """Put right what needs no plans, before there are any."""
+
+    @abstractmethod
+    async def read(self) -> Iterable[str]:
+        """Read this controller's part of the kernel into memory; say what is not as it was left.
+
+        `meanwhile` is to be awaited between two parts of a long reading.
+        """
+
+    @abstractmethod
+    async def write(self) -> None:
+        """Write the difference, remember it, and say which stages have been reached."""
+
+    def next_due(self) -> float | None:
+        """When, by the clock, there is something of its own to do though nothing has happened; None: never."""
+        return None
+
+    def statistics(self) -> ControllerStatistics:
+        """The counters as they are now."""
+        return self.account.statistics()
+
+    def stop(self) -> None:
+        """Let `run` return when the batch in hand is written. The kernel's state stays as it is."""
+        self._stopping = True
+        self.wake.set()
+
+    async def run(self) -> None:
+        """Keep the kernel as the plans say, until `stop`. Cancelling it is safe at any point: it is like a kill."""
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
+            await self.start()
+            while not self._stopping:
+                await self.step()
+                await self._sleep()
+            if listener is not None:
+                listener.cancel()
+
+    async def start(self) -> None:
+        """Prepare, then wait for the first full list of plans (or for `stop`)."""
+        self._subscription.notify(self.wake)
+        await self._guarded(self.prepare)
+        while not (self._stopping or self._subscription.has_arrived):
+            self.wake.clear()
+            await self.wake.wait()
+
+    async def step(self) -> None:
+        """One pass over everything that waits. What the kernel refuses is logged and tried again, never raised."""
+        await self._take()
+        if not self._passes.is_waiting(_PASS, self.clock()):
+            await self._guarded(self._pass)
+
+    async def meanwhile(self) -> None:
+        """Write what has arrived, between two parts of an audit's reading.
+
+        The rest of it may tell of the kernel before that; a `Reading` knows what has overtaken it.
+        """
+        if self.has_adopted and self.wake.is_set() and not self._stopping:
+            await self._take()
+            await self.write()
+
+    async def _take(self) -> None:
+        """Take everything that waits into memory."""
+        self.wake.clear()
+        async for plans in sliced(self._subscription.take().values(), PLANS_A_SLICE):
+            self.accept([self._exclusion.apply(plan) for plan in plans])
+        taken, self._events = self._events, []
+        events = [event for event in taken if not isinstance(event, Overrun)]
+        if len(events) < len(taken):
+            self.audit_soon()
+        if events:
+            self.notice(events)
+
+    async def audit(self) -> None:
+        """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
+        self._audit_due = self.clock() + self._settings.resync_period * (1.0 if self.has_adopted else self.first_audit)
+        drift = await self.read()
+        if self.has_adopted:
+            self.account.repaired(drift)
+        self.has_adopted = True
+        self.account.counters.last_audit = time.time()
+
+    def audit_soon(self) -> None:
+        """Read the kernel before the next write."""
+        self._audit_due = self.clock()
+
+    async def _pass(self) -> None:
+        started = self.clock()
+        retry_due = self.account.retries.next_due()
+        if not self.has_adopted or started >= self._audit_due or (retry_due is not None and started >= retry_due):
+            await self.audit()
+        await self.write()
+        self.account.retries.expire(started)
+
+    async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Make an attempt at a whole pass. When it fails, nothing is known of the kernel: the next one reads first."""
+        self.account.begins()
+        try:
+            await attempt()
+        except (KernelError, LedgerError) as error:
+            self.account.failed(error)
+            self._passes.failed(_PASS, self.clock())
+            self.audit_soon()
+        else:
+            self.account.succeeded()
+            self._passes.succeeded(_PASS)
+        finally:
+            self.account.ends()
+
+    async def _listen(self, monitor: Monitor) -> None:
+        while True:
+            try:
+                events = await monitor.next()
+            except KernelError as error:
+                self.account.failed(error)
+                await asyncio.sleep(self._settings.resync_period)  # until it works again the audits see everything
+                events = [Overrun()]
+            # Not `+= await`: that would bring back the list that `step` has taken meanwhile.
+            self._events += events
+            self.wake.set()
+
+    async def _sleep(self) -> None:
+        """Wait until something arrives or falls due."""
+        due = self._passes.next_due()
+        if due is None:
+            times = (self._audit_due, self.account.retries.next_due(), self.next_due())
+            due = min(time for time in times if time is not None)
+        try:
+            async with asyncio.timeout(max(0.0, due - self.clock())):
+                await self.wake.wait()
+        except TimeoutError:
+            return

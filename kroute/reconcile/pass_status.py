@@ -1,0 +1,149 @@
+"""What a controller's parts account for: writes, repairs, refusals, and when to try again."""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from errno import EACCES, EPERM
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from kroute.histogram import Durations
+from kroute.kernel.errors import KernelError
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Problem
+from kroute.reconcile.backoff import Retries
+
+log = structlog.get_logger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+DENIALS = frozenset({EPERM, EACCES})
+"""How the kernel refuses whoever lacks a privilege."""
+
+PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
+"""Seconds: the ranges in which kube-proxy counts its syncs (pkg/proxy/metrics/metrics.go)."""
+
+NAMED_SERVICES = 5
+"""How many Services a line about many of them names."""
+
+Report = Callable[[ObjectKey, Problem], None]
+"""Called with a problem of a Service that only the kernel could show."""
+
+
+class ControllerStatistics(msgspec.Struct):
+    """Counters of one controller since its start; `waiting` is how many objects failed and wait for another attempt.
+
+    `last_audit` is the Unix time of the last complete reading of the kernel, `last_success` that of the last pass that
+    did not fail as a whole; 0 for none. `failing_for` says for how many seconds all passes have failed, the last with
+    `last_error`, and `busy_for` for how many the pass in hand has been going on. `denied` counts failures for want of a
+    privilege.
+    """
+
+    writes: int = 0
+    repairs: int = 0
+    failures: int = 0
+    denied: int = 0
+    waiting: int = 0
+    last_audit: float = 0.0
+    last_success: float = 0.0
+    failing_for: float = 0.0
+    busy_for: float = 0.0
+    last_error: str = ""
+
+
+class Account:
+    """One controller's counters and retries. `clock` gives seconds and never goes back."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.retries: Retries[Hashable] = Retries()
+        self.counters = ControllerStatistics()
+        self._name = name
+        self._failing_since: float | None = None
+        self._busy_since: float | None = None
+        self._done_before = (0, 0.0)
+        self.passes = Durations(PASS_BOUNDS)
+
+    def statistics(self) -> ControllerStatistics:
+        """The counters as they are now."""
+        return msgspec.structs.replace(
+            self.counters,
+            waiting=len(self.retries),
+            failing_for=self._since(self._failing_since),
+            busy_for=self._since(self._busy_since),
+        )
+
+    def is_waiting(self, key: Hashable) -> bool:
+        """Whether this has failed, and is not to be tried yet."""
+        return key in self.retries and self.retries.is_waiting(key, self.clock())
+
+    def wrote(self, changes: int) -> None:
+        """Count changes that the kernel has accepted."""
+        self.counters.writes += changes
+
+    def repaired(self, drift: Iterable[str]) -> None:
+        """Count and log what somebody else has changed and is being put right."""
+        for what in drift:
+            self.counters.repairs += 1
+            log.warning("repair", controller=self._name, what=what)
+
+    def refused(self, refusals: Mapping[K, str], owners: Iterable[ObjectKey]) -> None:
+        """Count what cannot be done now, by key with a sentence each; each will be tried again later, alone.
+
+        One line says it, when it is new; `owners` are the Services that lack it.
+        """
+        if not refusals:
+            return
+        self.counters.failures += len(refusals)
+        now = self.clock()
+        new = [sentence for key, sentence in refusals.items() if self.retries.failed(key, now)]
+        if new:
+            services = names_of(owners)
+            log.warning(
+                "write.refused",
+                controller=self._name,
+                error=new[0],
+                more_errors=len(new) - 1,
+                services=services[:NAMED_SERVICES],
+                more_services=max(0, len(services) - NAMED_SERVICES),
+                next_step="trying again, later and later",
+            )
+
+    def begins(self) -> None:
+        """A whole pass begins."""
+        self._busy_since = self.clock()
+        self._done_before = self._done
+
+    def ends(self) -> None:
+        """The pass is over; `failed` or `succeeded` says how. One that had nothing to do is not worth observing."""
+        if self._done != self._done_before:
+            self.passes.observe(self._since(self._busy_since))
+        self._busy_since = None
+
+    def succeeded(self) -> None:
+        """A whole pass is over, whatever was refused in it."""
+        self._failing_since = None
+        self.counters.last_success = time.time()
+        self.counters.last_error = ""
+
+    def failed(self, error: Exception) -> None:
+        """Count and log a whole pass that failed."""
+        if self._failing_since is None:
+            self._failing_since = self.clock()
+        self.counters.failures += 1
+        self.counters.denied += isinstance(error, KernelError) and error.errno in DENIALS
+        self.counters.last_error = str(error)
+        log.error("controller.failed", controller=self._name, error=str(error), next_step="trying again")
+
+    @property
+    def _done(self) -> tuple[int, float]:
+        return self.counters.writes + self.counters.failures, self.counters.last_audit
+
+    def _since(self, moment: float | None) -> float:
+        return 0.0 if moment is None else self.clock() - moment
+
+
+def names_of(keys: Iterable[ObjectKey]) -> list[str]:
+    """Services as log lines name them, each once."""
+    return sorted({str(key) for key in keys})

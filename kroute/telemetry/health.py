@@ -1,0 +1,103 @@
+"""Whether kroute does its work, and whether this node should get traffic: the rules and the JSON of kube-proxy.
+
+`/healthz` is for load balancers, `/livez` for whoever restarts kroute, `/readyz` for whoever waits for it. Sources:
+kubernetes pkg/proxy/healthcheck/proxy_health.go and KEP-3836. kube-proxy has no `/readyz`.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from kroute.reconcile.pass_status import ControllerStatistics
+
+
+class Probe(StrEnum):
+    """What is asked, by its path."""
+
+    HEALTHZ = "/healthz"
+    LIVEZ = "/livez"
+    READYZ = "/readyz"
+
+
+class Workers(Protocol):
+    """Whose health it is: `kroute.controllers.node_controllers.NodeControllers`."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether everything of the first full list is served."""
+
+    def complaints(self) -> list[str]:
+        """Why they do not do their work."""
+
+    def statistics(self) -> Mapping[str, ControllerStatistics]:
+        """Each controller's counters."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The answer to a probe. The first three fields are kube-proxy's; `causes` says why it is not healthy."""
+
+    last_updated: str
+    current_time: str
+    node_eligible: bool | None = None
+    healthy: bool
+    causes: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> HTTPStatus:
+        """The answer's HTTP status."""
+        return HTTPStatus.OK if self.healthy else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class Health:
+    """Answers probes, and counts its answers by probe and status."""
+
+    def __init__(
+        self, workers: Workers, ineligible: Callable[[], str | None], now: Callable[[], float] = time.time
+    ) -> None:
+        """`ineligible` says why this node should get no more traffic, None if it should; `now` is the Unix time."""
+        self.answers: dict[tuple[Probe, int], int] = {
+            (probe, int(status)): 0 for probe in Probe for status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
+        }
+        self._workers = workers
+        self._ineligible = ineligible
+        self._now = now
+
+    def answer(self, probe: Probe) -> Verdict:
+        """The answer, which is counted."""
+        verdict = self.verdict(probe)
+        self.answers[probe, int(verdict.status)] += 1
+        return verdict
+
+    def verdict(self, probe: Probe) -> Verdict:
+        """The answer to a probe.
+
+        While it starts kroute is healthy, as kube-proxy is: what an earlier run left still serves. It is ready once it
+        serves the first full list.
+        """
+        causes = self._workers.complaints()
+        reason = self._ineligible() if probe is Probe.HEALTHZ else None
+        if reason is not None:
+            causes.append(reason)
+        if probe is Probe.READYZ and not self._workers.is_live:
+            causes.append("the first full list of Services is not served yet")
+        now = self._now()
+        return Verdict(
+            last_updated=_rfc3339(self.last_updated() if causes else now),
+            current_time=_rfc3339(now),
+            node_eligible=reason is None if probe is Probe.HEALTHZ else None,
+            healthy=not causes,
+            causes=tuple(causes),
+        )
+
+    def last_updated(self) -> float:
+        """When, in Unix time, every controller had last done a pass that did not fail; 0 for never."""
+        return min((each.last_success for each in self._workers.statistics().values()), default=0.0)
+
+
+def _rfc3339(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

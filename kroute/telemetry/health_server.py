@@ -1,0 +1,36 @@
+"""`/healthz`, `/livez` and `/readyz`, as the health port and the metrics port answer them.
+
+Importing this module loads aiohttp.
+"""
+
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from kroute.telemetry.health import Health, Probe
+
+_HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+def probe_response(health: Health, path: str) -> web.Response | None:
+    """The answer to a probe; None if this is the path of none."""
+    try:
+        probe = Probe(path)
+    except ValueError:
+        return None
+    verdict = health.answer(probe)
+    return web.Response(status=verdict.status, body=msgspec.json.encode(verdict), headers=_HEADERS)
+
+
+class HealthServer:
+    """Answers nothing but probes: its port is open to load balancers."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer one request."""
+        if request.method not in {"GET", "HEAD"}:
+            return web.Response(status=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+        return probe_response(self._health, request.path) or web.Response(status=HTTPStatus.NOT_FOUND)

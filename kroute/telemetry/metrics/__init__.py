@@ -1,0 +1,1 @@
+"""The metrics: tables of families, and one reading of everything for each scrape."""

@@ -1,0 +1,113 @@
+"""The metrics that kube-proxy has under the same names, with the same meaning (pkg/proxy/metrics/metrics.go).
+
+Its names are left out where kroute has nothing that means the same: there are no full and partial syncs of iptables
+here, and what waits, waits for each controller by itself (`kroute_queue_depth`).
+"""
+
+from collections.abc import Callable
+
+from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.histogram import Durations
+from kroute.telemetry.health import Probe
+from kroute.telemetry.metrics.exposition import Histogram, Metric, Samples
+from kroute.telemetry.metrics.scrape import Scrape
+
+Row = tuple[Metric, Callable[[Scrape], Samples]]
+
+
+def histogram(durations: Durations) -> Histogram:
+    """Durations as the exposition writes them."""
+    return Histogram(durations.cumulative, durations.count, durations.sum)
+
+
+def _probes(scrape: Scrape, probe: Probe) -> Samples:
+    return [((str(code),), count) for (asked, code), count in scrape.health.answers.items() if asked is probe]
+
+
+ROWS: tuple[Row, ...] = (
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "histogram",
+            "How long the passes of service_proxy took that had something to write or to audit.",
+        ),
+        lambda it: [((), histogram(it.passes[ServiceProxy.name]))],
+    ),
+    (
+        Metric(
+            "kubeproxy_network_programming_duration_seconds",
+            "histogram",
+            "From the change of a pod or Service, as its EndpointSlice tells of it, to the kernel of this node.",
+        ),
+        lambda it: [((), histogram(it.programming))],
+    ),
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "gauge",
+            "The Unix time when every controller had last done a pass that did not fail.",
+        ),
+        lambda it: [((), it.health.last_updated())],
+    ),
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "gauge",
+            "The Unix time when the last change came from the API server or from the manifests.",
+        ),
+        lambda it: [((), it.intake.last_change)],
+    ),
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_service_changes_total",
+            "counter",
+            "Services that were seen new, changed or gone.",
+        ),
+        lambda it: [((), it.intake.changes["Service"])],
+    ),
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+            "counter",
+            "EndpointSlices that were seen new, changed or gone.",
+        ),
+        lambda it: [((), it.intake.changes["EndpointSlice"])],
+    ),
+    (
+        Metric(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "gauge",
+            "Services with externalTrafficPolicy Local and no endpoint on this node.",
+            ("traffic_policy",),
+        ),
+        lambda it: [(("external",), it.plans.without_local_endpoint)],
+    ),
+    (
+        Metric("kubeproxy_proxy_healthz_total", "counter", "Answers to /healthz by their HTTP status.", ("code",)),
+        lambda it: _probes(it, Probe.HEALTHZ),
+    ),
+    (
+        Metric("kubeproxy_proxy_livez_total", "counter", "Answers to /livez by their HTTP status.", ("code",)),
+        lambda it: _probes(it, Probe.LIVEZ),
+    ),
+    (
+        Metric("process_cpu_seconds_total", "counter", "Processor time of this process, in seconds."),
+        lambda it: [((), it.statistics.cpu)],
+    ),
+    (
+        Metric("process_resident_memory_bytes", "gauge", "Memory of this process that is resident, in bytes."),
+        lambda it: [((), it.statistics.memory.resident)],
+    ),
+    (
+        Metric("process_virtual_memory_bytes", "gauge", "Memory that this process has mapped, in bytes."),
+        lambda it: [((), it.process.virtual_bytes)],
+    ),
+    (
+        Metric("process_open_fds", "gauge", "File descriptors that this process has open."),
+        lambda it: [((), it.process.open_descriptors)],
+    ),
+    (
+        Metric("process_start_time_seconds", "gauge", "The Unix time when this process started."),
+        lambda it: [((), it.process.started)],
+    ),
+)

@@ -1,0 +1,38 @@
+"""What all plans together say, for the metrics."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import NODE_PLAN, AddressSet, ServicePlan
+from kroute.reconcile.batches import sliced
+
+
+class PlanSurvey(NamedTuple):
+    """How many Services there are, how many of them with policy Local lack an endpoint here, and what is wrong.
+
+    `problems` are counted by reason; `troubled` has so many Services as one may tell of, with their problems by reason.
+    """
+
+    services: int
+    without_local_endpoint: int
+    problems: Mapping[str, int]
+    troubled: Mapping[ObjectKey, Mapping[str, int]]
+
+
+async def survey(plans: Collection[ServicePlan], limit: int) -> PlanSurvey:
+    """Look at all plans; other tasks run in between."""
+    services = without_local_endpoint = 0
+    problems: Counter[str] = Counter()
+    troubled: dict[ObjectKey, Mapping[str, int]] = {}
+    async for batch in sliced(plans):
+        for plan in batch:
+            services += plan.key != NODE_PLAN
+            without_local_endpoint += any(entry.set is AddressSet.NO_LOCAL for entry in plan.set_entries)
+            if plan.problems:
+                reasons = Counter(problem.reason for problem in plan.problems)
+                problems += reasons
+                if plan.key != NODE_PLAN and len(troubled) < limit:
+                    troubled[plan.key] = reasons
+    return PlanSurvey(services, without_local_endpoint, problems, troubled)

@@ -1,0 +1,144 @@
+"""kroute's own metrics of what is served: Services and their problems, and what the kernel has of them."""
+
+import platform
+from collections.abc import Callable, Mapping
+
+from kroute import __version__
+from kroute.telemetry.health import Probe
+from kroute.telemetry.kernel_reading import KernelSummary, ServiceTraffic
+from kroute.telemetry.metrics.exposition import Metric, Samples
+from kroute.telemetry.metrics.kube_proxy import Row
+from kroute.telemetry.metrics.scrape import Scrape
+
+_SERVICE = ("namespace", "service")
+
+
+def _of_kernel(field: Callable[[KernelSummary], Mapping[str, int]]) -> Callable[[Scrape], Samples]:
+    return lambda scrape: [((state,), n) for state, n in field(scrape.kernel).items()] if scrape.kernel else []
+
+
+def _of_services(*parts: tuple[tuple[str, ...], Callable[[ServiceTraffic], int]]) -> Callable[[Scrape], Samples]:
+    """A series of each Service for each part, which is the labels after the Service's and the value."""
+    return lambda scrape: (
+        ((it.key.namespace, it.key.name, *labels), field(it))
+        for it in (scrape.kernel.services if scrape.kernel else ())
+        for labels, field in parts
+    )
+
+
+def _service_problems(scrape: Scrape) -> Samples:
+    for key, reasons in scrape.plans.troubled.items():
+        for reason, count in reasons.items():
+            yield (key.namespace, key.name, reason), count
+
+
+STATE_ROWS: tuple[Row, ...] = (
+    (
+        Metric("kroute_build_info", "gauge", "1, with what runs here.", ("version", "python", "kernel")),
+        lambda _: [((__version__, platform.python_version(), platform.release()), 1)],
+    ),
+    (
+        Metric("kroute_healthy", "gauge", "Whether a probe is answered with 200 now.", ("probe",)),
+        lambda it: [((probe.value.lstrip("/"),), it.health.verdict(probe).healthy) for probe in Probe],
+    ),
+    (
+        Metric("kroute_probe_answers_total", "counter", "Answers to probes by HTTP status.", ("probe", "code")),
+        lambda it: [((probe.value.lstrip("/"), str(code)), n) for (probe, code), n in it.health.answers.items()],
+    ),
+    (
+        Metric("kroute_services", "gauge", "Services that are planned for this node."),
+        lambda it: [((), it.plans.services)],
+    ),
+    (
+        Metric("kroute_problems", "gauge", "What is not as the Services' owners asked, by reason.", ("reason",)),
+        lambda it: [((reason,), count) for reason, count in it.plans.problems.items()],
+    ),
+    (
+        Metric(
+            "kroute_service_problems",
+            "gauge",
+            "The same by Service, for at most --metrics-services of them.",
+            (*_SERVICE, "reason"),
+        ),
+        _service_problems,
+    ),
+    (
+        Metric("kroute_changes_total", "counter", "Objects that were seen new, changed or gone, by kind.", ("kind",)),
+        lambda it: [((kind,), n) for kind, n in it.intake.changes.items()],
+    ),
+)
+
+KERNEL_ROWS: tuple[Row, ...] = (
+    (
+        Metric(
+            "kroute_virtual_servers",
+            "gauge",
+            "Planned virtual servers: serving, refusing (without endpoint), or missing in the kernel.",
+            ("state",),
+        ),
+        _of_kernel(lambda it: it.virtual_servers),
+    ),
+    (
+        Metric(
+            "kroute_real_servers",
+            "gauge",
+            "Real servers: serving, draining (weight 0), or missing in the kernel.",
+            ("state",),
+        ),
+        _of_kernel(lambda it: it.real_servers),
+    ),
+    (
+        Metric("kroute_connections", "gauge", "Connections that IPVS has now, active or inactive.", ("state",)),
+        _of_kernel(lambda it: {"active": it.active, "inactive": it.inactive}),
+    ),
+    (
+        Metric(
+            "kroute_service_connections",
+            "gauge",
+            "The same by Service, for the --metrics-services Services with most connections so far.",
+            (*_SERVICE, "state"),
+        ),
+        _of_services((("active",), lambda it: it.active), (("inactive",), lambda it: it.inactive)),
+    ),
+    (
+        Metric(
+            "kroute_service_connections_total",
+            "counter",
+            "Connections that were scheduled, by Service.",
+            _SERVICE,
+        ),
+        _of_services(((), lambda it: it.traffic.connections)),
+    ),
+    (
+        Metric(
+            "kroute_service_packets_total",
+            "counter",
+            "Packets from clients (in) and to them (out), by Service.",
+            (*_SERVICE, "direction"),
+        ),
+        _of_services((("in",), lambda it: it.traffic.packets_in), (("out",), lambda it: it.traffic.packets_out)),
+    ),
+    (
+        Metric(
+            "kroute_service_bytes_total",
+            "counter",
+            "Bytes from clients (in) and to them (out), by Service.",
+            (*_SERVICE, "direction"),
+        ),
+        _of_services((("in",), lambda it: it.traffic.bytes_in), (("out",), lambda it: it.traffic.bytes_out)),
+    ),
+    (
+        Metric(
+            "kroute_services_without_series",
+            "gauge",
+            "Services beyond --metrics-services, which are only in the sums.",
+        ),
+        lambda it: [((), it.kernel.omitted)] if it.kernel else [],
+    ),
+    (
+        Metric("kroute_kernel_readable", "gauge", "Whether the kernel's IPVS table could be read for this scrape."),
+        lambda it: [((), it.kernel is not None)],
+    ),
+)
+
+ROWS = (*STATE_ROWS, *KERNEL_ROWS)

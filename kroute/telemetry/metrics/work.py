@@ -1,0 +1,160 @@
+"""kroute's own metrics of how the agent works: queues, controllers, the event loop, netlink and the API server."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.telemetry import latency, loop_watch
+from kroute.telemetry.metrics.exposition import Histogram, Metric, Samples
+from kroute.telemetry.metrics.kube_proxy import Row, histogram
+from kroute.telemetry.metrics.scrape import Scrape
+from kroute.telemetry.statistics import WatchStatistics
+
+_CONTROLLER = ("controller",)
+_KIND = ("kind",)
+_CLIENT = ("client",)
+
+
+def _of_controllers(field: Callable[[ControllerStatistics], float]) -> Callable[[Scrape], Samples]:
+    return lambda scrape: [((name,), field(each)) for name, each in scrape.statistics.controllers.items()]
+
+
+def _of_watches(field: Callable[[WatchStatistics], float]) -> Callable[[Scrape], Samples]:
+    return lambda scrape: [((kind,), field(each)) for kind, each in scrape.statistics.watches.items()]
+
+
+def _counted(bounds: tuple[float, ...], buckets: list[int], total: float) -> Histogram:
+    """The histogram of these buckets, of which the last is for what is beyond the bounds."""
+    return Histogram(dict(zip(bounds, accumulate(buckets), strict=False)), sum(buckets), total)
+
+
+def _loop(scrape: Scrape) -> Samples:
+    loop = scrape.statistics.loop
+    return [((), _counted(loop_watch.BOUNDS, loop.buckets, loop.busy))]
+
+
+def _latency(scrape: Scrape) -> Samples:
+    found = scrape.statistics.latency
+    return [((), _counted(latency.BOUNDS, found.buckets, found.total))]
+
+
+WORK_ROWS: tuple[Row, ...] = (
+    (
+        Metric("kroute_queue_depth", "gauge", "Plans that wait for a controller.", _CONTROLLER),
+        lambda it: [((queue.subscriber,), queue.depth) for queue in it.statistics.queues],
+    ),
+    (
+        Metric("kroute_queue_lag_seconds", "gauge", "For how long the oldest of them has waited.", _CONTROLLER),
+        lambda it: [((queue.subscriber,), queue.lag) for queue in it.statistics.queues],
+    ),
+    (
+        Metric(
+            "kroute_pass_duration_seconds",
+            "histogram",
+            "How long the passes of a controller took that had something to write or to audit.",
+            _CONTROLLER,
+        ),
+        lambda it: [((name,), histogram(durations)) for name, durations in it.passes.items()],
+    ),
+    (
+        Metric("kroute_writes_total", "counter", "Changes that the kernel has accepted.", _CONTROLLER),
+        _of_controllers(lambda it: it.writes),
+    ),
+    (
+        Metric("kroute_repairs_total", "counter", "What somebody else had changed and was put right.", _CONTROLLER),
+        _of_controllers(lambda it: it.repairs),
+    ),
+    (
+        Metric("kroute_failures_total", "counter", "Changes that were refused, and passes that failed.", _CONTROLLER),
+        _of_controllers(lambda it: it.failures),
+    ),
+    (
+        Metric("kroute_denials_total", "counter", "Passes that failed for want of a privilege.", _CONTROLLER),
+        _of_controllers(lambda it: it.denied),
+    ),
+    (
+        Metric("kroute_retries_waiting", "gauge", "Objects that were refused and will be tried again.", _CONTROLLER),
+        _of_controllers(lambda it: it.waiting),
+    ),
+    (
+        Metric("kroute_failing_seconds", "gauge", "For how long every pass has failed; 0 when it works.", _CONTROLLER),
+        _of_controllers(lambda it: it.failing_for),
+    ),
+    (
+        Metric("kroute_last_audit_timestamp_seconds", "gauge", "The Unix time of the last audit.", _CONTROLLER),
+        _of_controllers(lambda it: it.last_audit),
+    ),
+    (
+        Metric(
+            "kroute_programming_duration_seconds",
+            "histogram",
+            "From reading a change to its Service's being as it should be in the kernel.",
+        ),
+        _latency,
+    ),
+    (
+        Metric("kroute_programming_waiting", "gauge", "Services whose changes are on their way to the kernel."),
+        lambda it: [((), it.statistics.latency.waiting)],
+    ),
+    (
+        Metric("kroute_programming_oldest_seconds", "gauge", "For how long the first of them has been on its way."),
+        lambda it: [((), it.statistics.latency.oldest)],
+    ),
+    (
+        Metric(
+            "kroute_loop_round_duration_seconds",
+            "histogram",
+            "Rounds of the event loop: while one lasts, nothing else happens.",
+        ),
+        _loop,
+    ),
+    (
+        Metric("kroute_loop_longest_round_seconds", "gauge", "The longest round so far; 0 below ten milliseconds."),
+        lambda it: [((), it.statistics.loop.longest)],
+    ),
+    (
+        Metric("kroute_netlink_messages_total", "counter", "Messages sent to the kernel.", _CLIENT),
+        lambda it: [((name,), each.messages) for name, each in it.statistics.sockets.items()],
+    ),
+    (
+        Metric("kroute_netlink_bytes_total", "counter", "Bytes sent to the kernel.", _CLIENT),
+        lambda it: [((name,), each.bytes) for name, each in it.statistics.sockets.items()],
+    ),
+    (
+        Metric("kroute_netlink_sends_total", "counter", "System calls that sent them.", _CLIENT),
+        lambda it: [((name,), each.sends) for name, each in it.statistics.sockets.items()],
+    ),
+)
+
+API_ROWS: tuple[Row, ...] = (
+    (
+        Metric("kroute_reflector_objects", "gauge", "Objects that are known from the API server.", _KIND),
+        _of_watches(lambda it: it.objects),
+    ),
+    (
+        Metric("kroute_reflector_lists_total", "counter", "Requests that listed objects.", _KIND),
+        _of_watches(lambda it: it.lists),
+    ),
+    (
+        Metric("kroute_reflector_watches_total", "counter", "Watches that were begun.", _KIND),
+        _of_watches(lambda it: it.watches),
+    ),
+    (
+        Metric("kroute_reflector_events_total", "counter", "Events that watches brought.", _KIND),
+        _of_watches(lambda it: it.events),
+    ),
+    (
+        Metric("kroute_reflector_failures_total", "counter", "Lists and watches that failed.", _KIND),
+        _of_watches(lambda it: it.failures),
+    ),
+    (
+        Metric("kroute_reflector_denials_total", "counter", "Failures for want of a permission.", _KIND),
+        _of_watches(lambda it: it.denied),
+    ),
+    (
+        Metric("kroute_reflector_malformed_total", "counter", "Objects that could not be read.", _KIND),
+        _of_watches(lambda it: it.malformed),
+    ),
+)
+
+ROWS = (*WORK_ROWS, *API_ROWS)

@@ -1,0 +1,97 @@
+"""What the metrics port answers: `/metrics`, the status page on `/`, the probes, and kube-proxy's `/proxyMode`.
+
+Everything is read-only. The page names Services and pods, and a browser on the same machine reaches a port of loopback:
+so there, whoever asks under another name than loopback's is refused (that is how DNS rebinding looks), and the page may
+load and run only what is shipped with it.
+
+Importing this module loads aiohttp.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
+from importlib import resources
+from ipaddress import ip_address
+
+import msgspec
+from aiohttp import web
+
+from kroute.telemetry.health import Health
+from kroute.telemetry.health_server import probe_response
+from kroute.telemetry.metrics import exposition
+from kroute.telemetry.status import StatusPage
+
+_ASSETS = {
+    "/": ("index.html", "text/html"),
+    "/status.js": ("status.js", "text/javascript"),
+    "/status.css": ("status.css", "text/css"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class MetricsServer:
+    """Answers on the metrics port. `only_loopback`: whether nobody else is to get in there."""
+
+    def __init__(
+        self,
+        metrics: Callable[[], AsyncIterator[bytes]],
+        status: StatusPage,
+        health: Health,
+        *,
+        only_loopback: bool,
+    ) -> None:
+        self._metrics = metrics
+        self._status = status
+        self._health = health
+        self._only_loopback = only_loopback
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer one request."""
+        if self._only_loopback and not _names_loopback(request.headers.get("Host", "")):
+            response = web.Response(status=HTTPStatus.FORBIDDEN, text="ask for this port by a loopback address\n")
+        elif request.method not in {"GET", "HEAD"}:
+            response = web.Response(status=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+        else:
+            response = await self._page(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    async def _page(self, request: web.BaseRequest) -> web.Response:
+        path = request.path
+        if path in _ASSETS:
+            name, kind = _ASSETS[path]
+            asset = resources.files("kroute.telemetry").joinpath("web", name).read_bytes()
+            return web.Response(body=asset, content_type=kind, charset="utf-8")
+        if path == "/metrics":
+            body = b"".join([part async for part in self._metrics()])
+            return web.Response(body=body, headers={"Content-Type": exposition.CONTENT_TYPE})
+        if path == "/status.json":
+            status = await self._status.status(request.query.get("search", ""), _page_number(request))
+            return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+        if path == "/proxyMode":
+            return web.Response(text="ipvs")
+        return probe_response(self._health, path) or web.Response(status=HTTPStatus.NOT_FOUND)
+
+
+def _page_number(request: web.BaseRequest) -> int:
+    text = request.query.get("page", "1")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
+
+
+def _names_loopback(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

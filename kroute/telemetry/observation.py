@@ -1,0 +1,148 @@
+"""What others may know of a running agent: health, metrics, the status page, and Events about the node.
+
+Nothing here changes what is served, and no failure of it ends kroute.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from kroute import __version__, logs
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.http import listener
+from kroute.kernel.errors import KernelError
+from kroute.model.plan import NODE_PLAN
+from kroute.settings import BindAddress, Settings
+from kroute.telemetry.events import EventRecorder
+from kroute.telemetry.health import Health
+from kroute.telemetry.intake import Intake
+from kroute.telemetry.kernel_reading import KernelReadings, KernelSummary
+from kroute.telemetry.metrics import families as metrics
+from kroute.telemetry.metrics.plan_survey import survey
+from kroute.telemetry.metrics.process import process_figures
+from kroute.telemetry.metrics.scrape import Scrape
+from kroute.telemetry.network_programming import NetworkProgramming
+from kroute.telemetry.privileges import PrivilegeWatch
+from kroute.telemetry.statistics import Statistics
+from kroute.telemetry.status import StatusPage
+
+if TYPE_CHECKING:
+    from kroute.telemetry.health_server import HealthServer
+    from kroute.telemetry.metrics_server import MetricsServer
+
+log = structlog.get_logger(__name__)
+
+LOOPBACK = ("127.", "::1")
+SCRAPE_SECONDS = 30.0
+"""How long a scrape may take, to its last byte."""
+
+
+class _Servers(NamedTuple):
+    health: "type[HealthServer]"
+    metrics: "type[MetricsServer]"
+
+
+class Observation:
+    """Looks on. `intake` and `programming` have to be shown every change, `programming` also what comes of them.
+
+    `statistics` gives what the agent counts, as it is now.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        broadcaster: Broadcaster,
+        controllers: NodeControllers,
+        recorder: EventRecorder,
+        programming: NetworkProgramming,
+        statistics: Callable[[], Statistics],
+    ) -> None:
+        self.intake = Intake(settings.node_name)
+        self.programming = programming
+        self._statistics = statistics
+        self._settings = settings
+        self._broadcaster = broadcaster
+        self._controllers = controllers
+        self._recorder = recorder
+        self._report = partial(recorder.report, NODE_PLAN)
+        self._health = Health(controllers, self.intake.ineligible)
+        self._kernel = KernelReadings(lambda: list(broadcaster.current.values()), settings.metrics_services)
+        self._status = StatusPage(
+            settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
+        )
+        self._privileges = PrivilegeWatch(statistics, self._report, settings.resync_period)
+
+    async def run(self) -> None:
+        """Answer and tell until cancelled."""
+        parts = {"privileges": self._privileges.run(), "start": self._tell_of_start()}
+        if self._settings.healthz_bind_address is not None:
+            parts["healthz"] = self._serve_health(self._settings.healthz_bind_address)
+        if self._settings.metrics_bind_address is not None:
+            parts["metrics"] = self._serve_metrics(self._settings.metrics_bind_address)
+        async with asyncio.TaskGroup() as group:
+            for name, part in parts.items():
+                group.create_task(_harmless(name, part), name=name)
+
+    async def _serve_health(self, where: BindAddress) -> None:
+        servers = await asyncio.to_thread(_load_servers)
+        await listener.serve("healthz", where, servers.health(self._health).answer, self._report)
+
+    async def _serve_metrics(self, where: BindAddress) -> None:
+        servers = await asyncio.to_thread(_load_servers)
+        only_loopback = where.host.startswith(LOOPBACK)
+        server = servers.metrics(self._metrics, self._status, self._health, only_loopback=only_loopback)
+        await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
+
+    def _metrics(self) -> AsyncIterator[bytes]:
+        return metrics.write(self._scrape)
+
+    async def _scrape(self) -> Scrape:
+        return Scrape(
+            statistics=self._statistics(),
+            plans=await survey(list(self._broadcaster.current.values()), self._settings.metrics_services),
+            passes=self._controllers.passes(),
+            programming=self.programming.durations,
+            health=self._health,
+            intake=self.intake,
+            process=process_figures(),
+            kernel=await self._read_kernel(),
+        )
+
+    async def _read_kernel(self) -> KernelSummary | None:
+        try:
+            return await self._kernel.summary()
+        except KernelError as error:
+            log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
+            return None
+
+    async def _tell_of_start(self) -> None:
+        await self._controllers.live()
+        services = sum(key != NODE_PLAN for key in self._broadcaster.current)
+        self._recorder.announce("Started", f"kroute {__version__} serves {services} Services on this node.")
+        if self._controllers.taken_over:
+            log.info("predecessor.adopted", virtual_servers=self._controllers.taken_over)
+            self._recorder.announce(
+                "TookOver",
+                f"{self._controllers.taken_over} virtual servers that another proxy had made were adopted in place: "
+                "their connections go on.",
+            )
+
+
+async def _harmless(name: str, part: Coroutine[None, None, None]) -> None:
+    """Run a part; a defect of it is logged and ends nothing else."""
+    try:
+        await part
+    except Exception:
+        log.exception("observation.failed", part=name, consequence="kroute serves without it")
+
+
+def _load_servers() -> _Servers:
+    """Load aiohttp, which takes a third of a second: in a thread."""
+    from kroute.telemetry.health_server import HealthServer  # noqa: PLC0415
+    from kroute.telemetry.metrics_server import MetricsServer  # noqa: PLC0415
+
+    return _Servers(HealthServer, MetricsServer)

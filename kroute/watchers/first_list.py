@@ -1,0 +1,73 @@
+"""What the source of Services says once: its first full list, or why there is none."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from kroute.model.objects import Applied, Change, Listed, Node
+from kroute.settings import Settings
+from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
+from kroute.watchers.kubernetes.resources import WATCHED
+from kroute.watchers.manifests.watcher import ManifestWatcher
+from kroute.watchers.sink import Sink
+
+PATIENCE = 60.0
+"""Seconds for which the first full list may take; a large cluster's takes a few."""
+
+
+class FirstListError(Exception):
+    """There is no full list to be had. The message is one line."""
+
+
+async def first_list(settings: Settings) -> list[Change]:
+    """Everything that the source of these settings knows, read once.
+
+    Raises:
+        FirstListError: it cannot be read.
+    """
+    directory = settings.manifests
+    try:
+        if directory is not None:
+            return await _collect(lambda sink: ManifestWatcher(directory, sink).run())
+        return await _from_api(settings)
+    except* (ConfigurationError, ApiError) as group:
+        raise FirstListError(str(group.exceptions[0])) from None
+
+
+async def node_object(settings: Settings) -> Node | None:
+    """This node's Node object, from the manifests. Raises as `first_list` does."""
+    nodes = [it.item for it in await first_list(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
+    return next((node for node in nodes if node.key.name == settings.node_name), None)
+
+
+async def _from_api(settings: Settings) -> list[Change]:
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
+    from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
+
+    async with await Api.open(settings) as api:
+        await api.server_time()  # a reflector would wait for a server that is not there
+        return await _collect(lambda sink: KubernetesWatcher(api, sink).run())
+
+
+async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> list[Change]:
+    """Follow until each kind has been listed."""
+    changes: list[Change] = []
+    missing = {resource.kind for resource in WATCHED}
+    complete = asyncio.Event()
+
+    def take(some: Sequence[Change]) -> None:
+        changes.extend(some)
+        missing.difference_update(change.kind for change in some if isinstance(change, Listed))
+        if not missing:
+            complete.set()
+
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(follow(take))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await complete.wait()
+        except TimeoutError:
+            kinds = ", ".join(sorted(kind.__name__ for kind in missing))
+            raise ConfigurationError(f"no full list of {kinds} after {PATIENCE:.0f} s; see `kroute check`") from None
+        finally:
+            following.cancel()
+    return changes

@@ -1,0 +1,70 @@
+"""What kroute must be allowed to do in the cluster, and whether it is (`authorization.k8s.io/v1`)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from kroute.watchers.kubernetes.errors import ApiError
+from kroute.watchers.kubernetes.resources import WATCHED, Resource
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Permission(NamedTuple):
+    """One verb on one resource of all namespaces, in the words of an RBAC rule."""
+
+    verb: str
+    group: str
+    resource: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} on {self.resource}{f' of API group {self.group}' if self.group else ''}"
+
+
+class Reviewer(Protocol):
+    """Whoever can put a question to the API server (`kroute.watchers.kubernetes.api.Api`)."""
+
+    async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """POST a question; returns it with its answer."""
+
+
+class _ReviewStatus(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _ReviewStatus
+
+
+def needed(resources: Iterable[Resource] = WATCHED) -> list[Permission]:
+    """All that an agent does: it lists and watches, and writes Events."""
+    permissions = [Permission(verb, *_group_and_name(resource)) for resource in resources for verb in ("list", "watch")]
+    return [*permissions, Permission("create", "events.k8s.io", "events")]
+
+
+async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permission]:
+    """Those that the credentials do not have.
+
+    Raises:
+        ApiError: the server does not answer the question.
+    """
+    return [permission for permission in permissions if not await _is_allowed(api, permission)]
+
+
+async def _is_allowed(api: Reviewer, permission: Permission) -> bool:
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": permission._asdict()},
+    }
+    answer = await api.review(REVIEWS, body)
+    try:
+        return msgspec.json.decode(answer, type=_Review).status.allowed
+    except msgspec.DecodeError as error:
+        raise ApiError(0, "", f"an access review was answered by something else: {error}") from error
+
+
+def _group_and_name(resource: Resource) -> tuple[str, str]:
+    prefix, name = resource.path.rsplit("/", 1)
+    return (prefix.split("/")[2] if prefix.startswith("/apis/") else ""), name

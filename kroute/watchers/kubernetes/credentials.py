@@ -1,0 +1,211 @@
+"""Where the API server is and how to authenticate to it, by kubernetes-asyncio.
+
+The order is that of kube-proxy: a kubeconfig file, in which `--master` replaces the server's address; `--master` alone,
+without credentials; the Pod's service account. Credentials are kept fresh before each request: a token file, an exec or
+an OIDC plugin is asked again every minute, a changed kubeconfig file is read again.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from kroute.settings import Settings
+from kroute.watchers.kubernetes import client_package
+from kroute.watchers.kubernetes.errors import ConfigurationError
+
+REFRESH_PERIOD = 60.0
+"""Seconds for which a token is used before its source is asked again; client-go keeps a token file as long."""
+
+
+class Credentials(Protocol):
+    """Fills a kubernetes-asyncio `Configuration` and keeps it fresh."""
+
+    configuration: Any
+
+    async def refresh(self, *, rejected: bool = False) -> None:
+        """Bring `configuration` up to date; `rejected` says that the server refused what it held.
+
+        Raises:
+            ConfigurationError: what the credentials come from cannot be used (any more).
+        """
+
+    async def headers(self) -> dict[str, str]:
+        """The request headers that authenticate. Raises as `refresh` does."""
+
+
+async def _headers(configuration: Any) -> dict[str, str]:
+    return {scheme["key"]: scheme["value"] for scheme in (await configuration.auth_settings()).values()}
+
+
+class MasterCredentials:
+    """A server's URL without any credentials."""
+
+    def __init__(self, url: str) -> None:
+        client_package.prepare()
+        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415  # 0.1 s
+
+        self.configuration: Any = Configuration(host=checked_url(url))
+
+    async def refresh(self, *, rejected: bool = False) -> None:
+        """There is nothing to refresh."""
+
+    async def headers(self) -> dict[str, str]:
+        """None."""
+        return {}
+
+
+class InClusterCredentials:
+    """The Pod's service account; kubernetes-asyncio reads its token file again every minute."""
+
+    def __init__(self) -> None:
+        client_package.prepare()
+        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
+        from kubernetes_asyncio.config import ConfigException, load_incluster_config  # noqa: PLC0415
+
+        self.configuration: Any = Configuration()
+        self._config_exception: type[Exception] = ConfigException
+        try:
+            load_incluster_config(client_configuration=self.configuration)
+        except (ConfigException, OSError) as error:
+            raise ConfigurationError(
+                f"no API server: this is not a Pod of a cluster ({error}); "
+                "give --kubeconfig FILE, --master URL or --manifests DIR"
+            ) from error
+
+    async def refresh(self, *, rejected: bool = False) -> None:
+        """The configuration's own hook reads the token file when `headers` asks for the token."""
+
+    async def headers(self) -> dict[str, str]:
+        """The service account's token."""
+        try:
+            return await _headers(self.configuration)
+        except (self._config_exception, OSError) as error:
+            raise ConfigurationError(f"the service account's token cannot be read: {_sentence(error)}") from error
+
+
+class KubeconfigCredentials:
+    """A kubeconfig file, with `master` in place of the server's address if given."""
+
+    def __init__(self, path: Path, master: str | None = None) -> None:
+        self._path = path
+        self._master = checked_url(master) if master else None
+        self._loader: Any = None
+        self._file_seen: tuple[int, ...] = ()
+        self._refreshed = 0.0
+        self.configuration: Any = None
+
+    async def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigurationError: it cannot be read, or kubernetes-asyncio cannot use it.
+        """
+        _check_kubeconfig(self._path)
+        client_package.prepare()
+        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
+        from kubernetes_asyncio.config import load_kube_config  # noqa: PLC0415
+
+        configuration = Configuration()
+        seen = fingerprint(self._path)
+        with self._named():
+            self._loader = await load_kube_config(
+                config_file=str(self._path), client_configuration=configuration, persist_config=False
+            )
+        self._adopt(configuration)
+        self._file_seen = seen
+
+    async def headers(self) -> dict[str, str]:
+        """The user's token, if there is one."""
+        return await _headers(self.configuration)
+
+    async def refresh(self, *, rejected: bool = False) -> None:
+        """Read a changed file again; ask token files and plugins again when a minute has passed."""
+        if fingerprint(self._path) != self._file_seen or rejected:
+            await self.load()
+        elif time.monotonic() - self._refreshed >= REFRESH_PERIOD:
+            with self._named():
+                await self._loader.load_and_set(self.configuration)
+            self._adopt(self.configuration)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in whatever kubernetes-asyncio raises; its loader does not check what it meets."""
+        from kubernetes_asyncio.config import ConfigException  # noqa: PLC0415
+
+        try:
+            yield
+        except (ConfigException, OSError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {_sentence(error)}") from error
+
+    def _adopt(self, configuration: Any) -> None:
+        if self._master:
+            configuration.host = self._master
+        self.configuration = configuration
+        self._refreshed = time.monotonic()
+
+
+async def load_credentials(settings: Settings) -> Credentials:
+    """The credentials that the settings name.
+
+    Raises:
+        ConfigurationError: the file, the URL or the service account cannot be used.
+    """
+    if settings.kubeconfig is not None:
+        kubeconfig = KubeconfigCredentials(settings.kubeconfig, settings.master)
+        await kubeconfig.load()
+        return kubeconfig
+    if settings.master is not None:
+        return MasterCredentials(settings.master)
+    return InClusterCredentials()
+
+
+def checked_url(url: str) -> str:
+    """`url` without a trailing slash, if it is the address of an HTTP server.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigurationError(f"--master {url!r} is not a URL: allowed is http://HOST[:PORT] or https://HOST[:PORT]")
+    return url.rstrip("/")
+
+
+def fingerprint(path: Path | str | None) -> tuple[int, ...]:
+    """What changes when a file changes or is replaced; empty when there is none."""
+    if path is None:
+        return ()
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _check_kubeconfig(path: Path) -> None:
+    """Refuse what kubernetes-asyncio would meet with a warning or a traceback."""
+    import yaml  # noqa: PLC0415  # 25 ms that only a kubeconfig file needs
+
+    where = f"kubeconfig {path}"
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{where} is not YAML: {_sentence(error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{where} is not a kubeconfig: it must be a mapping with clusters and contexts")
+    for name in ("clusters", "contexts", "current-context"):
+        if not content.get(name):
+            raise ConfigurationError(f"{where} has no {name}: `kubectl config view` shows a complete one")
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,300 @@
+"""List and watch one resource, as client-go's reflector does it.
+
+A reflector is always in one of two states. *Listing*: it learns all objects, by a streaming list or by pages, and
+passes on the difference to what it knew. *Watching*: it follows changes from a resourceVersion. Whatever breaks a watch
+leads back to watching from the last resourceVersion; only when that is no longer possible (410), or when it cannot be
+known what was missed, does it list again. All state belongs to the one task that runs `run`.
+
+Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-1904 and KEP-956 (bookmarks), KEP-3157
+(streaming lists), client-go's tools/cache/reflector.go for periods and resourceVersions.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from kroute.watchers.kubernetes.backoff import Backoff
+from kroute.watchers.kubernetes.decoding import (
+    Event,
+    ListMeta,
+    Malformed,
+    ObjectDecoder,
+    read_event,
+    read_identity,
+    read_page,
+)
+from kroute.watchers.kubernetes.errors import ApiError, UnreachableError, UntrustedStreamError
+from kroute.watchers.kubernetes.inventory import Inventory, Listing
+from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING, LineStream, Requests
+from kroute.watchers.kubernetes.resources import Resource
+from kroute.watchers.kubernetes.timing import Timing
+from kroute.watchers.sink import BATCH, Sink
+
+if TYPE_CHECKING:
+    from kroute.model.objects import Change
+
+log = structlog.get_logger(__name__)
+
+PAGE_SIZE = 500
+"""Objects in one page of a list, as client-go asks for them."""
+
+
+@dataclass
+class ReflectorStatistics:
+    """What a reflector has done since it was made. `denied` are those failures that want of a permission caused."""
+
+    lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: int = 0
+    denied: int = 0
+
+
+class _StreamingUnsupportedError(Exception):
+    """The server answered a streaming list in a way that is none."""
+
+
+class Reflector:
+    """Follows one resource for ever, and passes on what changes."""
+
+    def __init__(self, requests: Requests, resource: Resource, sink: Sink, timing: Timing | None = None) -> None:
+        self._requests = requests
+        self._resource = resource
+        self._sink = sink
+        self._timing = timing or Timing()
+        self._backoff = Backoff(self._timing.rng)
+        self._decoder = ObjectDecoder(resource.kind)
+        self._inventory = Inventory(resource.kind)
+        self._pending: list[Change] = []
+        self._must_list = True
+        self._resource_version: str | None = None
+        self._selectors = resource.selectors
+        self._streaming_offered = True
+        self._paging_honoured = False
+        self._log = log.bind(kind=resource.kind.__name__)
+        self.statistics = ReflectorStatistics()
+
+    @property
+    def malformed(self) -> int:
+        """How many malformed objects were skipped."""
+        return self._decoder.malformed
+
+    @property
+    def known(self) -> int:
+        """How many objects there are."""
+        return len(self._inventory)
+
+    @property
+    def resource_version(self) -> str:
+        """The newest resourceVersion that has been read; empty before the first list is complete."""
+        return "" if self._must_list or self._resource_version is None else self._resource_version
+
+    async def run(self) -> None:
+        """List and watch until cancelled; every failure of the API is followed by a pause and another try."""
+        while True:
+            try:
+                await self._advance()
+            except _StreamingUnsupportedError as reason:
+                self._streaming_offered = False
+                self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
+            except ApiError as error:
+                await self._recover(error)
+
+    async def _advance(self) -> None:
+        if not self._must_list:
+            await self._watch(None)
+        elif self._streaming_offered:
+            await self._watch(self._inventory.listing())
+        else:
+            await self._list()
+
+    async def _recover(self, error: ApiError) -> None:
+        """Decide where to go on after a failure, and pause before it."""
+        self.statistics.failures += 1
+        self.statistics.denied += error.is_denied
+        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `Resource.selects` does it here then
+            del self._selectors["fieldSelector"]
+            return
+        failed = "list" if self._must_list else "watch"
+        if error.is_version_unavailable or isinstance(error, UntrustedStreamError):
+            if self._must_list:
+                self._resource_version = NEWEST  # not even a list can be as new: the cluster was put back in time
+            self._must_list = True
+        delay = self._backoff.delay(error.retry_after)
+        self._log.warning(
+            f"{failed}.failed",
+            error=str(error),
+            next="list" if self._must_list else "watch",
+            retry_in=round(delay, 1),
+        )
+        await self._timing.sleep(delay)
+
+    # Listing
+
+    async def _list(self) -> None:
+        """List by requests: from the server's cache first, and at least as new as what is known after that."""
+        version = FROM_CACHE if self._resource_version is None else self._resource_version
+        try:
+            # With a limit the server would answer for a version of ours from etcd, for all agents at once.
+            await self._list_pages(
+                version, PAGE_SIZE if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
+            )
+        except ApiError as error:
+            if not error.is_version_unavailable:
+                raise
+            self._log.info("list.version_unavailable", version=version, error=str(error), instead="newest, unpaged")
+            await self._list_pages(NEWEST, 0)
+
+    async def _list_pages(self, version: str, limit: int) -> None:
+        listing = self._inventory.listing()
+        size = {"limit": str(limit)} if limit else {}
+        params = {**self._selectors, **size, **({"resourceVersion": version} if version else {})}
+        while True:
+            metadata = await self._list_page(params, listing)
+            if not metadata.token:
+                break
+            self._paging_honoured = True
+            params = {**self._selectors, **size, "continue": metadata.token}
+        self._complete(listing, metadata.resource_version)
+
+    async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
+        """Take in one page. Its objects are parts of its bytes, which go with it before the next one is asked for."""
+        self.statistics.lists += 1
+        body = await self._requests.get(self._resource.path, params)
+        try:
+            page = read_page(body)
+        except msgspec.DecodeError as error:
+            raise UnreachableError(f"the answer to a list is unreadable: {error}") from error
+        for raw in page.items or ():
+            await self._pass_on_full_batch()
+            self._saw(raw, listing)
+        return page.metadata
+
+    def _complete(self, listing: Listing, version: str) -> None:
+        self._pending += listing.complete()
+        self._pass_on()
+        self._resource_version = version
+        self._must_list = False
+        self._log.info("list.complete", objects=self.known, resource_version=version)
+
+    # Watching
+
+    async def _watch(self, listing: Listing | None) -> None:
+        """Follow one stream to its end; with a listing, its first part is a streaming list."""
+        started = self._timing.clock()
+        events = self.statistics.events
+        self.statistics.watches += 1
+        stream = self._requests.stream(self._resource.path, self._watch_parameters(streaming=listing is not None))
+        try:
+            async with aclosing(stream):
+                while lines := await self._next(stream, listing):
+                    for line in lines:
+                        await self._pass_on_full_batch()
+                        if self._take(line, listing):
+                            listing = None
+                    self._pass_on()
+        finally:
+            self._pass_on()  # what came before a failure has happened all the same
+        if listing is not None:
+            raise _StreamingUnsupportedError("the stream ended before its initial events did")
+        if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
+            raise UnreachableError("the server ended a watch at once, without a word")
+
+    def _watch_parameters(self, *, streaming: bool) -> dict[str, str]:
+        timeout = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
+        params = {
+            **self._selectors,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(timeout)),
+        }
+        if streaming:
+            params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        if self._resource_version:
+            params["resourceVersion"] = self._resource_version
+        return params
+
+    async def _next(self, stream: LineStream, listing: Listing | None) -> Sequence[bytes] | None:
+        """The next lines; None at the end of the stream."""
+        try:
+            async with asyncio.timeout(self._timing.stall_timeout):
+                return await anext(stream, None)
+        except TimeoutError as error:
+            silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
+            raise UntrustedStreamError(silence) from error
+        except ApiError as error:
+            if listing is not None and error.status in NO_STREAMING and not error.lacks_field_selector:
+                raise _StreamingUnsupportedError(str(error)) from error
+            raise
+
+    def _take(self, line: bytes, listing: Listing | None) -> bool:
+        """Take in one line; True when it ends the listing."""
+        try:
+            event = read_event(line)
+            if event.type == "ERROR":
+                raise ApiError.from_status(bytes(event.object))
+            if event.type == "BOOKMARK":
+                return self._take_bookmark(event, listing)
+            self._take_change(event, listing)
+        except msgspec.DecodeError as error:
+            raise UntrustedStreamError(f"the server sent a watch line that is unreadable: {error}") from error
+        self.statistics.events += 1
+        return False
+
+    def _take_bookmark(self, event: Event, listing: Listing | None) -> bool:
+        bookmark = read_identity(event.object)
+        self._backoff.reset()
+        self.statistics.events += 1
+        if listing is None:
+            self._resource_version = bookmark.resource_version
+            return False
+        if not bookmark.ends_initial_events:
+            raise _StreamingUnsupportedError("a bookmark came before the end of the initial events")
+        self._complete(listing, bookmark.resource_version)
+        return True
+
+    def _take_change(self, event: Event, listing: Listing | None) -> None:
+        if event.type == "DELETED":
+            identity = read_identity(event.object)
+            self._pending += self._inventory.delete(identity.key)
+            version = identity.resource_version
+            if listing is not None:
+                listing.missed(identity.key)
+        elif event.type in {"ADDED", "MODIFIED"}:
+            version = self._saw(event.object, listing)
+        else:
+            raise UntrustedStreamError(f"the server sent an event of the unknown type {event.type!r}")
+        if listing is None:  # initial events come in the order of names: their versions say nothing
+            self._resource_version = version or self._resource_version
+            self._backoff.reset()
+
+    def _saw(self, raw: msgspec.Raw, listing: Listing | None) -> str:
+        """Take in an object that exists; returns its resourceVersion."""
+        item = self._decoder.decode(raw)
+        if isinstance(item, Malformed):
+            key, version = item.identity.key, item.identity.resource_version
+        else:
+            key, version = item.key, item.metadata.resource_version
+            triggered = self._decoder.trigger_time(raw) if listing is None else None
+            selected = self._resource.selects(item)
+            self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
+        if listing is not None:
+            listing.saw(key)
+        return version
+
+    # Passing on
+
+    async def _pass_on_full_batch(self) -> None:
+        if len(self._pending) >= BATCH:
+            self._pass_on()
+            await asyncio.sleep(0)
+
+    def _pass_on(self) -> None:
+        if self._pending:
+            batch, self._pending = self._pending, []
+            self._sink(batch)

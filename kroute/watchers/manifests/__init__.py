@@ -1,0 +1,1 @@
+"""Follow a directory of manifests, as if it were a cluster."""

@@ -1,0 +1,175 @@
+"""Follow a directory of manifests: the same changes as from a cluster, without an API server.
+
+Files are YAML or JSON as `kubectl get -o yaml` prints them. Each is read as a whole when its writer has closed it; one
+that cannot be read keeps what it said last. All state belongs to the one task that runs `run`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from kroute.kernel.inotify import DirectoryChanges
+from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed
+from kroute.watchers.kubernetes.errors import ConfigurationError
+from kroute.watchers.kubernetes.resources import WATCHED
+from kroute.watchers.manifests.file import (
+    Faulty,
+    Found,
+    Ignored,
+    ObjectId,
+    Part,
+    UnreadableError,
+    is_manifest,
+    read_manifest,
+)
+from kroute.watchers.sink import BATCH, Sink
+
+log = structlog.get_logger(__name__)
+
+Objects = dict[ObjectId, KubernetesObject]
+
+
+VANISHED_FOR = 0.5
+"""Seconds for which a file must be gone: editors replace a file by moving the old one away first."""
+
+
+class ManifestWatcher:
+    """Passes on the objects of a directory's files, and every change of them."""
+
+    def __init__(self, directory: Path, sink: Sink) -> None:
+        self._directory = directory
+        self._sink = sink
+        self._selects = {resource.kind: resource.selects for resource in WATCHED}
+        self._files: dict[str, Objects] = {}
+        self._vanished: set[str] = set()
+        self._complaints: dict[str, list[str]] = {}
+        self._holders: dict[ObjectId, set[str]] = {}
+        self._passed_on: Objects = {}
+
+    async def run(self) -> None:
+        """Follow until cancelled.
+
+        Raises:
+            ConfigurationError: the directory cannot be followed (any more).
+        """
+        try:
+            async with DirectoryChanges(self._directory) as changes:
+                await self._scan(self._names())
+                log.info("manifests.complete", files=len(self._files), objects=len(self._passed_on))
+                self._sink([Listed(kind) for kind in self._selects])
+                while True:
+                    await self._scan(await self._changed(changes))
+        except OSError as error:
+            raise ConfigurationError(
+                f"--manifests {self._directory} cannot be followed: {error.strerror}; it must be a directory that "
+                "this process may read"
+            ) from error
+
+    async def _changed(self, changes: DirectoryChanges) -> set[str]:
+        """Wait for the names of files to look at."""
+        try:
+            async with asyncio.timeout(VANISHED_FOR if self._vanished else None):
+                names = await changes.next()
+        except TimeoutError:
+            return set(self._vanished)
+        # The files of a ConfigMap's volume are links through one of such a name, which is replaced for all at once.
+        if names is None or any(name.startswith("..") for name in names):
+            return self._names() | self._files.keys()
+        return {name for name in names if is_manifest(name)}
+
+    def _names(self) -> set[str]:
+        return {path.name for path in self._directory.iterdir() if is_manifest(path.name)}
+
+    async def _scan(self, names: set[str]) -> None:
+        """Read these files, and pass on what that changes for the objects that they held or hold."""
+        before = {name: self._files.get(name, {}) for name in sorted(names)}
+        for name, objects in before.items():
+            await self._read(name, objects)
+        touched: set[ObjectId] = set()
+        for name, objects in before.items():
+            after = self._files.get(name, {})
+            touched |= objects.keys() | after.keys()
+            for object_id in objects.keys() | after.keys():
+                self._hold(object_id, name, held=object_id in after)
+        changes = [change for object_id in sorted(touched, key=str) for change in self._compare(object_id)]
+        for start in range(0, len(changes), BATCH):
+            self._sink(changes[start : start + BATCH])
+            await asyncio.sleep(0)
+
+    async def _read(self, name: str, before: Objects) -> None:
+        """Take up what the file says now. If that cannot be read, or it has only just gone, what it said last stays."""
+        try:
+            parts = await asyncio.to_thread(read_manifest, self._directory / name)
+        except FileNotFoundError:
+            if name in self._vanished or name not in self._files:
+                self._vanished.discard(name)
+                self._files.pop(name, None)
+                self._complaints.pop(name, None)
+            else:
+                self._vanished.add(name)
+            return
+        except UnreadableError as error:
+            self._complain("manifest.unreadable", name, [str(error)])
+            return
+        self._vanished.discard(name)
+        self._files[name], complaints = _objects(name, parts, before)
+        self._complain("manifest.faulty", name, complaints)
+
+    def _complain(self, event: str, name: str, complaints: list[str]) -> None:
+        """Say what is wrong with a file, once, and when it is all right again."""
+        if complaints == self._complaints.get(name, []):
+            return
+        self._complaints[name] = complaints
+        path = str(self._directory / name)
+        if complaints:
+            log.error(event, file=path, problems=complaints, consequence="what was read last is kept")
+        else:
+            log.info("manifest.readable", file=path)
+
+    def _hold(self, object_id: ObjectId, name: str, *, held: bool) -> None:
+        """Note that a file holds an object, or no longer does."""
+        holders = self._holders.setdefault(object_id, set())
+        if not held:
+            holders.discard(name)
+        elif name not in holders:
+            holders.add(name)
+            if len(holders - self._vanished) > 1:
+                files = sorted(holders - self._vanished)
+                log.warning("manifest.duplicate", object=str(object_id), files=files, counts=files[-1])
+        if not holders:
+            del self._holders[object_id]
+
+    def _compare(self, object_id: ObjectId) -> list[Change]:
+        """What is to be passed on of an object: it is that of the last file, by name, which holds it."""
+        holders = self._holders.get(object_id)
+        item = self._files[max(holders)][object_id] if holders else None
+        if item is not None and not self._selects[object_id.kind](item):
+            item = None
+        if item == self._passed_on.get(object_id):
+            return []
+        if item is None:
+            del self._passed_on[object_id]
+            return [Deleted(*object_id)]
+        self._passed_on[object_id] = item
+        return [Applied(item)]
+
+
+def _objects(name: str, parts: Iterable[Part], before: Objects) -> tuple[Objects, list[str]]:
+    """The objects of a file, and what is wrong with it. Of a malformed object, what it was before."""
+    objects: Objects = {}
+    complaints: list[str] = []
+    for part in parts:
+        match part:
+            case Found(object_id, item):
+                if object_id in objects:
+                    complaints.append(f"{object_id} stands in it twice; the later one counts")
+                objects[object_id] = item
+            case Faulty(object_id, problem):
+                complaints.append(f"{object_id}: {problem}" if object_id else problem)
+                if object_id in before:
+                    objects[object_id] = before[object_id]
+            case Ignored(kind):
+                log.debug("manifest.kind_ignored", file=name, kind=kind)
+    return objects, complaints

@@ -1,0 +1,174 @@
+"""`kroute check` names exactly what is lacking, with the next step."""
+
+from pathlib import Path
+
+import pytest
+
+from kroute.checks import api_checks, node_checks
+from kroute.checks.finding import Finding, Level
+from kroute.checks.other_proxies import leavings
+from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4
+from kroute.controllers.service_proxy.sysctls import Circumstances
+from kroute.kernel.ipset import SetDefinition
+from kroute.kernel.ipvs.client import AddVirtualServer, VirtualServerOptions
+from kroute.kernel.nftables import NftChain
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
+from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.reconcile.ledger import Ledger, VirtualServerMade
+from kroute.settings import Settings
+from kroute.watchers.kubernetes import access
+from tests.apiserver import ApiServer
+from tests.builders import node
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.links import FakeLinks
+from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.xtables import FakeXtables
+from tests.unit.fake_node import new_kernel
+
+CIRCUMSTANCES = Circumstances((6, 1), ipv6=True)
+KEY = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
+
+
+def levels(findings: list[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+# The API server
+
+
+@pytest.mark.parametrize("permission", access.needed(), ids=str)
+async def test_each_missing_verb_is_named_with_its_resource(permission: access.Permission, tmp_path: Path) -> None:
+    async with ApiServer(token="secret") as server:
+        server.access.forbid(permission.verb, permission.resource)
+        findings, _ = await api_checks.check_api(settings_for(server, tmp_path))
+    [lacking] = [finding for finding in findings if finding.level is Level.LACK]
+    assert lacking.message == f"kroute may not {permission.verb} {permission.resource}"
+    assert f'of API group "{permission.group}"' in lacking.next_step
+
+
+async def test_with_all_verbs_nothing_is_lacking_and_the_node_is_found(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        server.apply({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}})
+        findings, found = await api_checks.check_api(settings_for(server, tmp_path))
+    assert set(levels(findings)) == {Level.OK}
+    assert found is not None
+    assert found.key.name == "node1"
+
+
+async def test_a_server_out_of_reach_is_one_lack(tmp_path: Path) -> None:
+    async with ApiServer() as server, server.out_of_reach():
+        findings, _ = await api_checks.check_api(settings_for(server, tmp_path))
+    assert [(finding.check, finding.level) for finding in findings] == [("api", Level.LACK)]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "level", "words"),
+    [
+        (1000.0, Level.OK, "agrees"),
+        (996.0, Level.OK, "agrees"),
+        (990.0, Level.WARNING, "is 9 s ahead of the API server's"),  # the server's was cut to whole seconds
+        (1010.0, Level.WARNING, "is 9 s behind the API server's"),
+    ],
+)
+def test_a_clock_that_is_wrong_is_a_warning(theirs: float, level: Level, words: str) -> None:
+    finding = api_checks.compare_clocks(theirs, before=1000.0, after=1001.0)
+    assert finding.level is level
+    assert words in finding.message
+
+
+def settings_for(server: ApiServer, directory: Path) -> Settings:
+    return Settings(node_name="node1", kubeconfig=server.kubeconfig(directory / "kubeconfig"), state_dir=directory)
+
+
+# The node
+
+
+def test_a_sysctl_that_kroute_can_set_is_no_lack() -> None:
+    kernel = new_kernel()
+    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
+    kernel.read_only_sysctls.add("net.ipv4.ip_forward")
+    [lacking] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    assert "net.ipv4.ip_forward is 0, must be 1" in lacking.message
+    kernel.sysctls["net.ipv4.ip_forward"] = "1"
+    assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
+
+
+def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_lack() -> None:
+    kernel = new_kernel()
+    del kernel.sysctls["net.ipv4.vs.conntrack"]
+    [lacking] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    assert lacking.message == "net.ipv4.vs.conntrack does not exist"
+
+
+@pytest.mark.parametrize(("ipv6", "level"), [(True, Level.LACK), (False, Level.WARNING)])
+async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level: Level) -> None:
+    tables = await xtables(FakeKernel(ipv6=False))
+    assert set(levels(await node_checks.check_tables(tables, ipv6=ipv6))) == {level}
+
+
+async def test_what_another_proxy_has_left_is_a_warning() -> None:
+    kernel = new_kernel()
+    links, ipset, tables, nftables = FakeLinks(kernel), FakeIpset(kernel), await xtables(kernel), FakeNftables()
+    for client in (links, ipset):
+        await client.open()
+    assert levels(node_checks.check_proxies(await leavings(links, ipset, tables, nftables))) == [Level.OK]
+    kernel.add_link("kube-ipvs0", kind="dummy")
+    for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
+        await ipset.create(SetDefinition(name, "hash:ip,port"))
+    kernel.table(IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
+    nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
+    nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
+    kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
+    assert kube_proxy.level is Level.WARNING
+    assert "link kube-ipvs0" in kube_proxy.message
+    assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
+    assert "kroute migrate --from kube-proxy" in kube_proxy.next_step
+    assert kube_proxy.message.count("nft table ip kube-proxy") == 1
+    assert "nft chain ip6 nat KUBE-SERVICES" in kube_proxy.message
+    assert "firewalld" not in kube_proxy.message
+    assert "KUBE-FIREWALL" not in kube_proxy.message  # the kubelet's
+    assert "KUBE-ROUTER-SERVICES" in kube_router.message
+
+
+async def test_virtual_servers_of_others_are_a_warning(tmp_path: Path) -> None:
+    settings = Settings(node_name="node1", state_dir=tmp_path)
+    async with FakeIpvs(new_kernel()) as ipvs:
+        await ipvs.write([AddVirtualServer(KEY, VirtualServerOptions("rr", 0, 0, 0))])
+        [warning] = await node_checks.check_virtual_servers(settings, ipvs)
+        assert "10.96.0.1 port 80" in warning.message
+        ledger = Ledger.open(tmp_path)
+        ledger.record([VirtualServerMade(KEY)])
+        ledger.close()
+        assert levels(await node_checks.check_virtual_servers(settings, ipvs)) == [Level.OK]
+
+
+def test_the_nodes_addresses_must_be_on_the_node() -> None:
+    interfaces = NodeInterfaces(frozenset({"192.168.1.5"}))
+    here = NodeFacts("node1", ipv4="192.168.1.5")
+    assert levels(node_checks.check_node_addresses(node(), here, interfaces)) == [Level.OK]
+    [lacking] = node_checks.check_node_addresses(node(), NodeFacts("node1", ipv4="192.168.1.6"), interfaces)
+    assert "192.168.1.6 is said to be" in lacking.message
+    [lacking] = node_checks.check_node_addresses(node(), NodeFacts("node1"), interfaces)
+    assert "no address" in lacking.message
+    no_node, address = node_checks.check_node_addresses(None, here, interfaces)
+    assert (no_node.level, address.level) == (Level.LACK, Level.OK)
+    assert "--node-name" in no_node.next_step
+
+
+class FakeNftables:
+    """Chains as Nftables tells of them."""
+
+    def __init__(self) -> None:
+        self.found: list[NftChain] = []
+
+    async def chains(self) -> list[NftChain]:
+        return self.found
+
+
+async def xtables(kernel: FakeKernel) -> dict:
+    tables = {family: FakeXtables(kernel, family.number) for family in FAMILIES}
+    for one in tables.values():
+        await one.open()
+    return tables

@@ -1,0 +1,26 @@
+"""What a node lacks is said before kroute starts, with the way to get it."""
+
+from pathlib import Path
+
+import pytest
+
+from kroute.checks import preflight
+from kroute.kernel import modules
+
+
+@pytest.mark.parametrize(("mask", "capable"), [("000001ffffffffff", True), ("0000000000001000", True), ("0", False)])
+def test_the_effective_capabilities_count(mask: str, capable: bool, tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tkroute\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\n")
+    assert preflight.has_capability(preflight.CAP_NET_ADMIN, status) is capable
+
+
+async def test_each_lack_names_what_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(names: list[str]) -> list[str]:
+        return ["ip_vs"]
+
+    monkeypatch.setattr(modules, "load", load)
+    monkeypatch.setattr(preflight, "has_capability", lambda number: False)
+    *capabilities, module = await preflight.lacks()
+    assert [text.split()[0] for text in capabilities] == ["CAP_NET_ADMIN", "CAP_NET_RAW"]
+    assert "modprobe ip_vs" in module

@@ -1,0 +1,38 @@
+"""Addresses, ports and Services as they are asked about."""
+
+import pytest
+
+from kroute.cli.arguments import parse_address, parse_frontend, parse_service
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Protocol, VirtualServerKey
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("10.0.0.1:80", VirtualServerKey(Protocol.TCP, "10.0.0.1", 80)),
+        ("10.0.0.1:53/udp", VirtualServerKey(Protocol.UDP, "10.0.0.1", 53)),
+        ("[FD00:0::1]:80/SCTP", VirtualServerKey(Protocol.SCTP, "fd00::1", 80)),
+    ],
+)
+def test_a_frontend(text: str, key: VirtualServerKey) -> None:
+    assert parse_frontend(text) == key
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", ":80", "[10.0.0.1]:80", "fd00::1:80", "web:80"]
+)
+def test_what_is_no_frontend(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        parse_frontend(text)
+
+
+def test_an_address_is_canonical() -> None:
+    assert parse_address("FD00:0:0::1") == "fd00::1"
+
+
+def test_a_service_has_a_namespace() -> None:
+    assert parse_service("default/web") == ObjectKey("default", "web")
+    for text in ("web", "/web", "default/", "a/b/c", "a b/c"):
+        with pytest.raises(ValueError, match="NAMESPACE/NAME"):
+            parse_service(text)

@@ -1,0 +1,91 @@
+"""Commands that take what `kroute run` takes go by the agent's settings, but for what they are told."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kroute.cli import like_run
+from kroute.cli import main as cli
+from kroute.inspect import agent_settings, agent_socket
+from kroute.settings import Exemption, IpvsTimeouts, PortRange, Settings
+
+AGENT = Settings(
+    node_name="node1",
+    kubeconfig=Path("/etc/kubeconfig"),
+    scheduler="lc",
+    masquerade_all=True,
+    cluster_cidrs=("10.1.0.0/16",),
+    protected_ports=(PortRange(1, 2),),
+    masquerade_exemptions=(Exemption("10.2.0.0/16", "10.3.0.0/16"),),
+    ipvs_timeouts=IpvsTimeouts(900, 120, 300),
+    log_format="json",
+)
+
+
+@pytest.fixture
+def in_force(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings with which the command was run."""
+    seen: list[Settings] = []
+
+    def act(settings: Settings, own: Mapping[str, Any]) -> int:
+        seen.append(settings)
+        assert own == {"output": "table"}
+        return 0
+
+    option = click.Option(["-o", "--output"], default="table")
+    monkeypatch.setattr(cli, "probe", like_run.like_run(cli.run, cli._settings, "probe", [option], act), raising=False)
+    return seen
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(_state_dir: Path) -> Settings:
+        return AGENT
+
+    monkeypatch.setattr(agent_settings, "ask", ask)
+
+
+def run(*arguments: str, **variables: str) -> None:
+    result = CliRunner().invoke(cli.probe, arguments, env=variables)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.usefixtures("agent")
+def test_without_options_it_is_the_agents(in_force: list[Settings], tmp_path: Path) -> None:
+    run("--state-dir", str(tmp_path))
+    [settings] = in_force
+    assert settings.state_dir == tmp_path
+    assert (settings.node_name, settings.scheduler, settings.ipvs_timeouts) == ("node1", "lc", AGENT.ipvs_timeouts)
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_is_given_goes_before_the_agents(in_force: list[Settings], tmp_path: Path) -> None:
+    run("--scheduler", "mh", "--state-dir", str(tmp_path), KROUTE_CLUSTER_CIDR="10.9.0.0/16")
+    [settings] = in_force
+    assert (settings.scheduler, settings.cluster_cidrs, settings.masquerade_all) == ("mh", ("10.9.0.0/16",), True)
+
+
+@pytest.mark.usefixtures("agent")
+def test_who_gives_a_source_means_no_other(in_force: list[Settings], tmp_path: Path) -> None:
+    run("--manifests", str(tmp_path), "--state-dir", str(tmp_path))
+    [settings] = in_force
+    assert (settings.manifests, settings.kubeconfig) == (tmp_path, None)
+
+
+def test_without_an_agent_it_is_as_run_would_have_it(in_force: list[Settings], tmp_path: Path) -> None:
+    run("--node-name", "node7", "--state-dir", str(tmp_path))
+    [settings] = in_force
+    assert (settings.node_name, settings.scheduler) == ("node7", "rr")
+
+
+async def test_settings_survive_the_socket(tmp_path: Path) -> None:
+    async def answer(about: str) -> bytes:
+        return agent_settings.encode(AGENT)
+
+    async with agent_socket.serve(tmp_path, {agent_settings.QUESTION: answer}):
+        assert await agent_settings.ask(tmp_path) == AGENT
+    assert await agent_settings.ask(tmp_path) is None

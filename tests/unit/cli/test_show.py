@@ -1,0 +1,126 @@
+"""`kroute show` puts what was planned and what the kernel has side by side."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from kroute.cli.show import table as show_table
+from kroute.inspect import agent_socket, snapshot
+from kroute.inspect.snapshot import ProblemRow
+from kroute.kernel.ipvs.client import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import (
+    NODE_PLAN,
+    Persistence,
+    Problem,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    VirtualServer,
+    VirtualServerKey,
+)
+from tests.builders import facts
+
+KEY = VirtualServerKey(Protocol.TCP, "fd00::10", 80)
+PLAN = ServicePlan(
+    ObjectKey("default", "web"),
+    virtual_servers=(
+        VirtualServer(
+            KEY, "mh", 0x10, Persistence(600, 64), (RealServer("fd00::1", 8080), RealServer("fd00::2", 8080))
+        ),
+    ),
+    problems=(Problem("InvalidAnnotation", "annotation x=y", "y is not allowed [here]"),),
+)
+TABLE = {
+    KEY: VirtualServerState(
+        VirtualServerOptions("mh", 0x10, 600, 64),
+        {("fd00::1", 8080): RealServerState(1, active=3, inactive=4), ("fd00::3", 8080): RealServerState(0, active=1)},
+    )
+}
+
+
+def printed(shown: snapshot.Snapshot) -> str:
+    screen = io.StringIO()
+    show_table.print_table(shown, Console(file=screen, width=200))
+    return screen.getvalue()
+
+
+def test_the_agent_shows_each_real_server_with_its_state() -> None:
+    [row] = snapshot.of_agent([PLAN], TABLE).virtual_servers
+    assert (row.service, row.scheduler, row.flags) == ("default/web", "mh", ("mh-port",))
+    assert (row.persistence_timeout, row.persistence_prefix) == (600, 64)
+    assert [(each.address, each.weight, each.active, each.inactive, each.state) for each in row.real_servers] == [
+        ("fd00::1", 1, 3, 4, "serving"),
+        ("fd00::3", 0, 1, 0, "draining"),
+        ("fd00::2", 1, 0, 0, "missing"),
+    ]
+
+
+def test_a_virtual_server_that_the_kernel_lacks_is_shown_as_missing() -> None:
+    [row] = snapshot.of_agent([PLAN], {}).virtual_servers
+    assert row.state == "missing"
+    assert {each.state for each in row.real_servers} == {"missing"}
+
+
+def test_a_virtual_server_that_nothing_serves_is_shown_as_refusing_also_while_the_last_real_server_drains() -> None:
+    nothing = ServicePlan(ObjectKey("default", "idle"), virtual_servers=(VirtualServer(KEY, "rr", 0, None, ()),))
+    [row] = snapshot.of_agent([nothing], {}).virtual_servers
+    assert (row.state, row.real_servers) == ("refusing", [])
+    assert "refusing" in printed(snapshot.of_agent([nothing], {}))
+    drained = {KEY: VirtualServerState(VirtualServerOptions("rr"), {("fd00::1", 8080): RealServerState(0, active=1)})}
+    [row] = snapshot.of_agent([nothing], drained).virtual_servers
+    assert (row.state, [each.state for each in row.real_servers]) == ("refusing", ["draining"])
+
+
+def test_the_nodes_own_plan_is_no_service() -> None:
+    own = ServicePlan(NODE_PLAN, node=facts(), problems=(Problem("NoZone", "node", "the zone is not known"),))
+    shown = snapshot.of_agent([own], {})
+    assert (shown.virtual_servers, shown.problems) == ([], [ProblemRow("", "NoZone", "the zone is not known")])
+    assert "this node: NoZone: the zone is not known" in printed(shown)
+
+
+def test_the_table_shows_addresses_of_both_families_and_the_problems() -> None:
+    text = printed(snapshot.of_agent([PLAN], TABLE))
+    assert "TCP [fd00::10]:80" in text
+    assert "[fd00::3]:8080" in text
+    assert "mh mh-port" in text
+    assert "600s /64" in text
+    assert "y is not allowed [here]" in text
+
+
+def test_a_virtual_server_without_real_servers_has_a_line() -> None:
+    text = printed(snapshot.of_kernel({(6, "10.0.0.1", 80): VirtualServerState(VirtualServerOptions("rr"), {})}))
+    assert "TCP 10.0.0.1:80" in text
+
+
+def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class KernelOnly(Ipvs):
+        async def open(self) -> None: ...
+        async def close(self) -> None: ...
+        async def read(self) -> dict[tuple[int, str, int], VirtualServerState]:
+            return dict(TABLE)
+
+    monkeypatch.setattr(show_table, "Ipvs", KernelOnly)
+    assert show_table.main(tmp_path, "json") == 0
+    output = capfd.readouterr()
+    assert msgspec.json.decode(output.out)["source"] == "kernel"
+    assert show_table.main(tmp_path, "table") == 0
+    output = capfd.readouterr()
+    assert "No agent answers" in output.err
+    assert "TCP [fd00::10]:80" in output.out
+
+
+async def test_the_agents_answer_survives_its_socket(tmp_path: Path) -> None:
+    shown = snapshot.of_agent([PLAN], TABLE)
+
+    async def answer(about: str) -> bytes:
+        return msgspec.json.encode(shown)
+
+    async with agent_socket.serve(tmp_path, {snapshot.QUESTION: answer}):
+        received = await agent_socket.ask(tmp_path, snapshot.QUESTION)
+    assert msgspec.json.decode(received, type=snapshot.Snapshot) == shown

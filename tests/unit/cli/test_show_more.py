@@ -1,0 +1,174 @@
+"""`kroute show` beyond the table of virtual servers: Services, one in full, rates."""
+
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from rich.console import Console
+
+from kroute.cli.show import live
+from kroute.cli.show import service as show_service
+from kroute.cli.show import table as show_table
+from kroute.cli.show.service import EntryView, ServiceReport, VipView
+from kroute.inspect import agent_socket, snapshot
+from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot
+from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.connections import Connection, read_connections
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from tests.builders import service
+
+WEB, DNS = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80), VirtualServerKey(Protocol.UDP, "fd00::10", 53)
+PLANS = [
+    ServicePlan(
+        ObjectKey("default", "web"),
+        virtual_servers=(
+            VirtualServer(WEB, "rr", 0, None, (RealServer("10.244.1.1", 80), RealServer("10.244.1.2", 80))),
+        ),
+    ),
+    ServicePlan(ObjectKey("kube-system", "dns"), virtual_servers=(VirtualServer(DNS, "rr", 0, None, ()),)),
+    ServicePlan(ObjectKey("default", "odd"), problems=(Problem("InvalidPort", "port 0", "port 0 is not served"),)),
+]
+TABLE = {
+    WEB: VirtualServerState(
+        VirtualServerOptions("rr"), {(f"10.244.1.{it}", 80): RealServerState(1, active=it, inactive=1) for it in (1, 2)}
+    )
+}
+SHOWN = snapshot.of_agent(PLANS, TABLE)
+
+
+def test_each_service_has_a_line_with_its_worst_state() -> None:
+    assert snapshot.services(SHOWN) == [
+        ServiceRow("default/odd", 0, 0, 0, 0, "serving", ["InvalidPort: port 0 is not served"]),
+        ServiceRow("default/web", 1, 2, 3, 2, "serving", []),
+        ServiceRow("kube-system/dns", 1, 0, 0, 0, "refusing", []),
+    ]
+    [web] = [row for row in snapshot.services(snapshot.of_agent(PLANS, {})) if row.service == "default/web"]
+    assert web.state == "missing"
+
+
+def test_what_is_no_services_has_no_line() -> None:
+    assert snapshot.services(Snapshot("agent", [], [ProblemRow("", "NodeNotFound", "there is no Node")])) == []
+
+
+def test_wide_has_what_went_through() -> None:
+    shown = snapshot.of_agent(PLANS[:1], TABLE)
+    shown.virtual_servers[0].traffic = Traffic(12345, 6, 7, 8, 9)
+    screen = io.StringIO()
+    show_table.print_table(shown, Console(file=screen, width=250), wide=True)
+    assert "Bytes out" in screen.getvalue()
+    assert "12345" in screen.getvalue()
+
+
+async def test_services_come_from_the_agent_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def answer(about: str) -> bytes:
+        return msgspec.json.encode(SHOWN)
+
+    async with agent_socket.serve(tmp_path, {snapshot.QUESTION: answer}):
+        assert await show_table.ask_or_read(tmp_path) == SHOWN
+
+
+def test_without_an_agent_services_are_not_known(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert show_table.main_services(tmp_path, "table") == 1
+    assert show_service.main(tmp_path, ObjectKey("default", "web"), "table") == 1
+    assert capfd.readouterr().err.count("only the agent knows of Services") == 2
+
+
+def test_yaml_says_what_json_says(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    show_table.output.write(SHOWN, "yaml")
+    as_yaml = yaml.safe_load(capfdbinary.readouterr().out)
+    show_table.output.write(SHOWN, "json")
+    assert as_yaml == msgspec.json.decode(capfdbinary.readouterr().out)
+
+
+# Rates
+
+
+def reading(seconds: float, **traffic: Traffic) -> live.Reading:
+    return live.Reading(seconds, SHOWN, {WEB: traffic["web"]} if traffic else {})
+
+
+def test_rates_are_of_a_second_and_the_busiest_comes_first() -> None:
+    before = reading(10.0, web=Traffic(100, 1000, 2000, 50_000, 60_000))
+    web, dns = live.rates(before, reading(12.0, web=Traffic(110, 1100, 2300, 51_000, 62_000)))
+    assert (web.service, web.connections, web.packets, web.bytes_in, web.bytes_out) == (
+        "default/web", 5.0, 200.0, 500.0, 1000.0,
+    )  # fmt: skip
+    assert (web.real_servers, web.active, web.inactive) == (2, 3, 2)
+    assert (dns.service, dns.packets) == ("kube-system/dns", 0.0)
+
+
+def test_a_virtual_server_that_is_new_or_was_made_again_began_at_nothing() -> None:
+    for before in (reading(10.0), reading(10.0, web=Traffic(100, 1000, 0, 0, 0))):
+        web, _ = live.rates(before, reading(11.0, web=Traffic(3, 30, 0, 0, 0)))
+        assert (web.connections, web.packets) == (3.0, 30.0)
+
+
+def test_rates_are_drawn() -> None:
+    screen = io.StringIO()
+    Console(file=screen, width=200).print(live.draw(live.rates(reading(1.0), reading(2.0))))
+    assert "UDP [fd00::10]:53" in screen.getvalue()
+
+
+# Connections
+
+CONNECTIONS = """\
+Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
+TCP 0AF40109 9C40 0A60000A 0050 0AF40101 0050 ESTABLISHED     897
+TCP 0AF40109 0000 0A60000A 0050 0AF40102 0050 ASSURED          59
+UDP fd00:0000:0000:0000:0000:0000:0000:0001 D431 fd00:0000:0000:0000:0000:0000:0000:0010 0035 \
+fd00:0000:0000:0000:0000:0000:0000:0002 14E9 UDP             299
+TCP C0000201 9C41 0A60000B 0050 0AF40101 0050 SYN_RECV         57
+"""
+
+
+async def test_connections_are_read_from_the_kernels_file(tmp_path: Path) -> None:
+    path = tmp_path / "ip_vs_conn"
+    path.write_text(CONNECTIONS)
+    assert await read_connections([WEB, DNS], path) == [
+        Connection("10.244.1.9", 40000, WEB, ("10.244.1.1", 80), "ESTABLISHED", 897),
+        Connection("10.244.1.9", 0, WEB, ("10.244.1.2", 80), "ASSURED", 59),
+        Connection("fd00::1", 54321, DNS, ("fd00::2", 5353), "UDP", 299),
+    ]
+
+
+# One Service
+
+
+def test_a_service_is_printed_from_the_api_to_its_clients() -> None:
+    endpoints = [
+        EndpointView("10.244.1.1", 80, "node2", True, "ready"),
+        EndpointView("10.244.1.3", 80, None, False, "no"),
+    ]
+    report = ServiceReport(
+        service(annotations={"kroute.io/service.scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
+        [FrontendView(WEB, "clusterIP", "Cluster", "", endpoints)],
+        snapshot.of_agent(PLANS[:1], TABLE).virtual_servers,
+        [VipView("10.96.0.10", False, "192.168.1.5", "10.96.0.10")],
+        [EntryView("KROUTE-CLUSTER-IP", "10.96.0.10,6,80", True), EntryView("KROUTE-VIP", "10.96.0.10", False)],
+        [Connection(f"10.244.1.{it}", 40000, WEB, ("10.244.1.1", 80), "ESTABLISHED", 9) for it in range(30)],
+        ["InvalidPort: port 0 is not served"],
+    )
+    screen = io.StringIO()
+    with redirect_stdout(screen):
+        show_service.print_report(report)
+    text = screen.getvalue()
+    for line in (
+        "Service default/web, NodePort",
+        "traffic policy: internal Cluster, external Local",
+        "annotation kroute.io/service.scheduler: rr",
+        "clusterIP TCP 10.96.0.10:80, policy Cluster",
+        "  in  10.244.1.1:80 on node2: ready",
+        "  out 10.244.1.3:80: no",
+        "address 10.96.0.10: NOT bound, calls from this node have the source 10.96.0.10, should be 192.168.1.5",
+        "set entries: 1 of 2 are there",
+        "  missing: 10.96.0.10 in KROUTE-VIP",
+        "connections: 30",
+        "and 10 more; -o json has all",
+        "InvalidPort: port 0 is not served",
+    ):
+        assert line in text.splitlines(), line

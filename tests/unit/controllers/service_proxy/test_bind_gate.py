@@ -1,0 +1,74 @@
+"""For how long a Service waits for set entries and routes."""
+
+import pytest
+
+from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE, Readiness
+from kroute.model.objects import ObjectKey
+from kroute.reconcile.stages import Milestones, Stage
+from tests.unit.fake_node import plan, server
+
+WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+
+
+async def waiting(now: float) -> tuple[Milestones, Readiness]:
+    milestones = Milestones()
+    readiness = Readiness(milestones)
+    readiness.await_(WEB)
+    await pass_(readiness, now)
+    return milestones, readiness
+
+
+async def pass_(readiness: Readiness, now: float) -> None:
+    """What a pass of service_proxy asks of it."""
+    readiness.look_at_clock(now)
+    await readiness.settle(lambda _: True, now)
+
+
+async def test_patience_ends_when_nobody_writes_anything() -> None:
+    _, readiness = await waiting(100.0)
+    assert readiness.next_due() == 100.0 + PATIENCE
+    await pass_(readiness, 104.9)
+    assert not readiness.is_ready(WEB.key)
+    assert not readiness.may_let_in(WEB.key)
+    readiness.look_at_clock(105.0)
+    assert readiness.may_let_in(WEB.key)
+    await pass_(readiness, 105.0)
+    assert readiness.is_ready(WEB.key)
+    assert readiness.next_due() is None
+
+
+async def test_patience_begins_anew_while_something_is_written() -> None:
+    milestones, readiness = await waiting(100.0)
+    for now in (104.0, 108.0, 112.0):
+        milestones.proceed(now)
+        await pass_(readiness, now)
+        assert readiness.next_due() == now + PATIENCE
+    assert not readiness.is_ready(WEB.key)
+    await pass_(readiness, 112.0 + PATIENCE)
+    assert readiness.is_ready(WEB.key)
+
+
+async def test_patience_has_an_end_whatever_is_written() -> None:
+    milestones, readiness = await waiting(100.0)
+    milestones.proceed(100.0 + LONGEST_PATIENCE - 1)
+    assert readiness.next_due() == 100.0 + LONGEST_PATIENCE
+    await pass_(readiness, 100.0 + LONGEST_PATIENCE)
+    assert readiness.is_ready(WEB.key)
+
+
+@pytest.mark.parametrize("stages", [(Stage.ENTRIES_PREPARED,), (Stage.ENTRIES_PREPARED, Stage.ROUTES_PREPARED)])
+async def test_what_is_prepared_need_not_wait(stages: tuple[Stage, ...]) -> None:
+    milestones, readiness = await waiting(100.0)
+    for stage in stages:
+        milestones.reach(stage, [WEB])
+    await pass_(readiness, 100.0)
+    assert readiness.may_let_in(WEB.key)
+    assert readiness.is_ready(WEB.key) == (len(stages) == 2)
+
+
+async def test_a_newer_plan_has_waited_for_as_long_as_the_one_before() -> None:
+    _, readiness = await waiting(100.0)
+    readiness.await_(plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
+    await pass_(readiness, 104.0)
+    assert readiness.next_due() == 100.0 + PATIENCE
+    assert not readiness.is_ready(ObjectKey("default", "web"))

@@ -1,0 +1,327 @@
+"""Leader election against the stand-in API server: two candidates, on one clock that tests move."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kroute.director.election import Election, Role
+from kroute.director.lease import LeaseLock
+from kroute.director.settings import LeaseSettings, problem_with
+from kroute.settings import Settings
+from kroute.watchers.kubernetes.api import Api
+from tests.apiserver import ApiServer
+
+LEASE = LeaseSettings("kube-system", "kroute-director", duration=15, renew_deadline=10, retry_period=2)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """Seconds that pass only when a test says so, and the wall's time with them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> datetime:
+        return START + timedelta(seconds=self.now)
+
+
+class Candidates:
+    """Candidates by name, each with the roles that it was given."""
+
+    def __init__(self, server: ApiServer, api: Api) -> None:
+        self.server = server
+        self.clock = Clock()
+        self.roles: dict[str, list[Role]] = {}
+        self.able = True
+        self._api = api
+
+    def candidate(
+        self, name: str, settings: LeaseSettings = LEASE, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> Election:
+        self.roles[name] = []
+        lock = LeaseLock(self._api, settings.namespace, settings.name)
+        return Election(
+            lock,
+            name,
+            settings,
+            self.roles[name].append,
+            lambda: self.able,
+            clock=self.clock,
+            now=self.clock.wall,
+            sleep=sleep,
+        )
+
+    @property
+    def lease(self) -> dict[str, Any]:
+        [item] = self.server.objects("Lease")
+        return item["spec"]
+
+
+@pytest.fixture
+async def candidates(tmp_path: Path) -> AsyncIterator[Candidates]:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(ApiServer())
+        settings = Settings(node_name="d", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
+        api = await stack.enter_async_context(await Api.open(settings))
+        yield Candidates(server, api)
+
+
+async def test_the_first_makes_the_lease_in_the_format_of_client_go(candidates: Candidates) -> None:
+    one = candidates.candidate("one")
+    await one.attempt()
+    assert one.role is Role.ACTIVE
+    [item] = candidates.server.objects("Lease")
+    assert (item["apiVersion"], item["kind"]) == ("coordination.k8s.io/v1", "Lease")
+    assert (item["metadata"]["namespace"], item["metadata"]["name"]) == ("kube-system", "kroute-director")
+    assert item["spec"] == {
+        "holderIdentity": "one",
+        "leaseDurationSeconds": 15,
+        "acquireTime": "2026-01-01T00:00:00.000000Z",
+        "renewTime": "2026-01-01T00:00:00.000000Z",
+        "leaseTransitions": 0,
+    }
+
+
+async def test_renewing_changes_only_the_time_of_it(candidates: Candidates) -> None:
+    one = candidates.candidate("one")
+    await one.attempt()
+    before = candidates.lease
+    candidates.clock.now = 2.5
+    requests = len(candidates.server.requests)
+    await one.attempt()
+    assert candidates.lease == {**before, "renewTime": "2026-01-01T00:00:02.500000Z"}
+    assert [it.method for it in candidates.server.requests[requests:]] == ["PUT"]
+
+
+async def test_another_waits_for_the_whole_duration_since_it_saw_the_last_renewal(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    assert candidates.roles == {"one": [Role.ACTIVE], "two": [Role.STANDBY]}
+    candidates.clock.now = 5
+    await one.attempt()
+    await two.attempt()
+    candidates.clock.now = 19.9
+    await two.attempt()
+    assert two.role is Role.STANDBY
+    candidates.clock.now = 20
+    await two.attempt()
+    assert two.role is Role.ACTIVE
+    assert candidates.lease["holderIdentity"] == "two"
+    assert candidates.lease["leaseTransitions"] == 1
+    assert candidates.lease["acquireTime"] == "2026-01-01T00:00:20.000000Z"
+
+
+async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if two.role is Role.ACTIVE:
+            raise asyncio.CancelledError
+        pauses.append(seconds)
+        candidates.clock.now += seconds
+
+    await candidates.candidate("one").attempt()
+    two = candidates.candidate("two", sleep=sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await two.run()
+    assert all(2.0 <= pause <= 2.4 for pause in pauses[:6])
+    assert candidates.lease["acquireTime"].startswith("2026-01-01T00:00:15.0")
+
+
+async def test_who_has_lost_the_lease_gives_up_as_soon_as_it_writes(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.clock.now = 15
+    await two.attempt()
+    await one.attempt()
+    assert candidates.roles == {"one": [Role.ACTIVE, Role.STANDBY], "two": [Role.STANDBY, Role.ACTIVE]}
+
+
+async def test_a_released_lease_is_taken_at_once(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    await one.release()
+    assert candidates.lease["holderIdentity"] == ""
+    assert candidates.lease["leaseDurationSeconds"] == 1
+    await two.attempt()
+    assert two.role is Role.ACTIVE
+    assert candidates.lease["holderIdentity"] == "two"
+
+
+async def test_a_lease_of_another_is_not_released(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    await two.release()
+    assert candidates.lease["holderIdentity"] == "one"
+
+
+async def test_of_two_that_take_an_expired_lease_one_gets_it(candidates: Candidates) -> None:
+    gone, two, three = (candidates.candidate(name) for name in ("gone", "two", "three"))
+    for one in (gone, two, three):
+        await one.attempt()
+    candidates.clock.now = 15
+    await asyncio.gather(two.attempt(), three.attempt())
+    await asyncio.gather(two.attempt(), three.attempt())
+    assert {two.role, three.role} == {Role.ACTIVE, Role.STANDBY}
+
+
+async def test_of_two_that_make_the_lease_one_gets_it(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await asyncio.gather(one.attempt(), two.attempt())
+    await asyncio.gather(one.attempt(), two.attempt())
+    assert {one.role, two.role} == {Role.ACTIVE, Role.STANDBY}
+
+
+async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    async with candidates.server.out_of_reach():
+        for candidates.clock.now in (5, 11, 60):
+            await one.attempt()
+            await two.attempt()
+        assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
+    await one.attempt()
+    await two.attempt()
+    assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
+
+
+async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
+    """Both come back to a Lease that nobody could have renewed: the one that has it is to keep it."""
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.server.faults.add(kind="answer", status=503)
+    candidates.clock.now = 20
+    await two.attempt()
+    candidates.server.faults.clear()
+    candidates.clock.now = 25
+    await two.attempt()
+    assert two.role is Role.STANDBY
+    await one.attempt()
+    assert candidates.lease["holderIdentity"] == "one"
+
+
+async def test_a_standby_that_could_not_look_takes_the_lease_if_it_then_sees_no_renewal(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.server.faults.add(kind="answer", status=503)
+    candidates.clock.now = 20
+    await two.attempt()
+    candidates.server.faults.clear()
+    candidates.clock.now = 25
+    await two.attempt()
+    candidates.clock.now = 40
+    await two.attempt()
+    assert two.role is Role.ACTIVE
+
+
+async def test_an_active_director_that_was_cut_off_gives_up_when_it_reads_of_the_other(candidates: Candidates) -> None:
+    one, two = candidates.candidate("one"), candidates.candidate("two")
+    await one.attempt()
+    await two.attempt()
+    candidates.clock.now = 14
+    candidates.server.faults.add(kind="answer", status=503, where="write")
+    await one.attempt()
+    assert one.role is Role.ACTIVE
+    candidates.clock.now = 15
+    await two.attempt()
+    await one.attempt()
+    assert (one.role, two.role) == (Role.STANDBY, Role.ACTIVE)
+
+
+async def test_a_restarted_director_goes_on_with_its_own_lease_before_it_may_take_one(candidates: Candidates) -> None:
+    await candidates.candidate("one").attempt()
+    candidates.able = False
+    again = candidates.candidate("one")
+    await again.attempt()
+    assert again.role is Role.ACTIVE
+    assert candidates.lease["leaseTransitions"] == 0
+
+
+async def test_who_could_not_serve_takes_nothing(candidates: Candidates) -> None:
+    candidates.able = False
+    one = candidates.candidate("one")
+    await one.attempt()
+    assert (one.role, candidates.server.objects("Lease")) == (Role.UNKNOWN, [])
+    candidates.able = True
+    await one.attempt()
+    assert one.role is Role.ACTIVE
+
+
+async def test_a_deleted_lease_is_made_again(candidates: Candidates) -> None:
+    one = candidates.candidate("one")
+    await one.attempt()
+    candidates.server.delete("Lease", "kroute-director", "kube-system")
+    await one.attempt()
+    assert one.role is Role.ACTIVE
+    assert candidates.lease["holderIdentity"] == "one"
+    assert candidates.roles["one"] == [Role.ACTIVE]
+
+
+async def test_what_others_put_into_the_lease_stays(candidates: Candidates) -> None:
+    candidates.server.apply(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": "kube-system", "name": "kroute-director", "annotations": {"note": "ours"}},
+            "spec": {"holderIdentity": None, "strategy": "OldestEmulationVersion"},
+        }
+    )
+    await candidates.candidate("one").attempt()
+    [item] = candidates.server.objects("Lease")
+    assert item["metadata"]["annotations"] == {"note": "ours"}
+    assert item["spec"]["strategy"] == "OldestEmulationVersion"
+    assert item["spec"]["holderIdentity"] == "one"
+
+
+async def test_a_lease_without_anything_in_it_is_free(candidates: Candidates) -> None:
+    candidates.server.apply(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": "kube-system", "name": "kroute-director"},
+            "spec": None,
+        }
+    )
+    one = candidates.candidate("one")
+    await one.attempt()
+    assert (one.role, candidates.lease["holderIdentity"]) == (Role.ACTIVE, "one")
+
+
+async def test_a_server_that_does_not_answer_is_given_up_within_half_the_deadline(candidates: Candidates) -> None:
+    one = candidates.candidate("one", LeaseSettings(duration=3, renew_deadline=0.4, retry_period=0.1))
+    await one.attempt()
+    candidates.server.faults.add(kind="delay", seconds=30)
+    async with asyncio.timeout(5):
+        await one.attempt()
+    assert one.role is Role.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("lease", "says"),
+    [
+        (LEASE, None),
+        (LeaseSettings(duration=3, renew_deadline=2, retry_period=0.5), None),
+        (LeaseSettings(duration=0), "--lease-duration"),
+        (LeaseSettings(duration=10, renew_deadline=10), "--lease-renew-deadline"),
+        (LeaseSettings(retry_period=9), "--lease-retry-period"),
+        (LeaseSettings(retry_period=0), "--lease-retry-period"),
+    ],
+)
+def test_times_that_do_not_fit_together_are_refused(lease: LeaseSettings, says: str | None) -> None:
+    problem = problem_with(lease)
+    assert problem is None if says is None else says in (problem or "")

@@ -1,0 +1,234 @@
+"""What Services with external IPs mean on a director, as tables, and what a change touches."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from kroute.director.catalog import DirectorCatalog
+from kroute.director.plan import Probe, ProbeKind
+from kroute.model.objects import (
+    Applied,
+    Deleted,
+    Endpoint,
+    EndpointConditions,
+    EndpointPort,
+    EndpointSlice,
+    Listed,
+    Node,
+    NodeAddress,
+    NodeCondition,
+    NodeMeta,
+    NodeStatus,
+    ObjectKey,
+    ObjectMeta,
+    Service,
+    ServicePort,
+    ServiceSpec,
+)
+from kroute.model.plan import Persistence, ServicePlan
+from kroute.settings import Settings
+
+VIP, VIP6 = "203.0.113.1", "2001:db8::1"
+SETTINGS = Settings(node_name="director-1", scheduler="wrr")
+WEB = ObjectKey("default", "web")
+
+
+def node(number: int, *, ready: str = "True", labels: dict[str, str] | None = None) -> Node:
+    addresses = (("Hostname", f"n{number}"), ("InternalIP", f"10.0.0.{number}"), ("InternalIP", f"fd00::{number}"))
+    return Node(
+        NodeMeta(name=f"n{number}", labels=labels),
+        status=NodeStatus(tuple(NodeAddress(*it) for it in addresses), (NodeCondition("Ready", ready),)),
+    )
+
+
+def service(
+    annotations: dict[str, str] | None = None,
+    *,
+    name: str = "web",
+    protocol: str = "TCP",
+    port: int = 80,
+    **spec: object,
+) -> Service:
+    fields = {
+        "cluster_ip": "10.96.0.1",
+        "external_ips": (VIP, VIP6),
+        "ports": (ServicePort(port, "", protocol),),
+        **spec,
+    }
+    return Service(
+        ObjectMeta(name=name, namespace="default", creation_timestamp=f"2026-01-0{len(name)}", annotations=annotations),
+        ServiceSpec(**fields),  # type: ignore[arg-type]
+    )
+
+
+def slices(*nodes: str, ready: bool = True, protocol: str = "TCP") -> list[EndpointSlice]:
+    return [
+        EndpointSlice(
+            ObjectMeta(name=f"web-{family}", namespace="default", labels={"kubernetes.io/service-name": "web"}),
+            family,
+            tuple(
+                Endpoint((f"{prefix}{number}",), EndpointConditions(ready=ready), node_name=name)
+                for number, name in enumerate(nodes, 1)
+            ),
+            (EndpointPort("", 8080, protocol),),
+        )
+        for family, prefix in (("IPv4", "10.1.0."), ("IPv6", "fd01::"))
+    ]
+
+
+def catalog(*items: Node | Service | EndpointSlice) -> DirectorCatalog:
+    made = DirectorCatalog(SETTINGS)
+    made.take([Applied(item) for item in items])
+    made.take([Listed(kind) for kind in (Service, EndpointSlice, Node)])
+    return made
+
+
+def only(plans: Iterable[ServicePlan]) -> ServicePlan:
+    [plan] = plans
+    return plan
+
+
+def real_servers(plan: ServicePlan, address: str = VIP) -> dict[str, int]:
+    [server] = [it for it in plan.virtual_servers if it.key.address == address]
+    assert {it.port for it in server.real_servers} <= {server.key.port}
+    return {it.address: it.weight for it in server.real_servers}
+
+
+NODES = (node(1), node(2), node(3))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (NODES, {"10.0.0.1": 1, "10.0.0.2": 1, "10.0.0.3": 1}),
+        ((node(1), node(2, ready="False"), node(3, ready="Unknown")), {"10.0.0.1": 1}),
+        ((node(1), node(2, labels={"node.kubernetes.io/exclude-from-external-load-balancers": ""})), {"10.0.0.1": 1}),
+        ((Node(NodeMeta(name="n0")),), {}),
+    ],
+    ids=["all ready", "unready", "excluded", "unknown"],
+)
+def test_policy_cluster_directs_to_every_node_that_takes_traffic(
+    nodes: tuple[Node, ...], expected: dict[str, int]
+) -> None:
+    plan = only(catalog(service(), *slices("n1"), *nodes).commit())
+    assert real_servers(plan) == expected
+    assert real_servers(plan, VIP6).keys() == {address.replace("10.0.0.", "fd00::") for address in expected}
+    assert [vip.address for vip in plan.vips] == [VIP6, VIP]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "policy", "endpoints", "expected"),
+    [
+        ({}, "Local", ("n2", "n2"), {"10.0.0.2": 1}),
+        ({}, "Local", (), {}),
+        (
+            {"kroute.io/service.director-weight": "endpoints"},
+            "Local",
+            ("n2", "n2", "n3"),
+            {"10.0.0.2": 2, "10.0.0.3": 1},
+        ),
+        ({"service.director-weight": "endpoints"}, None, ("n2",), {"10.0.0.1": 0, "10.0.0.2": 1, "10.0.0.3": 0}),
+        (
+            {"kube-router.io/service.director-weight": "equal"},
+            None,
+            ("n2",),
+            dict.fromkeys(("10.0.0.1", "10.0.0.2", "10.0.0.3"), 1),
+        ),
+    ],
+    ids=["local", "local without endpoint", "local by endpoints", "cluster by endpoints", "equal"],
+)
+def test_policy_and_weights(
+    annotations: dict[str, str], policy: str | None, endpoints: tuple[str, ...], expected: dict[str, int]
+) -> None:
+    item = service(annotations, external_traffic_policy=policy)
+    assert real_servers(only(catalog(item, *slices(*endpoints), *NODES).commit())) == expected
+
+
+def test_a_weight_that_is_none_is_said_and_all_nodes_weigh_the_same() -> None:
+    plan = only(catalog(service({"service.director-weight": "heavy"}), *slices("n1"), *NODES).commit())
+    assert set(real_servers(plan).values()) == {1}
+    assert [problem.reason for problem in plan.problems] == ["InvalidAnnotation"]
+    assert "Allowed: endpoints, equal." in plan.problems[0].message
+
+
+def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:
+    annotations = {"kroute.io/service.scheduler": "sh", "kroute.io/service.schedflags": "sh-port"}
+    plan = only(catalog(service(annotations, session_affinity="ClientIP"), *NODES).commit())
+    [server] = [it for it in plan.virtual_servers if it.key.address == VIP]
+    assert (server.scheduler, server.flags, server.persistence) == ("sh", 0x10, Persistence(10800, 32))
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (service(), Probe(ProbeKind.REACH, "10.0.0.1", 80)),
+        (service(ports=(ServicePort(80, node_port=30080),)), Probe(ProbeKind.CONNECT, "10.0.0.1", 30080)),
+        (
+            service(type="LoadBalancer", external_traffic_policy="Local", health_check_node_port=32000),
+            Probe(ProbeKind.HTTP, "10.0.0.1", 32000),
+        ),
+        (service(protocol="UDP"), None),
+        (service(protocol="SCTP"), None),
+    ],
+    ids=["no node port", "node port", "health check node port", "UDP", "SCTP"],
+)
+def test_what_is_checked_of_a_node(item: Service, expected: Probe | None) -> None:
+    made = catalog(item, *slices("n1", protocol=item.spec.ports[0].protocol), node(1))  # type: ignore[index]
+    made.commit()
+    assert {it for it in made.probes if "." in it.address} == ({expected} if expected else set())
+
+
+def test_a_failing_node_has_weight_0_and_only_its_services_are_planned_again() -> None:
+    other = service(name="other", external_ips=("203.0.113.9",), port=81)
+    made = catalog(service(), other, *slices("n1"), *NODES)
+    made.commit()
+    made.set_failing({Probe(ProbeKind.REACH, "10.0.0.2", 80)})
+    plan = only(made.commit())
+    assert plan.key == WEB
+    assert real_servers(plan) == {"10.0.0.1": 1, "10.0.0.2": 0, "10.0.0.3": 1}
+    assert set(real_servers(plan, VIP6).values()) == {1}
+    made.set_failing(frozenset())
+    assert set(real_servers(only(made.commit())).values()) == {1}
+
+
+def test_an_external_ip_that_is_a_nodes_own_address_is_never_taken() -> None:
+    plan = only(catalog(service(external_ips=("10.0.0.2", VIP)), *NODES).commit())
+    assert [vip.address for vip in plan.vips] == [VIP]
+    assert [(problem.reason, problem.subject) for problem in plan.problems] == [("NodeAddress", "externalIP 10.0.0.2")]
+
+
+def test_a_node_that_comes_to_have_an_external_ip_takes_it_away() -> None:
+    made = catalog(service(external_ips=("10.0.0.9",)), *NODES)
+    assert only(made.commit()).vips
+    made.take([Applied(node(9))])
+    assert not only(made.commit()).vips
+
+
+def test_of_two_services_with_one_address_and_port_the_older_has_it() -> None:
+    made = catalog(service(), service(name="younger"), *NODES)
+    plans = {plan.key.name: plan for plan in made.commit()}
+    assert [problem.reason for problem in plans["younger"].problems] == ["AddressConflict"] * 2
+    assert not plans["younger"].virtual_servers
+    made.take([Deleted(Service, WEB)])
+    plans = {plan.key.name: plan for plan in made.commit()}
+    assert plans["web"].is_empty
+    assert len(plans["younger"].virtual_servers) == 2
+
+
+def test_a_service_without_external_ips_means_nothing() -> None:
+    assert catalog(service(external_ips=None, ports=(ServicePort(99999),)), *NODES).commit() == []
+
+
+def test_a_heart_beat_of_a_node_changes_nothing() -> None:
+    made = catalog(service(), *NODES)
+    made.commit()
+    made.take([Applied(node(1))])
+    assert made._dirty == {}
+    made.take([Deleted(Node, ObjectKey("", "n1"))])
+    assert real_servers(only(made.commit())).keys() == {"10.0.0.2", "10.0.0.3"}
+
+
+def test_nothing_is_planned_before_everything_has_been_listed() -> None:
+    made = DirectorCatalog(SETTINGS)
+    made.take([Applied(service()), Applied(node(1)), Listed(Service), Listed(Node)])
+    assert made.commit() == []

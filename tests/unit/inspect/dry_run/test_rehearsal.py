@@ -1,0 +1,202 @@
+"""`kroute plan` finds what the agent would change, by the agent's own controllers, and changes nothing."""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kroute.inspect.dry_run import recording, recording_rules
+from kroute.inspect.dry_run.rehearsal import Rehearsed, rehearse
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import DeleteEntry, Ipset
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.ipvs.client import AddVirtualServer, DeleteRealServer, Ipvs, VirtualServerOptions
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.routes import Routes
+from kroute.kernel.sysctl import Sysctls
+from kroute.model.plan import ServicePlan
+from tests.fakes.addresses import FakeAddresses
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import Operation
+from tests.fakes.links import FakeLinks
+from tests.fakes.routes import FakeRoutes
+from tests.fakes.sysctl import FakeSysctls
+from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, node_plan, plan, server
+
+WEB = plan("web", 1, server("10.96.0.1", 80, "172.20.1.1", "172.20.2.1"), server("fd00::1", 80, "fd00:20::1"))
+PLANS = (node_plan(1, "172.20.0.0/16"), WEB)
+
+
+async def rehearsed(node: FakeNode, *plans: ServicePlan) -> Rehearsed:
+    """What would change on this node; that nothing does is part of every test."""
+    kernel = node.kernel
+    reader = SimpleNamespace(
+        links=FakeLinks(kernel),
+        ipvs=FakeIpvs(kernel),
+        addresses=FakeAddresses(kernel),
+        routes=FakeRoutes(kernel),
+        ipset=FakeIpset(kernel),
+        xtables=node.xtables,
+        sysctls=FakeSysctls(kernel),
+        kernel_version=kernel.version,
+    )
+    for client in (reader.links, reader.ipvs, reader.addresses, reader.routes, reader.ipset, *node.xtables.values()):
+        await client.open()
+    ledger = node.ledger.path
+    before = ledger.read_bytes() if ledger.exists() else None
+    kernel.writes.clear()
+    tables = set(kernel.tables)
+    found = await rehearse(node.settings, plans, reader)
+    assert kernel.writes == []
+    assert set(kernel.tables) == tables
+    assert (ledger.read_bytes() if ledger.exists() else None) == before
+    return found
+
+
+def of(found: Rehearsed, service: str = "default/web") -> list[str]:
+    return [change.what for change in found.changes if change.service == service]
+
+
+async def test_nothing_changes_where_an_agent_has_been_at_work(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    assert await rehearsed(node, *PLANS) == Rehearsed([], [])
+
+
+async def test_on_a_fresh_node_it_is_what_the_agent_then_does(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    found = await rehearsed(node, *PLANS)
+    assert not found.problems
+    said = {change.what.removesuffix(f" ({DUMMY})") for change in found.changes}
+    await node.start(*PLANS)
+    assert {str(change) for change in node.kernel.writes if not isinstance(change, Operation)} <= said
+    kinds = {change.kind for change in found.changes}
+    assert kinds == {"link", "set", "set entry", "rules", "virtual server", "real server", "route", "address", "sysctl"}
+
+
+@pytest.mark.parametrize(
+    ("drift", "changes"),
+    [
+        pytest.param(
+            lambda kernel: kernel.delete_address(DUMMY, "10.96.0.1"),
+            # with the last IPv4 address of a link go its IPv4 routes
+            [f"set the source {NODE_IPV4} on the local route of 10.96.0.1", f"bind 10.96.0.1 ({DUMMY})"],
+            id="an address",
+        ),
+        pytest.param(
+            lambda kernel: kernel.virtual_servers.pop((6, "10.96.0.1", 80)),
+            [
+                "add virtual server TCP 10.96.0.1:80 (scheduler rr)",
+                "add real server 172.20.1.1:8080 to TCP 10.96.0.1:80",
+                "add real server 172.20.2.1:8080 to TCP 10.96.0.1:80",
+            ],
+            id="a virtual server",
+        ),
+        pytest.param(
+            lambda kernel: kernel.sets["KROUTE-CLUSTER-IP"].elements.clear(),
+            ["add 10.96.0.1,6,80 to set KROUTE-CLUSTER-IP"],
+            id="a set entry",
+        ),
+    ],
+)
+async def test_drift_is_found_and_named_after_its_service(drift, changes: list[str], tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    drift(node.kernel)
+    found = await rehearsed(node, *PLANS)
+    assert of(found) == changes
+    assert len(found.changes) == len(changes)
+
+
+async def test_a_real_server_that_lost_its_weight_or_is_missing(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    await node.ipvs.write([DeleteRealServer((6, "10.96.0.1", 80), ("172.20.1.1", 8080))])
+    found = await rehearsed(node, *PLANS)
+    [change] = found.changes
+    assert (change.kind, change.action) == ("real server", "add")
+
+
+async def test_rules_and_sysctls_that_were_changed(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    node.kernel.table(2, "filter").chains["KROUTE-INPUT"].clear()
+    node.kernel.sysctls["net.ipv4.vs.conntrack"] = "0"
+    found = await rehearsed(node, *PLANS)
+    assert of(found, "") == [
+        "set net.ipv4.vs.conntrack to 1 (is 0)",
+        "write the IPv4 rules of table filter: chain KROUTE-INPUT has other rules",
+    ]
+
+
+async def test_rules_whose_set_is_gone_are_gone_too(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    node.kernel.tables.clear()
+    del node.kernel.sets["KROUTE-HAIRPIN"]
+    found = await rehearsed(node, *PLANS)
+    assert "create set KROUTE-HAIRPIN (hash:ip,port,ip)" in of(found, "")
+    assert any("chain KROUTE-POSTROUTING is missing" in what for what in of(found, ""))
+
+
+async def test_a_service_that_is_gone_is_withdrawn(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    found = await rehearsed(node, node_plan(1, "172.20.0.0/16"))
+    assert f"unbind 10.96.0.1 ({DUMMY})" in of(found, "")
+    assert "delete virtual server TCP 10.96.0.1:80" in of(found, "")
+    assert {change.action for change in found.changes} == {"delete"}
+
+
+async def test_a_virtual_server_of_somebody_elses_is_a_problem_and_no_change(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(PLANS[0])
+    await node.ipvs.write([AddVirtualServer((6, "10.96.0.1", 80), VirtualServerOptions("rr", 0, 0, 0))])
+    found = await rehearsed(node, *PLANS)
+    assert not any("10.96.0.1:80" in change.what for change in found.changes)
+    assert any("ForeignVirtualServer" in problem for problem in found.problems)
+
+
+async def test_a_family_without_tables_is_told_of(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+    node.kernel.ipv6 = False
+    found = await rehearsed(node, *PLANS)
+    assert any(problem.startswith("the IPv6 rules cannot be compared") for problem in found.problems)
+
+
+async def test_a_kernel_that_does_not_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await FakeNode(tmp_path).start(*PLANS)
+
+    async def read(_self: FakeIpvs) -> dict:
+        raise KernelError("the table cannot be read")
+
+    monkeypatch.setattr(FakeIpvs, "read", read)
+    with pytest.raises(KernelError, match="the table cannot be read"):
+        await rehearsed(node, *PLANS)
+
+
+READING = {
+    Ipvs: {"sync_daemons", "traffic"},
+    Addresses: {"of_node"},
+    Routes: set(),
+    Ipset: set(),
+    Links: {"is_right"},
+    Sysctls: {"is_writable"},
+    Xtables: {"differences", "chains", "is_used"},
+}
+"""What only reads, besides what the recording class answers."""
+RECORDING = vars(recording) | vars(recording_rules)
+ELSEWHERE = {"open", "close", "start_sync_daemon", "stop_sync_daemon", "flush", "delete", "statistics"}
+"""What no controller of a node calls; without a socket, it fails."""
+
+
+@pytest.mark.parametrize("real", READING, ids=lambda kind: kind.__name__)
+def test_every_method_of_a_kernel_class_is_recorded_or_cannot_work(real: type) -> None:
+    recorded = RECORDING[f"Recording{real.__name__}"]
+    public = {name for name in vars(real) if not name.startswith("_")}
+    answered = {name for name, it in inspect.getmembers(recorded) if name in public and it is not getattr(real, name)}
+    assert public - answered - READING[real] <= ELSEWHERE
+    assert not hasattr(recorded.__new__(recorded), "_netlink")
+
+
+async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
+    ipset = recording_rules.RecordingIpset(Ipset(), recording.Recorder())
+    with pytest.raises(AttributeError):
+        await ipset.flush("KROUTE-VIP")
+    assert DeleteEntry("KROUTE-VIP", ("10.0.0.1",)) not in ipset._recorder.changes

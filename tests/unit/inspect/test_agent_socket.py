@@ -1,0 +1,36 @@
+"""The agent answers questions on a Unix socket that only its owner may open."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kroute.inspect import agent_socket
+
+
+async def test_a_question_gets_its_answer(tmp_path: Path) -> None:
+    async def answer(about: str) -> bytes:
+        return b"x" * int(about)
+
+    async with agent_socket.serve(tmp_path, {"size": answer}):
+        assert len(await agent_socket.ask(tmp_path, "size 1000000")) == 1_000_000
+
+
+async def test_an_older_agent_does_not_know_every_question(tmp_path: Path) -> None:
+    async with agent_socket.serve(tmp_path, {}):
+        with pytest.raises(agent_socket.AgentUnreachableError, match="older version"):
+            await agent_socket.ask(tmp_path, "weather")
+
+
+async def test_the_socket_is_private_and_replaces_a_dead_one(tmp_path: Path) -> None:
+    (tmp_path / agent_socket.NAME).touch()
+    async with agent_socket.serve(tmp_path, {}):
+        mode = (tmp_path / agent_socket.NAME).stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+    assert not (tmp_path / agent_socket.NAME).exists()
+
+
+async def test_without_an_agent_the_error_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(agent_socket.AgentUnreachableError, match=str(tmp_path)):
+        await agent_socket.ask(tmp_path, "show")

@@ -1,0 +1,243 @@
+"""`kroute explain` holds what the kernel has against what was planned, and judges by what the kernel has."""
+
+import io
+from contextlib import redirect_stdout
+
+import msgspec
+import pytest
+
+from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanation
+from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4
+from kroute.inspect import explain, planned_state
+from kroute.inspect.explain import Explanation
+from kroute.inspect.planned_state import Dossier
+from kroute.inspect.verdicts import Client, Fate, World, judge, rules_of
+from kroute.kernel.ipvs.client import DeleteRealServer
+from kroute.kernel.net.route_lookup import Way
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Applied, EndpointSlice, Listed, Node, ObjectKey, Service
+from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.planning.catalog import Catalog
+from kroute.settings import Settings
+from tests.builders import NODE, endpoint, endpoint_slice, service
+from tests.fakes.addresses import FakeAddresses
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import FakeKernel
+from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
+
+KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
+SETTINGS = Settings(node_name=NODE, cluster_cidrs=("10.244.0.0/16",))
+FACTS = NodeFacts(NODE, ipv4=NODE_IPV4, own=frozenset({NODE_IPV4}), node_port_addresses=(NODE_IPV4,))
+POD, ELSEWHERE = "10.244.1.9", "192.0.2.1"
+
+
+def catalog(*services: Service) -> Catalog:
+    made = Catalog(SETTINGS, FACTS)
+    made.take(Applied(it) for it in services or (service(),))
+    made.take([Applied(endpoint_slice("web-1", endpoint("10.244.1.1"), endpoint("10.244.2.1", ready=False)))])
+    made.take(Listed(kind) for kind in (Service, EndpointSlice, Node))
+    return made
+
+
+class FakeLookup:
+    """The routing of a fake kernel."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.kernel = kernel
+
+    async def __aenter__(self) -> "FakeLookup":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def towards(self, address: str) -> Way | None:
+        for name, link in self.kernel.links.items():
+            if address in link.addresses or link.routes.get(address):
+                source = next((it.source for it in link.routes.get(address, ())), address)
+                return Way(True, name, source)
+        return Way(False, "eth0", NODE_IPV4)
+
+
+class FakeReader:
+    """The kernel classes of a fake node."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self.ipvs, self.ipset, self.addresses = (
+            FakeIpvs(node.kernel),
+            FakeIpset(node.kernel),
+            FakeAddresses(node.kernel),
+        )
+        self.xtables = node.xtables
+
+    async def __aenter__(self) -> "FakeReader":
+        for client in (self.ipvs, self.ipset, self.addresses):
+            await client.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    """A node on which an agent with these settings has applied the plans."""
+    made = FakeNode(tmp_path, cluster_cidrs=SETTINGS.cluster_cidrs)
+    await made.start(*catalog().commit())
+    monkeypatch.setattr(explain, "NodeReader", lambda: FakeReader(made))
+    monkeypatch.setattr(explain, "RouteLookup", lambda: FakeLookup(made.kernel))
+    return made
+
+
+def known(key: VirtualServerKey = KEY, *services: Service) -> Dossier:
+    """What the agent says, by way of its socket."""
+    made = catalog(*services)
+    plans = {plan.key: plan for plan in made.commit()}
+    found = planned_state.decode(msgspec.json.encode(planned_state.of_frontend(made, plans, key)))
+    assert found is not None
+    return found
+
+
+async def explained(key: VirtualServerKey = KEY, client: str | None = None, *, agent: bool = True) -> Explanation:
+    return await explain.explain(SETTINGS, key, client, known(key) if agent else None, FACTS)
+
+
+def fates(found: Explanation) -> dict[str, tuple[Fate, str]]:
+    return {it.client.name: (it.fate, it.masquerade.partition(" (")[0]) for it in found.verdicts}
+
+
+async def test_all_kinds_of_clients_are_served(node: FakeNode) -> None:
+    found = await explained()
+    assert (found.source, found.service, found.is_bound, found.scheduler) == ("agent", "default/web", True, "rr")
+    assert found.differences == []
+    assert fates(found) == {
+        "this node": (Fate.SERVED, "masqueraded"),
+        "a pod": (Fate.SERVED, "the client's address is kept"),
+        "elsewhere": (Fate.SERVED, "masqueraded"),
+    }
+    assert [it.address for it in found.real_servers] == ["10.244.1.1"]
+    assert exit_code(found) == SERVED
+
+
+async def test_one_client_alone(node: FakeNode) -> None:
+    assert fates(await explained(client=NODE_IPV4)) == {"this node": (Fate.SERVED, "masqueraded")}
+    assert fates(await explained(client=POD)) == {POD: (Fate.SERVED, "the client's address is kept")}
+
+
+async def test_a_port_that_no_service_has_is_refused_on_a_vip(node: FakeNode) -> None:
+    found = await explained(KEY._replace(port=22))
+    assert (found.service, found.frontend) == ("", None)
+    assert {fate for fate, _ in fates(found).values()} == {Fate.REFUSED}
+    assert found.differences == []
+    assert exit_code(found) == NOT_SERVED
+
+
+async def test_what_is_nobodys_is_not_kroutes_matter(node: FakeNode) -> None:
+    found = await explained(VirtualServerKey(Protocol.TCP, "198.51.100.1", 80))
+    assert {fate for fate, _ in fates(found).values()} == {Fate.PASSED_ON}
+    assert exit_code(found) == UNKNOWN
+    found = await explained(VirtualServerKey(Protocol.TCP, NODE_IPV4, 9999))
+    assert {fate for fate, _ in fates(found).values()} == {Fate.HOST}
+
+
+async def test_every_difference_is_named(node: FakeNode) -> None:
+    kernel = node.kernel
+    await node.ipvs.write([DeleteRealServer(KEY, ("10.244.1.1", 8080))])
+    kernel.sets["KROUTE-CLUSTER-IP"].elements.clear()
+    kernel.sets["KROUTE-NO-ENDPOINT"].elements.add((KEY.address, 6, 80))
+    kernel.table(IPV4.number, "filter").chains["KROUTE-VIPS"].pop()
+    kernel.delete_address(DUMMY, KEY.address)
+    found = await explained()
+    assert found.differences == [
+        "address 10.96.0.10 is not bound",
+        "no local route leads to 10.96.0.10",
+        "real server 10.244.1.1:8080 is missing",
+        "set KROUTE-CLUSTER-IP lacks 10.96.0.10,6,80",
+        "set KROUTE-NO-ENDPOINT has 10.96.0.10,6,80, not planned",
+        "IPv4 rules of table filter: chain KROUTE-VIPS has other rules",
+    ]
+    assert exit_code(found) == DIFFERENT
+
+
+async def test_a_weight_and_a_real_server_of_somebody_elses_differ(node: FakeNode) -> None:
+    reals = node.kernel.virtual_servers[KEY].real_servers
+    reals["10.244.1.1", 8080] = reals["10.244.1.1", 8080]._replace(weight=7)
+    reals["10.9.9.9", 80] = reals["10.244.1.1", 8080]
+    reals["10.9.9.8", 80] = reals["10.244.1.1", 8080]._replace(weight=0)  # it drains
+    assert (await explained()).differences == [
+        "real server 10.244.1.1:8080 has weight 7, not 1",
+        "real server 10.9.9.9:80 takes new connections and was not planned",
+    ]
+
+
+async def test_a_route_with_another_source_differs(node: FakeNode) -> None:
+    node.kernel.links[DUMMY].routes[KEY.address].pop(0)
+    assert (await explained()).differences == [
+        f"the route to 10.96.0.10 has the source 10.96.0.10, not {NODE_IPV4}",
+    ]
+
+
+async def test_a_virtual_server_that_is_missing(node: FakeNode) -> None:
+    del node.kernel.virtual_servers[KEY]
+    found = await explained()
+    assert found.differences == ["virtual server TCP 10.96.0.10:80 is missing"]
+    assert {fate for fate, _ in fates(found).values()} == {Fate.HOST}
+
+
+async def test_without_an_agent_the_kernel_speaks_alone(node: FakeNode) -> None:
+    found = await explained(agent=False)
+    assert (found.source, found.service, found.frontend) == ("kernel", "", None)
+    assert fates(found)["elsewhere"] == (Fate.SERVED, "masqueraded")
+    assert exit_code(found) == SERVED
+
+
+async def test_it_is_printed_for_a_person(node: FakeNode) -> None:
+    screen = io.StringIO()
+    with redirect_stdout(screen):
+        print_explanation(await explained())
+    text = screen.getvalue()
+    for line in (
+        "TCP 10.96.0.10:80",
+        "default/web, clusterIP, traffic policy Cluster",
+        f"for this node by {DUMMY}, source {NODE_IPV4}",
+        "in  10.244.1.1:8080 on node2: ready, weight 1",
+        "out 10.244.2.1:8080 on node2: not ready",
+        "masqueraded (to a ClusterIP, not from a local pod: masqueraded)",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("client", "real_servers", "fate"),
+    [
+        (Client("this node", NODE_IPV4, ""), {("10.244.1.1", 80): 0}, Fate.REFUSED),
+        (Client("elsewhere", ELSEWHERE, "eth0"), {("10.244.1.1", 80): 0}, Fate.REFUSED),
+        (Client("this node", NODE_IPV4, ""), None, Fate.HOST),
+    ],
+    ids=["all drain, from the node", "all drain, from elsewhere", "no virtual server and no rule"],
+)
+def test_without_a_serving_real_server(client: Client, real_servers: dict | None, fate: Fate) -> None:
+    world = World(True, {}, real_servers)
+    assert judge(KEY, client, world, rules_of(SETTINGS, IPV4, FACTS)).fate is fate
+
+
+def test_the_dossier_of_a_service_and_of_none() -> None:
+    made = catalog()
+    plans = {plan.key: plan for plan in made.commit()}
+    found = planned_state.of_service(made, plans, ObjectKey("default", "web"))
+    assert found is not None
+    assert found.service == "default/web"
+    assert {it.set for it in found.entries} == {"CLUSTER-IP", "VIP"}
+    assert planned_state.of_service(made, plans, ObjectKey("default", "none")) is None
+
+
+def test_a_question_without_sense_is_refused() -> None:
+    assert planned_state.read_key("UDP 10.0.0.1 53") == VirtualServerKey(Protocol.UDP, "10.0.0.1", 53)
+    for text in ("ICMP 10.0.0.1 53", "TCP 10.0.0.1", "TCP 10.0.0.1 http"):
+        with pytest.raises(ValueError, match=r"no protocol|not enough|invalid literal"):
+            planned_state.read_key(text)
+
+
+def test_every_family_has_its_rules() -> None:
+    for family in FAMILIES:
+        rules = rules_of(SETTINGS, family, FACTS)
+        assert (rules.nat.table, rules.mangle.table, rules.filter.table) == ("nat", "mangle", "filter")

@@ -1,0 +1,185 @@
+"""kube-proxy's configuration file is one of kroute's: what applies is used, and the rest is named with a reason."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from kroute import agent, logs
+from kroute.cli import main as cli
+from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
+from kroute.settings import IpvsTimeouts, Settings
+from tests.unit.cli.test_main import exit_code
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+KUBEADM = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: "", qps: 0}
+clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
+configSyncPeriod: 0s
+conntrack:
+  {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null,
+   udpStreamTimeout: 0s, udpTimeout: 0s}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+ipvs:
+  {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s,
+   tcpTimeout: 0s, udpTimeout: 0s}
+kind: KubeProxyConfiguration
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+metricsBindAddress: ""
+mode: ipvs
+nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: null, syncPeriod: null}
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+"""
+"""What kubeadm writes when it is told the mode and the pod networks: zero values mean "not set"."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    seen: list[Settings] = []
+    monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
+    return seen
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Settings], config: Path) -> None:
+    config.write_text(KUBEADM)
+    with capture_logs() as events:
+        assert exit_code("run", "--config", str(config), "--node-name", "n1", "--log-format", "json") == 0
+    assert started == [
+        Settings(
+            node_name="n1", cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"), strict_arp=False, log_format="json"
+        )
+    ]
+    assert not events
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("hostnameOverride: n2", {"node_name": "n2"}),
+        ("bindAddress: 192.0.2.7", {"node_ips": ("192.0.2.7",)}),
+        ("bindAddress: '::'", {"node_ips": ()}),
+        ("clusterCIDR: 10.1.0.0/16", {"cluster_cidrs": ("10.1.0.0/16",)}),
+        ("detectLocalMode: NodeCIDR", {"detect_local_mode": "NodeCIDR"}),
+        (
+            "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cbr0, interfaceNamePrefix: veth}",
+            {"detect_local_mode": "BridgeInterface", "pod_bridge_interface": "cbr0", "pod_interface_name_prefix": ""},
+        ),
+        (
+            "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}",
+            {"pod_interface_name_prefix": "cali"},
+        ),
+        ("nodePortAddresses: [10.0.0.0/8, fd00::/8]", {"nodeport_addresses": ("10.0.0.0/8", "fd00::/8")}),
+        ("nodePortAddresses: [primary]", {"nodeport_addresses": ("primary",)}),
+        ("ipvs: {scheduler: mh}", {"scheduler": "mh"}),
+        ("ipvs: {strictARP: true}", {"strict_arp": True}),
+        ("ipvs: {excludeCIDRs: [10.2.0.0/16, 10.3.0.0/16]}", {"exclude_cidrs": ("10.2.0.0/16", "10.3.0.0/16")}),
+        ("ipvs: {syncPeriod: 1m30s}", {"resync_period": 90.0}),
+        ("ipvs: {syncPeriod: 1500ms}", {"resync_period": 1.5}),
+        (
+            "ipvs: {tcpTimeout: 15m0s, tcpFinTimeout: 2m, udpTimeout: 300s}",
+            {"ipvs_timeouts": IpvsTimeouts(tcp=900, tcpfin=120, udp=300)},
+        ),
+        ("iptables: {masqueradeBit: 15, masqueradeAll: true}", {"masquerade_mark": 0x8000, "masquerade_all": True}),
+        (
+            "mode: nftables\nnftables: {masqueradeBit: 3, masqueradeAll: true}\niptables: {masqueradeBit: 14}",
+            {"masquerade_mark": 8, "masquerade_all": True},
+        ),
+    ],
+)  # fmt: skip
+def test_a_field_that_means_the_same_is_used(
+    fields: str, expected: dict[str, object], started: list[Settings], config: Path
+) -> None:
+    config.write_text(f"{HEAD}{fields}\n")
+    assert exit_code("run", "--config", str(config)) == 0
+    assert {name: getattr(started[0], name) for name in expected} == expected
+
+
+def test_the_kubeconfig_is_used(started: list[Settings], config: Path, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig.conf"
+    kubeconfig.touch()
+    config.write_text(f"{HEAD}clientConnection: {{kubeconfig: {kubeconfig}}}\n")
+    assert exit_code("run", "--config", str(config)) == 0
+    assert started[0].kubeconfig == kubeconfig
+
+
+def test_flags_go_before_the_file(started: list[Settings], config: Path) -> None:
+    config.write_text(f"{HEAD}ipvs: {{scheduler: mh, strictARP: false}}\n")
+    assert exit_code("run", "--config", str(config), "--scheduler", "lc") == 0
+    assert (started[0].scheduler, started[0].strict_arp) == ("lc", False)
+
+
+def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings], config: Path) -> None:
+    config.write_text(
+        f"{HEAD}mode: iptables\nconntrack: {{min: 131072, tcpBeLiberal: true}}\nlogging: {{verbosity: 4}}\n"
+        "featureGates: {SomeGate: false, OtherGate: true}\niptables: {localhostNodePorts: true}\nbogus: 1\n"
+        "detectLocal: {bridgeInterface: cbr0}\nnftables: {masqueradeAll: true}\n"
+    )
+    with capture_logs() as events:
+        assert exit_code("run", "--config", str(config)) == 0
+    assert {event["event"] for event in events} == {"config.field_not_used"}
+    said = {event["field"]: event["why"] for event in events}
+    assert len(said) == len(events)
+    assert said.keys() == {
+        "mode", "conntrack.min", "conntrack.tcpBeLiberal", "logging", "featureGates", "iptables.localhostNodePorts",
+        "bogus", "detectLocal.bridgeInterface", "nftables.masqueradeAll",
+    }  # fmt: skip
+    assert "net.netfilter.nf_conntrack_max" in said["conntrack.min"]
+    assert "--log-level" in said["logging"]
+    assert "no such field" in said["bogus"]
+    assert "detectLocalMode BridgeInterface" in said["detectLocal.bridgeInterface"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ("ipvs: {tcpTimeout: soon}", "ipvs.tcpTimeout: 'soon' is not a duration"),
+        ("ipvs: {tcpTimeout: 500ms}", "ipvs.tcpTimeout: '0.5s' is not an IPVS timeout"),
+        ("ipvs: {scheduler: fastest}", "ipvs.scheduler: 'fastest' is not one of 'rr'"),
+        ("ipvs: {strictARP: maybe}", "ipvs.strictARP: 'maybe' is neither true nor false"),
+        ("ipvs: {excludeCIDRs: [10.0.0.1/8]}", "ipvs.excludeCIDRs: '10.0.0.1/8' is not a network"),
+        ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: 32 is not a bit"),
+        ("clusterCIDR: pods", "clusterCIDR: 'pods' is not a network"),
+        ("bindAddress: here", "bindAddress: 'here' is not an IP address"),
+        ("detectLocalMode: Magic", "detectLocalMode: 'Magic' is not one of"),
+        ("clientConnection: {kubeconfig: /does/not/exist}", "clientConnection.kubeconfig: File '/does/not/exist'"),
+    ],
+)
+def test_a_bad_value_gets_one_line_that_names_its_field(
+    fields: str, says: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f"{HEAD}{fields}\n")
+    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    error = capsys.readouterr().err
+    assert f"{config}: {says}" in error
+    assert error.count("\n") == 1
+
+
+def test_another_version_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("apiVersion: kubeproxy.config.k8s.io/v1beta1\nkind: KubeProxyConfiguration\n")
+    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    assert "kroute knows kubeproxy.config.k8s.io/v1alpha1" in capsys.readouterr().err
+
+
+def test_no_field_is_both_used_and_unused() -> None:
+    assert not USED.keys() & UNUSED.keys()
+    assert not translate(yaml.safe_load(KUBEADM)).remarks

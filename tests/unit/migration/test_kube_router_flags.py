@@ -1,0 +1,123 @@
+"""kube-router's flags are taken where they mean the same, else the error has kroute's word."""
+
+import click
+import pytest
+
+from kroute import agent, logs
+from kroute.cli import main as cli
+from kroute.migration.kube_router_flags import FLAGS, translated
+from kroute.settings import IpvsTimeouts, Settings
+from tests.unit.cli.test_main import exit_code
+
+ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
+    "hostname-override": (["--hostname-override", "n1"], {"node_name": "n1"}),
+    "ipvs-sync-period": (["--ipvs-sync-period=5m"], {"resync_period": 300.0}),
+    "excluded-cidrs": (["--excluded-cidrs=10.9.0.0/16"], {"exclude_cidrs": ("10.9.0.0/16",)}),
+    "service-cluster-ip-range": (["--service-cluster-ip-range", "10.96.0.0/12"], {"service_cidrs": ("10.96.0.0/12",)}),
+    "service-external-ip-range": (
+        ["--service-external-ip-range=192.0.2.0/24"],
+        {"external_ip_ranges": ("192.0.2.0/24",)},
+    ),
+    "service-tcp-timeout": (["--service-tcp-timeout=900s"], {"ipvs_timeouts": IpvsTimeouts(tcp=900)}),
+    "service-tcpfin-timeout": (["--service-tcpfin-timeout=2m"], {"ipvs_timeouts": IpvsTimeouts(tcpfin=120)}),
+    "service-udp-timeout": (["--service-udp-timeout", "300s"], {"ipvs_timeouts": IpvsTimeouts(udp=300)}),
+    "ipvs-graceful-period": (["--ipvs-graceful-period=30s"], {"drain_timeout": 30.0}),
+    "strict-external-ip-validation": (["--strict-external-ip-validation"], {"strict_external_ips": True}),
+    "masquerade-all": (["--masquerade-all=true"], {"masquerade_all": True}),
+    "nodeport-bindon-all-ip": (["--nodeport-bindon-all-ip=false"], {"nodeport_addresses": ("primary",)}),
+    "hairpin-mode": (["--hairpin-mode=false"], {"hairpin": False}),
+    "ipvs-graceful-termination": (["--ipvs-graceful-termination"], {}),
+    "run-service-proxy": (["--run-service-proxy=true"], {}),
+    "run-router": (["--run-router=false"], {}),
+    "run-firewall": (["--run-firewall=false"], {}),
+    "run-loadbalancer": (["--run-loadbalancer=false"], {}),
+    "enable-ipv4": (["--enable-ipv4"], {}),
+    "enable-ipv6": (["--enable-ipv6=true"], {}),
+    "ipvs-permit-all": (["--ipvs-permit-all=false"], {}),
+}
+"""Each flag that is taken, as kube-router's users write it, with the settings that it makes."""
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "ipvs-graceful-termination": ("=false", "kroute always lets connections drain"),
+    "run-service-proxy": ("=false", "do not run it"),
+    "run-router": ("", "keep kube-router --run-service-proxy=false"),
+    "run-firewall": ("=true", "keep kube-router --run-service-proxy=false"),
+    "run-loadbalancer": ("", "keep kube-router --run-service-proxy=false"),
+    "enable-ipv4": ("=false", "--node-ip says which"),
+    "enable-ipv6": ("=false", "--node-ip says which"),
+    "ipvs-permit-all": ("", "leaves what Services serve to the node's own rules"),
+    "hairpin-mode": ("=often", "'often' is neither true nor false"),
+    "cleanup-config": ("", "`kroute cleanup`"),
+    "health-port": ("=20244", "--healthz-bind-address"),
+    "health-addr": ("=::", "--healthz-bind-address"),
+    "metrics-port": ("=8080", "--metrics-bind-address"),
+    "metrics-addr": ("=::", "--metrics-bind-address"),
+    "metrics-path": ("=/metrics", "--metrics-bind-address"),
+    "v": ("=3", "--log-level"),
+    "runtime-endpoint": ("=unix:///run/containerd/containerd.sock", "direct server return"),
+    "service-node-port-range": ("=30000-32767", "leave this out"),
+    "cache-sync-timeout": ("=1m", "leave this out"),
+    "enable-pprof": ("", "leave this out"),
+    "advertise-cluster-ip": ("", "kroute does no routing"),
+    "peer-router-ips": ("=192.0.2.1", "kroute does no routing"),
+    "loadbalancer-sync-period": ("=1m", "allocates no LoadBalancer addresses"),
+    "iptables-sync-period": ("=5m", "network policies"),
+}
+"""Refusals, with the value and what the error must say."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    seen: list[Settings] = []
+    monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
+    return seen
+
+
+@pytest.mark.parametrize("flag", ACCEPTED)
+def test_a_flag_that_means_the_same_is_taken(flag: str, started: list[Settings]) -> None:
+    arguments, expected = ACCEPTED[flag]
+    assert exit_code("run", *arguments, "--log-level", "debug") == 0
+    assert started[0].log_level == "debug"
+    assert {name: getattr(started[0], name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_another_flag_is_refused_with_the_word_for_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value, says = REFUSED[flag]
+    assert exit_code("run", f"--{flag}{value}") == cli.EXIT_USAGE
+    error = capsys.readouterr().err
+    assert f"--{flag} is kube-router's: " in error
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", sorted(FLAGS.keys() - ACCEPTED.keys() - REFUSED.keys()))
+def test_every_other_flag_of_kube_routers_is_refused_for_a_reason(flag: str) -> None:
+    with pytest.raises(click.UsageError, match=f"--{flag} is kube-router's: kroute"):
+        translated([f"--{flag}=1"], set())
+
+
+def test_flags_that_turn_nothing_on_add_nothing(started: list[Settings]) -> None:
+    arguments = ["--masquerade-all=false", "--nodeport-bindon-all-ip", "--hairpin-mode"]
+    assert exit_code("run", *arguments, "--strict-external-ip-validation=false", "--node-name", "n1") == 0
+    [settings] = started
+    assert not settings.masquerade_all
+    assert not settings.strict_external_ips
+    assert settings.nodeport_addresses == ()
+    assert settings.hairpin
+
+
+def test_flags_with_the_same_name_and_meaning_are_kroutes_own(started: list[Settings]) -> None:
+    arguments = ["--master=https://192.0.2.1:6443", "--cluster-cidr=10.1.0.0/16", "--masquerade-all"]
+    assert exit_code("run", *arguments, "--loadbalancer-ip-range=192.0.2.0/24") == 0
+    [settings] = started
+    assert settings.master == "https://192.0.2.1:6443"
+    assert settings.cluster_cidrs == ("10.1.0.0/16",)
+    assert settings.load_balancer_ip_ranges == ("192.0.2.0/24",)
+    assert settings.masquerade_all
+
+
+def test_no_flag_of_kroutes_is_in_the_table_but_the_one_that_also_takes_a_value() -> None:
+    own = {name.removeprefix("--") for parameter in cli.run.params for name in parameter.opts}
+    assert own & FLAGS.keys() == {"masquerade-all"}

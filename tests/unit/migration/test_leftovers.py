@@ -1,0 +1,203 @@
+"""What is another proxy's is told from what is somebody else's, by names, sets and addresses alone."""
+
+from socket import AF_INET, AF_INET6
+
+import msgspec
+import pytest
+
+from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
+from kroute.migration.leftovers import Leavings, NodeReading, recognise
+from kroute.migration.saved_rules import dsr_marks
+from kroute.migration.take_over_options import NODE_PORT_RANGE
+from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.settings import OTHER_VIP_INTERFACES
+from tests.lab.other_proxy_rules import (
+    DSR_ADDRESS,
+    DSR_MARK,
+    NEIGHBOUR_CHAINS,
+    direct_server_return_rules,
+    kube_proxy_rules,
+    kube_router_rules,
+)
+
+NODE, VIP = "192.0.2.1", "10.96.0.10"
+EMPTY = NodeReading({}, {}, frozenset(), (), None, frozenset({NODE}), (), (), {}, frozenset(), frozenset())
+
+
+def as_saved(rules: str) -> str:
+    """Input of iptables-restore as iptables-save prints it: what was inserted stands first."""
+    return rules.replace("-I ", "-A ").replace("--set-mark ", "--set-xmark ")
+
+
+def recognised(proxy: str, **reading: object) -> Leavings:
+    return recognise(OTHER_PROXIES[proxy], msgspec.structs.replace(EMPTY, **reading), NODE_PORT_RANGE)
+
+
+def test_an_untouched_node_has_nothing() -> None:
+    for proxy in OTHER_PROXIES:
+        assert recognised(proxy, saved={"IPv4 legacy": NEIGHBOUR_CHAINS}).are_removed
+
+
+@pytest.mark.parametrize("variant", ["IPv4 legacy", "IPv6 nft"])
+def test_every_chain_of_kube_proxys_is_recognised_in_both_variants(variant: str) -> None:
+    rules = as_saved(kube_proxy_rules("KUBE-", is_ipv6=variant.startswith("IPv6")))
+    tables = {it.table: it for it in recognised("kube-proxy", saved={variant: rules}).tables}
+    assert {it.variant for it in tables.values()} == {variant}
+    assert set(tables["nat"].chains) == {
+        "KUBE-PROXY-CANARY", "KUBE-SERVICES", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-MARK-MASQ",
+        "KUBE-POSTROUTING",
+    }  # fmt: skip
+    assert tables["nat"].rules == (
+        'PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+        'OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+        'POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING',
+    )
+    assert len(tables["filter"].chains) == 7
+    assert len(tables["filter"].rules) == 6
+    assert tables["mangle"].chains == ("KUBE-PROXY-CANARY",)
+
+
+def test_the_chains_of_iptables_mode_are_kube_proxys_too() -> None:
+    chains = ["KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-SEP-ABCDEFGHIJKLMNOP", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"]
+    saved = "*nat\n" + "".join(f":{chain} - [0:0]\n" for chain in [*chains, "KUBE-SVC-short"]) + "COMMIT\n"
+    [table] = recognised("kube-proxy", saved={"IPv4 nft": saved}).tables
+    assert table.chains == tuple(chains)
+
+
+def test_the_kubelets_chains_and_those_of_network_policies_are_not_theirs() -> None:
+    saved = {"IPv4 legacy": NEIGHBOUR_CHAINS + as_saved(kube_proxy_rules("KUBE-", is_ipv6=False))}
+    named = {chain for table in recognised("kube-proxy", saved=saved).tables for chain in table.chains}
+    assert not named & {"KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-ROUTER-INPUT"}
+
+
+def test_a_chain_that_somebody_else_jumps_to_stays_with_what_it_needs() -> None:
+    saved = (
+        "*nat\n:CNI-HOSTPORT - [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n"
+        "-A PREROUTING -j KUBE-SERVICES\n-A CNI-HOSTPORT -j KUBE-LOAD-BALANCER\n-A KUBE-SERVICES -j KUBE-MARK-MASQ\n"
+        "-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n"
+    )
+    [table] = recognised("kube-proxy", saved={"IPv4 legacy": saved}).tables
+    assert table.kept == ("KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ")
+    assert table.chains == ("KUBE-SERVICES",)
+    assert table.rules == ("PREROUTING -j KUBE-SERVICES",)
+
+
+def test_kube_routers_rules_in_built_in_chains_are_told_from_others() -> None:
+    rules = kube_router_rules("", NODE, "10.244.1.0/24", [("10.244.1.2", VIP, 80)], is_ipv6=False)
+    ipvs = "-A POSTROUTING -m ipvs --vdir ORIGINAL --vmethod MASQ"
+    others = f'{ipvs} -m comment --comment "mine" -j SNAT --to-source 192.0.2.9\n'
+    saved = as_saved(rules).replace("*nat\n:", f"*nat\n{others}:")
+    tables = {it.table: it for it in recognised("kube-router", saved={"IPv4 legacy": saved}).tables}
+    assert tables["filter"].chains == ("KUBE-ROUTER-SERVICES",)
+    assert tables["nat"].chains == ("KUBE-ROUTER-HAIRPIN",)
+    assert [rule.rpartition("-j ")[2] for rule in tables["nat"].rules] == [
+        "KUBE-ROUTER-HAIRPIN",
+        f"SNAT --to-source {NODE} --random-fully",
+    ]
+
+
+def test_a_mark_is_kube_routers_by_its_hash() -> None:
+    assert DSR_MARK in dsr_marks(DSR_ADDRESS, "tcp", "80")
+    saved = as_saved(direct_server_return_rules()).replace(f"-d {DSR_ADDRESS}", f"-d {DSR_ADDRESS}/32")
+    saved = saved.replace(f"-s {DSR_ADDRESS}", f"-s {DSR_ADDRESS}/32")
+    foreign = "-A PREROUTING -d 203.0.113.10/32 -p tcp -m tcp --dport 80 -j MARK --set-xmark 0x7/0xffffffff\n"
+    found = recognised(
+        "kube-router",
+        saved={"IPv4 legacy": saved.replace("*mangle\n", f"*mangle\n{foreign}")},
+        marks=((AF_INET, 7), (AF_INET, DSR_MARK)),
+    )
+    assert found.marks == ((AF_INET, DSR_MARK),)
+    [table] = found.tables
+    assert [rule.split()[0] for rule in table.rules] == ["PREROUTING", "OUTPUT", "PREROUTING"]
+    assert "TCPMSS" in table.rules[2]
+
+
+def test_policy_routing_is_kube_routers_by_priority_and_table() -> None:
+    rules = (
+        PolicyRule(AF_INET, 32764, DSR_MARK, 78),
+        PolicyRule(AF_INET6, 32765, None, 79),
+        PolicyRule(AF_INET, 32765, None, 77),
+    )
+    routes = (
+        TableRoute(AF_INET, 78, "default", "lo", is_local=True),
+        TableRoute(AF_INET, 78, "10.0.0.0/8", "eth0", is_local=False),
+        TableRoute(AF_INET, 79, "203.0.113.9/32", "kube-bridge", is_local=False),
+    )
+    found = recognised("kube-router", policy_rules=rules, table_routes=routes)
+    assert found.policy_rules == rules[:2]
+    assert found.routes == (routes[0], routes[2])
+    assert recognised("kube-proxy", policy_rules=rules, table_routes=routes).are_removed
+
+
+def server(address: str, port: int, protocol: Protocol = Protocol.TCP) -> VirtualServerKey:
+    return VirtualServerKey(protocol, address, port)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_theirs"),
+    [
+        (server(VIP, 9999), True),  # its address is on kube-ipvs0
+        (server("203.0.113.5", 80), True),  # in KUBE-EXTERNAL-IP, on a real interface
+        (server("203.0.113.5", 81), False),
+        (server(NODE, 30080), True),  # in KUBE-NODE-PORT-TCP
+        (server(NODE, 30080, Protocol.UDP), False),
+        (server(NODE, 30081), False),
+        (server("198.51.100.1", 30080), False),  # no address of the node's
+        (server("fd00::1", 30080), False),  # the IPv6 node ports are in another set
+    ],
+    ids=str,
+)
+def test_a_virtual_server_is_kube_proxys_by_its_link_and_sets(key: VirtualServerKey, is_theirs: bool) -> None:
+    found = recognised(
+        "kube-proxy",
+        virtual_servers={key},
+        link_addresses={VIP},
+        elsewhere={NODE, "203.0.113.5", "fd00::1"},
+        sets={"KUBE-EXTERNAL-IP": {("203.0.113.5", 6, 80)}, "KUBE-NODE-PORT-TCP": {(30080,)}},
+    )
+    assert (found.to_adopt, found.others) == (((key,), ()) if is_theirs else ((), (key,)))
+
+
+@pytest.mark.parametrize(
+    ("key", "is_theirs"),
+    [
+        (server(VIP, 80), True),
+        (server(NODE, 30080), True),
+        (server(NODE, 80), False),  # kube-router lists whatever there is
+        (server("198.51.100.1", 30080), False),
+        (server(NODE, 30081), False),
+    ],
+    ids=str,
+)
+def test_a_virtual_server_is_kube_routers_by_its_link_or_as_a_node_port(key: VirtualServerKey, is_theirs: bool) -> None:
+    listed = {(NODE, 6, 30080), (NODE, 6, 80), ("198.51.100.1", 6, 30080), (VIP, 6, 80)}
+    found = recognised(
+        "kube-router", virtual_servers={key}, link_addresses={VIP}, sets={"kube-router-svip-prt": listed}
+    )
+    assert (found.to_adopt, found.others) == (((key,), ()) if is_theirs else ((), (key,)))
+
+
+def test_what_the_ledger_names_is_adopted_and_the_link_no_proof_any_more() -> None:
+    ours, new = server(VIP, 80), server(VIP, 81)
+    reading = {"virtual_servers": {ours, new}, "link_addresses": {VIP}, "our_virtual_servers": {ours}}
+    before = recognised("kube-router", **reading)
+    assert (before.adopted, before.to_adopt, before.link) == ((ours,), (new,), "kube-dummy-if")
+    after = recognised("kube-router", **reading, our_links={"kube-dummy-if"})
+    assert (after.to_adopt, after.others, after.link) == ((), (new,), None)
+
+
+def test_addresses_that_only_the_other_link_has_are_told() -> None:
+    key = server(VIP, 80)
+    reading = {"virtual_servers": {key}, "link_addresses": {VIP}, "our_virtual_servers": {key}}
+    assert recognised("kube-proxy", **reading).only_there == (VIP,)
+    assert recognised("kube-proxy", **reading, elsewhere={NODE, VIP}).only_there == ()
+
+
+def test_ipv6_sets_have_the_names_that_kube_proxy_cuts() -> None:
+    assert {"KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} < OTHER_PROXIES["kube-proxy"].sets
+    assert len(OTHER_PROXIES["kube-proxy"].sets) == 2 * 17
+
+
+def test_addresses_on_either_proxys_link_are_never_the_nodes_own() -> None:
+    assert {proxy.link for proxy in OTHER_PROXIES.values()} == set(OTHER_VIP_INTERFACES)

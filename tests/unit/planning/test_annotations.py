@@ -1,0 +1,195 @@
+"""The annotations of a Service: lookup, values, and what a bad value does."""
+
+import pytest
+
+from kroute.model.plan import Persistence, Problem
+from kroute.planning.annotations import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
+from kroute.settings import SCHEDULERS
+
+DEFAULTS = Options("rr")
+
+
+def apply(options: Options = DEFAULTS, **values: str) -> tuple[Options, list[Problem]]:
+    """Apply annotations given by the last word of their names."""
+    return apply_annotations(
+        options, {f"kroute.io/service.{name.replace('_', '-')}": it for name, it in values.items()}
+    )
+
+
+def test_no_annotations_leave_the_defaults() -> None:
+    assert apply_annotations(DEFAULTS, None) == (DEFAULTS, [])
+    assert apply_annotations(DEFAULTS, {"example.org/team": "blue", "scheduler": "lc"}) == (DEFAULTS, [])
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_scheduler_of_the_kernel_may_be_named(scheduler: str) -> None:
+    assert apply(scheduler=scheduler) == (Options(scheduler), [])
+
+
+@pytest.mark.parametrize(
+    ("annotations", "scheduler"),
+    [
+        ({"service.scheduler": "lc"}, "lc"),
+        ({"service.scheduler": "lc", "kube-router.io/service.scheduler": "sh"}, "sh"),
+        (
+            {"service.scheduler": "lc", "kube-router.io/service.scheduler": "sh", "kroute.io/service.scheduler": "mh"},
+            "mh",
+        ),
+        ({"service.scheduler": "lc", "kroute.io/service.scheduler": "mh"}, "mh"),
+    ],
+)
+def test_the_most_specific_prefix_wins(annotations: dict[str, str], scheduler: str) -> None:
+    assert apply_annotations(DEFAULTS, annotations) == (Options(scheduler), [])
+
+
+def test_a_bad_value_under_the_winning_prefix_does_not_fall_through_to_the_next() -> None:
+    options, problems = apply_annotations(
+        DEFAULTS, {"kroute.io/service.scheduler": "fastest", "kube-router.io/service.scheduler": "lc"}
+    )
+    assert options == DEFAULTS
+    assert len(problems) == 1
+
+
+def test_a_bad_value_is_a_problem_that_names_the_annotation_the_effect_and_the_allowed_words() -> None:
+    options, [problem] = apply(Options("wlc"), scheduler="fastest")
+    assert options == Options("wlc")
+    assert problem == Problem(
+        "InvalidAnnotation",
+        "annotation kroute.io/service.scheduler=fastest",
+        "annotation kroute.io/service.scheduler=fastest is not a scheduler; wlc serves. "
+        "Allowed: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh.",
+    )
+
+
+def test_a_huge_value_makes_a_problem_that_fits_an_event() -> None:
+    _, [problem] = apply(scheduler="x" * 100_000)
+    assert len(problem.message) < 1024
+    _, [problem] = apply(schedflags=",".join("y" * 1000 for _ in range(100)))
+    assert len(problem.message) < 1024
+
+
+def test_white_space_around_a_value_is_ignored() -> None:
+    assert apply(scheduler=" lc\n", persistence_timeout=" 60 ") == (Options("lc", persistence_timeout=60), [])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words", "flags"),
+    [
+        ("mh", "flag-1", 0x08),
+        ("mh", "flag-2", 0x10),
+        ("rr", "flag-3", 0x20),
+        ("mh", "flag-1,flag-2", 0x18),
+        ("mh", " mh-fallback , mh-port,", 0x18),
+        ("sh", "sh-fallback", 0x08),
+        ("sh", "sh-port", 0x10),
+        ("sh", "", 0),
+    ],
+)
+def test_scheduler_flags_are_the_kernels_bits(scheduler: str, words: str, flags: int) -> None:
+    assert apply(scheduler=scheduler, schedflags=words) == (Options(scheduler, flags=flags), [])
+
+
+def test_a_readable_flag_counts_for_the_scheduler_of_the_settings_too() -> None:
+    assert apply(Options("mh"), schedflags="mh-port") == (Options("mh", flags=0x10), [])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words", "flags", "complaint"),
+    [
+        ("mh", "sh-port", 0, "sh-port is a flag of sh, not of mh"),
+        ("mh", "mh-port,sh-fallback", 0x10, "sh-fallback is a flag of sh, not of mh"),
+        ("rr", "mh-port", 0, "mh-port is a flag of mh, not of rr"),
+        ("mh", "flag-1,flag-4", 0x08, "'flag-4' is not a flag"),
+    ],
+)
+def test_a_bad_flag_is_a_problem_and_the_good_ones_still_apply(
+    scheduler: str, words: str, flags: int, complaint: str
+) -> None:
+    options, [problem] = apply(scheduler=scheduler, schedflags=words)
+    assert options == Options(scheduler, flags=flags)
+    assert complaint in problem.message
+
+
+def test_flags_follow_the_scheduler_that_serves_when_the_wanted_one_is_unknown() -> None:
+    options, problems = apply(scheduler="maglev", schedflags="mh-port")
+    assert options == DEFAULTS
+    assert [it.subject for it in problems] == [
+        "annotation kroute.io/service.scheduler=maglev",
+        "annotation kroute.io/service.schedflags=mh-port",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [1, 600, MAX_PERSISTENCE_TIMEOUT])
+def test_a_persistence_timeout_overrides_session_affinity(seconds: int) -> None:
+    assert apply(Options("rr", persistence_timeout=10800), persistence_timeout=str(seconds)) == (
+        Options("rr", persistence_timeout=seconds),
+        [],
+    )
+
+
+def test_a_persistence_timeout_of_zero_turns_session_affinity_off() -> None:
+    options, problems = apply(Options("rr", persistence_timeout=10800), persistence_timeout="0")
+    assert (options.persistence_for("10.96.0.1"), problems) == (None, [])
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "10m", "1_0", "٣", str(MAX_PERSISTENCE_TIMEOUT + 1), "9" * 5000])
+def test_a_bad_persistence_timeout_leaves_session_affinity(value: str) -> None:
+    before = Options("rr", persistence_timeout=10800)
+    options, [problem] = apply(before, persistence_timeout=value)
+    assert options == before
+    assert f"Allowed: 0 (no persistence) to {MAX_PERSISTENCE_TIMEOUT} seconds." in problem.message
+
+
+def test_the_longest_timeout_does_not_overflow_the_kernels_32_bit_jiffies() -> None:
+    assert MAX_PERSISTENCE_TIMEOUT * 1000 < 2**32
+
+
+@pytest.mark.parametrize(
+    ("value", "ipv4", "ipv6"),
+    [
+        ("24", 24, 128),
+        ("1", 1, 128),
+        ("32", 32, 128),
+        ("255.255.255.0", 24, 128),
+        ("255.255.240.0", 20, 128),
+        ("64", 32, 64),
+        ("128", 32, 128),
+        ("24,64", 24, 64),
+        ("255.255.255.0, 56", 24, 56),
+        ("32,16", 32, 16),
+    ],
+)
+def test_a_persistence_netmask_is_for_ipv4_or_ipv6_or_both(value: str, ipv4: int, ipv6: int) -> None:
+    options, problems = apply(Options("rr", persistence_timeout=60), persistence_netmask=value)
+    assert problems == []
+    assert options.persistence_for("10.96.0.1") == Persistence(60, ipv4)
+    assert options.persistence_for("fd00::1") == Persistence(60, ipv6)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "0",
+        "0.0.0.0",
+        "129",
+        "/24",
+        "255.0.255.0",
+        "255.255.255.256",
+        "64,24,1",
+        "33,64",
+        "24,129",
+        "24,",
+        ",64",
+        "ffff::",
+    ],
+)
+def test_a_bad_persistence_netmask_keeps_clients_apart(value: str) -> None:
+    options, [problem] = apply(Options("rr", persistence_timeout=60), persistence_netmask=value)
+    assert options == Options("rr", persistence_timeout=60)
+    assert problem.reason == "InvalidAnnotation"
+
+
+def test_every_annotation_says_what_it_means() -> None:
+    assert all(row.meaning and row.allowed for row in ANNOTATIONS)
+    assert len({row.name for row in ANNOTATIONS}) == len(ANNOTATIONS)

@@ -1,0 +1,79 @@
+"""What the catalog keeps: of each object what planning reads, and of equal things one."""
+
+from hypothesis import given
+
+from kroute.model.objects import Applied, Service
+from kroute.model.plan import NODE_PLAN, ServicePlan
+from kroute.planning.backend_slices import read_slice, traits_of
+from kroute.planning.catalog import Catalog
+from kroute.planning.interning import condensed
+from kroute.planning.plan_service import plan_service
+from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, service, settings
+from tests.unit.planning.test_catalog import listed
+from tests.unit.planning.test_catalog_properties import ODD_SERVICES
+
+
+def changed(catalog: Catalog, *items: object) -> ServicePlan:
+    """The plan that these objects change."""
+    catalog.take(map(Applied, items))  # type: ignore[arg-type]
+    [plan] = [plan for plan in catalog.commit() if plan.key != NODE_PLAN]
+    return plan
+
+
+@given(ODD_SERVICES)
+def test_a_condensed_service_means_the_same(item: Service) -> None:
+    node = facts(own=(NODE_IPV4,))
+    slices = [read_slice(endpoint_slice("web-1", "10.244.1.5", of=item.metadata.name))]
+    assert plan_service(condensed(item), slices, node, settings()) == plan_service(item, slices, node, settings())
+
+
+def test_labels_and_annotations_that_mean_nothing_to_planning_are_not_kept() -> None:
+    kept = condensed(
+        service(
+            labels={"app": "web", "service.kubernetes.io/service-proxy-name": "x"},
+            annotations={"kubectl.kubernetes.io/last-applied-configuration": "{}" * 1000, "service.hairpin": "off"},
+        )
+    ).metadata
+    assert kept.labels == {"service.kubernetes.io/service-proxy-name": "x"}
+    assert kept.annotations == {"service.hairpin": "off"}
+    plain = condensed(service(labels={"app": "web"})).metadata
+    assert (plain.labels, plain.annotations) == (None, None)
+
+
+def test_services_share_equal_parts() -> None:
+    one, other = condensed(service("a", "10.96.0.1")), condensed(service("b", "10.96.0.2"))
+    assert one.spec.ports is other.spec.ports
+    assert one.status is other.status
+
+
+def test_endpoints_that_differ_by_their_address_alone_share_the_rest() -> None:
+    one, other, third = endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False)
+    assert traits_of(one) is traits_of(other)
+    assert traits_of(third) is not traits_of(one)
+
+
+def test_real_servers_of_plans_are_those_of_the_slices() -> None:
+    catalog = listed(service(ports=[port(80), port(81)]), endpoint_slice("web-1", "10.244.1.5"))
+    [kept] = catalog._slices[service().key]
+    [port_of_slice] = kept.ports
+    plan = catalog._plans[service().key]
+    assert all(server.real_servers[0] is port_of_slice.real_servers[0] for server in plan.virtual_servers)
+
+
+def test_what_a_new_version_of_a_slice_leaves_as_it_was_stays_the_same_object() -> None:
+    catalog = listed(service(), endpoint_slice("web-1", "10.244.1.5", "10.244.1.6"))
+    before = catalog._plans[service().key]
+    after = changed(catalog, endpoint_slice("web-1", "10.244.1.5", "10.244.1.7"))
+    assert after.virtual_servers[0].real_servers[0] is before.virtual_servers[0].real_servers[0]
+    assert after.virtual_servers[0].key is before.virtual_servers[0].key
+    assert after.set_entries is before.set_entries
+    assert after.vips is before.vips
+
+
+def test_what_a_new_version_of_a_service_leaves_as_it_was_stays_the_same_object() -> None:
+    catalog = listed(service(ports=[80]), endpoint_slice("web-1", "10.244.1.5"))
+    before = catalog._plans[service().key]
+    after = changed(catalog, service(ports=[80, 81]))
+    assert after.virtual_servers[0] is before.virtual_servers[0]
+    assert {id(entry) for entry in before.set_entries} < {id(entry) for entry in after.set_entries}
+    assert after.vips is before.vips

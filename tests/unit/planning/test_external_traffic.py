@@ -1,0 +1,299 @@
+"""Node ports, external IPs and LoadBalancer addresses: what is served where, by which policy, and in which sets."""
+
+from typing import Any, ClassVar
+
+import pytest
+
+from kroute.model.objects import Endpoint, LoadBalancerIngress, Service
+from kroute.model.plan import AddressSet, HealthCheck, ServicePlan
+from kroute.planning.plan_node import plan_node
+from kroute.planning.plan_service import plan_service
+from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
+
+HERE = endpoint("10.244.1.1", on=NODE)
+THERE = endpoint("10.244.1.2", on="node2")
+LEAVING_HERE = endpoint("10.244.1.3", on=NODE, ready=False, serving=True, terminating=True)
+LEAVING_THERE = endpoint("10.244.1.4", on="node2", ready=False, serving=True, terminating=True)
+UNREADY = endpoint("10.244.1.5", on=NODE, ready=False)
+EXTERNAL = "198.51.100.7"
+NODE_PORT = [port(80, node_port=30080)]
+
+
+def make(of: Service, *endpoints: Endpoint, own: tuple[str, ...] = (NODE_IPV4,), **known: Any) -> ServicePlan:
+    return plan_service(of, read(endpoint_slice("web-1", *endpoints)), facts(own=own, **known), settings())
+
+
+def served(plan: ServicePlan) -> dict[str, list[str]]:
+    """The real servers' addresses by virtual server."""
+    return {str(it.key): [real.address for real in it.real_servers] for it in plan.virtual_servers}
+
+
+def sets_of(plan: ServicePlan, address: str) -> set[AddressSet]:
+    """The sets of ports that an address is in."""
+    return {it.set for it in plan.set_entries if it.element[0] == address and it.set is not AddressSet.HAIRPIN}
+
+
+class TestAddresses:
+    """Where a Service is served, and what is bound for it."""
+
+    def test_a_node_port_is_served_on_each_of_the_nodes_addresses_and_nothing_is_bound(self) -> None:
+        of = service("web", "10.96.0.10", "fd00:96::a", kind="NodePort", ports=NODE_PORT)
+        plan = make(of, THERE, own=(NODE_IPV4, "192.168.123.7", NODE_IPV6))
+        assert set(served(plan)) == {
+            *("TCP 10.96.0.10:80", "TCP [fd00:96::a]:80"),
+            *(f"TCP {NODE_IPV4}:30080", "TCP 192.168.123.7:30080", f"TCP [{NODE_IPV6}]:30080"),
+        }
+        assert [vip.address for vip in plan.vips] == ["10.96.0.10", "fd00:96::a"]
+
+    def test_a_service_has_node_ports_in_its_own_families_only(self) -> None:
+        plan = make(service(kind="NodePort", ports=NODE_PORT), THERE, own=(NODE_IPV4, NODE_IPV6))
+        assert set(served(plan)) == {"TCP 10.96.0.10:80", f"TCP {NODE_IPV4}:30080"}
+
+    def test_one_number_may_be_a_node_port_of_two_protocols(self) -> None:
+        ports = [port(80, "t", node_port=30080), port(80, "u", "UDP", node_port=30080)]
+        assert {f"TCP {NODE_IPV4}:30080", f"UDP {NODE_IPV4}:30080"} <= set(
+            served(make(service(kind="NodePort", ports=ports)))
+        )
+
+    def test_a_cluster_ip_service_has_no_node_ports_whatever_its_ports_say(self) -> None:
+        assert set(served(make(service(ports=NODE_PORT)))) == {"TCP 10.96.0.10:80"}
+
+    def test_an_impossible_node_port_is_a_problem_and_the_rest_is_served(self) -> None:
+        plan = make(service(kind="NodePort", ports=[port(80, node_port=70000)]), THERE)
+        assert set(served(plan)) == {"TCP 10.96.0.10:80"}
+        assert [it.reason for it in plan.problems] == ["InvalidPort"]
+
+    def test_external_ips_and_load_balancer_addresses_are_bound_like_cluster_ips(self) -> None:
+        plan = make(service(kind="LoadBalancer", external_ips=(EXTERNAL,), balanced=["203.0.113.9"]), THERE)
+        assert [vip.address for vip in plan.vips] == ["10.96.0.10", EXTERNAL, "203.0.113.9"]
+        assert served(plan)["TCP 203.0.113.9:80"] == ["10.244.1.2"]
+
+    def test_an_address_that_another_interface_has_is_served_and_not_bound(self) -> None:
+        plan = make(service(external_ips=(EXTERNAL,)), THERE, own=(NODE_IPV4, EXTERNAL))
+        assert [vip.address for vip in plan.vips] == ["10.96.0.10"]
+        assert served(plan)[f"TCP {EXTERNAL}:80"] == ["10.244.1.2"]
+        assert sets_of(plan, EXTERNAL) == {AddressSet.EXTERNAL}
+
+    def test_a_node_port_and_a_load_balancer_address_on_one_address_are_both_served(self) -> None:
+        of = service(kind="LoadBalancer", ports=NODE_PORT, balanced=[NODE_IPV4])
+        assert {f"TCP {NODE_IPV4}:80", f"TCP {NODE_IPV4}:30080"} <= set(served(make(of, THERE)))
+
+    SKIPPED: ClassVar[dict[str, LoadBalancerIngress]] = {
+        "ipMode Proxy": LoadBalancerIngress("203.0.113.9", "Proxy"),
+        "host name": LoadBalancerIngress(),
+    }
+
+    @pytest.mark.parametrize("ingress", SKIPPED.values(), ids=list(SKIPPED))
+    def test_what_a_load_balancer_does_not_hand_to_nodes_is_not_served(self, ingress: LoadBalancerIngress) -> None:
+        assert set(served(make(service(kind="LoadBalancer", balanced=[ingress]), THERE))) == {"TCP 10.96.0.10:80"}
+
+    def test_addresses_of_a_load_balancer_that_is_none_any_more_are_not_served(self) -> None:
+        assert set(served(make(service(balanced=["203.0.113.9"]), THERE))) == {"TCP 10.96.0.10:80"}
+
+    @pytest.mark.parametrize("bad", ["198.51.100", "127.0.0.1", "fe80::1", "0.0.0.0", "224.0.0.1"])
+    def test_a_bad_external_ip_is_a_problem_and_the_rest_is_served(self, bad: str) -> None:
+        plan = make(service(external_ips=(bad, EXTERNAL)), THERE)
+        assert set(served(plan)) == {"TCP 10.96.0.10:80", f"TCP {EXTERNAL}:80"}
+        assert [it.reason for it in plan.problems] == ["InvalidExternalIP"]
+
+
+RANGES: dict[str, tuple[tuple[str, ...], list[str] | None, list[str] | None]] = {
+    "none": ((), None, None),
+    "of one family: the other is closed": (("10.0.0.0/8", "192.0.2.0/24"), ["10.0.0.0/8", "192.0.2.0/24"], []),
+    "of both": (("10.0.0.0/8", "fd00::/8"), ["10.0.0.0/8"], ["fd00::/8"]),
+    "with white space": ((" 10.0.0.0/8 ",), ["10.0.0.0/8"], []),
+    "with bits right of the prefix": (("10.1.2.3/8",), ["10.0.0.0/8"], []),
+    "twice": (("10.0.0.0/8", "10.0.0.0/8"), ["10.0.0.0/8"], []),
+    "everybody": (("10.0.0.0/8", " 0.0.0.0/0 "), None, None),
+    "everybody of one family": (("0.0.0.0/0", "fd00::/8"), None, ["fd00::/8"]),
+    "everybody by two halves": (("0.0.0.0/1", "128.0.0.0/1"), ["0.0.0.0/1", "128.0.0.0/1"], []),
+    "nobody, by a slip": (("10.0.0.0/33",), [], []),
+}
+
+
+@pytest.mark.parametrize(("written", "ipv4", "ipv6"), RANGES.values(), ids=list(RANGES))
+def test_source_ranges_restrict_the_load_balancers_addresses(
+    written: tuple[str, ...], ipv4: list[str] | None, ipv6: list[str] | None
+) -> None:
+    of = service(
+        *("web", "10.96.0.10", "fd00:96::a"),
+        kind="LoadBalancer",
+        ports=NODE_PORT,
+        external_ips=(EXTERNAL,),
+        balanced=["203.0.113.9", "2001:db8::9"],
+        load_balancer_source_ranges=written,
+    )
+    plan = make(of, THERE)
+    restricted = {entry.element[0] for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED}
+    allowed = [entry.element for entry in plan.set_entries if entry.set is AddressSet.SOURCE_RANGE]
+    expected = {"203.0.113.9": ipv4, "2001:db8::9": ipv6}
+    assert restricted == {address for address, networks in expected.items() if networks is not None}
+    assert sorted(allowed) == sorted((at, 6, 80, it) for at, networks in expected.items() for it in networks or ())
+    assert [it.reason for it in plan.problems] == ["InvalidSourceRange"] * ("10.0.0.0/33" in written)
+
+
+POLICIES: dict[str, tuple[dict[str, Any], list[Endpoint], list[str], list[str], set[AddressSet]]] = {
+    "Cluster: all ready ones": ({}, [HERE, THERE], ["1", "2"], ["1", "2"], {AddressSet.EXTERNAL}),
+    "Cluster: those that terminate, where none is ready": (
+        {},
+        [LEAVING_HERE, LEAVING_THERE, UNREADY],
+        ["3", "4"],
+        ["3", "4"],
+        {AddressSet.EXTERNAL},
+    ),
+    "Cluster: nothing": ({}, [UNREADY], [], [], {AddressSet.NO_ENDPOINT}),
+    "external Local: local ones outside, all inside": (
+        {"external_traffic_policy": "Local"},
+        [HERE, THERE],
+        ["1", "2"],
+        ["1"],
+        {AddressSet.EXTERNAL_LOCAL},
+    ),
+    "external Local: a local one that terminates": (
+        {"external_traffic_policy": "Local"},
+        [LEAVING_HERE, THERE],
+        ["2"],
+        ["3"],
+        {AddressSet.EXTERNAL_LOCAL},
+    ),
+    "external Local, none here: the cluster's, for this node's clients": (
+        {"external_traffic_policy": "Local"},
+        [THERE, UNREADY],
+        ["2"],
+        ["2"],
+        {AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL},
+    ),
+    "external Local, none at all": (
+        {"external_traffic_policy": "Local"},
+        [UNREADY],
+        [],
+        [],
+        {AddressSet.NO_ENDPOINT},
+    ),
+    "internal Local: local ones inside, all outside": (
+        {"internal_traffic_policy": "Local"},
+        [HERE, THERE],
+        ["1"],
+        ["1", "2"],
+        {AddressSet.EXTERNAL},
+    ),
+    "internal Local, none here: nothing inside": (
+        {"internal_traffic_policy": "Local"},
+        [THERE],
+        [],
+        ["2"],
+        {AddressSet.EXTERNAL},
+    ),
+    "internal Local: a local one that terminates": (
+        {"internal_traffic_policy": "Local"},
+        [LEAVING_HERE, THERE],
+        ["3"],
+        ["2"],
+        {AddressSet.EXTERNAL},
+    ),
+}
+
+
+@pytest.mark.parametrize(("policies", "endpoints", "inside", "outside", "sets"), POLICIES.values(), ids=list(POLICIES))
+@pytest.mark.parametrize("address", [NODE_IPV4, EXTERNAL, "203.0.113.9"], ids=["node port", "external", "balancer"])
+def test_traffic_policy(
+    policies: dict[str, Any],
+    endpoints: list[Endpoint],
+    inside: list[str],
+    outside: list[str],
+    sets: set[AddressSet],
+    address: str,
+) -> None:
+    of = service(kind="LoadBalancer", ports=NODE_PORT, external_ips=(EXTERNAL,), balanced=["203.0.113.9"], **policies)
+    plan = make(of, *endpoints)
+    number = 30080 if address == NODE_IPV4 else 80
+    assert served(plan)["TCP 10.96.0.10:80"] == [f"10.244.1.{it}" for it in inside]
+    assert served(plan)[f"TCP {address}:{number}"] == [f"10.244.1.{it}" for it in outside]
+    assert sets_of(plan, address) - {AddressSet.VIP} == sets
+    assert sets_of(plan, "10.96.0.10") == {AddressSet.VIP, AddressSet.CLUSTER_IP if inside else AddressSet.NO_ENDPOINT}
+
+
+def test_hints_count_for_external_traffic_by_policy_cluster() -> None:
+    hinted = endpoint("10.244.1.1", zones=["z1"]), endpoint("10.244.1.2", zones=["z2"])
+    plan = make(service(kind="NodePort", ports=NODE_PORT), *hinted, zone="z2")
+    assert served(plan) == {"TCP 10.96.0.10:80": ["10.244.1.2"], f"TCP {NODE_IPV4}:30080": ["10.244.1.2"]}
+
+
+class TestHairpin:
+    """The setting decides, the annotation of a Service goes before it."""
+
+    SWITCHES: ClassVar[dict[str, tuple[bool, dict[str, str], bool]]] = {
+        "on by default": (True, {}, True),
+        "off by the setting": (False, {}, False),
+        "off by the annotation": (True, {"kroute.io/service.hairpin": "off"}, False),
+        "on by the annotation": (False, {"service.hairpin": "on"}, True),
+        "on by the mere presence, as in kube-router": (False, {"kube-router.io/service.hairpin": ""}, True),
+        "unmoved by another word": (False, {"service.hairpin": "maybe"}, False),
+    }
+
+    @pytest.mark.parametrize(("setting", "annotations", "on"), SWITCHES.values(), ids=list(SWITCHES))
+    def test_hairpin_is(self, setting: bool, annotations: dict[str, str], on: bool) -> None:
+        slices = [endpoint_slice("web-1", HERE)]
+        plan = plan_service(service(annotations=annotations), read(*slices), facts(), settings(hairpin=setting))
+        assert (AddressSet.HAIRPIN in {it.set for it in plan.set_entries}) is on
+        assert len(plan.problems) == ("maybe" in annotations.values())
+
+
+class TestHealthCheck:
+    """`healthCheckNodePort` says how many ready endpoints are here."""
+
+    LOCAL: ClassVar[dict[str, Any]] = {
+        "kind": "LoadBalancer",
+        "external_traffic_policy": "Local",
+        "health_check_node_port": 31000,
+    }
+
+    def test_it_counts_ready_endpoints_of_this_node_each_once(self) -> None:
+        slices = [
+            endpoint_slice("web-1", HERE, THERE, LEAVING_HERE, ports=[8080]),
+            endpoint_slice("web-2", HERE, endpoint("10.244.1.9", on=NODE), ports=[9090]),
+            endpoint_slice("web-6", endpoint("fd00:10::1", on=NODE), address_type="IPv6"),
+        ]
+        of = service("web", "10.96.0.10", "fd00:96::a", **self.LOCAL)
+        assert plan_service(of, read(*slices), facts(), settings()).health_check == HealthCheck(31000, 2)
+
+    def test_without_local_endpoints_it_counts_none(self) -> None:
+        assert make(service(**self.LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)
+
+    @pytest.mark.parametrize("field", [{"kind": "NodePort"}, {"external_traffic_policy": "Cluster"}])
+    def test_it_is_for_load_balancers_with_policy_local(self, field: dict[str, str]) -> None:
+        assert make(service(**{**self.LOCAL, **field}), HERE).health_check is None
+
+
+POD_NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
+    "the cluster's": (
+        {"cluster_cidrs": ("172.20.0.0/16", "fd00::/48")},
+        ("10.1.0.0/24",),
+        ["172.20.0.0/16", "fd00::/48"],
+    ),
+    "the node's, where nobody names the cluster's": ({}, ("10.1.0.0/24",), ["10.1.0.0/24"]),
+    "the node's by NodeCIDR": (
+        {"detect_local_mode": "NodeCIDR", "cluster_cidrs": ("172.20.0.0/16",)},
+        ("10.1.0.0/24",),
+        ["10.1.0.0/24"],
+    ),
+    "none, where interfaces tell": (
+        {"detect_local_mode": "BridgeInterface", "pod_bridge_interface": "cbr0"},
+        ("10.1.0.0/24",),
+        [],
+    ),
+    "two halves of everything": ({"cluster_cidrs": ("0.0.0.0/0",)}, (), ["0.0.0.0/1", "128.0.0.0/1"]),
+}
+
+
+@pytest.mark.parametrize(("chosen", "pod_cidrs", "expected"), POD_NETWORKS.values(), ids=list(POD_NETWORKS))
+def test_pod_networks_are(chosen: dict[str, Any], pod_cidrs: tuple[str, ...], expected: list[str]) -> None:
+    plan = plan_node(settings(**chosen), facts(pod_cidrs=pod_cidrs))
+    assert [entry.element[0] for entry in plan.set_entries] == expected
+    assert plan.problems == ()
+
+
+def test_a_bad_pod_network_is_a_problem_and_the_rest_counts() -> None:
+    plan = plan_node(settings(), facts(pod_cidrs=("10.1.0.0/33", "10.1.0.0/24")))
+    assert [entry.element for entry in plan.set_entries] == [("10.1.0.0/24",)]
+    assert [problem.reason for problem in plan.problems] == ["InvalidPodCIDR"]

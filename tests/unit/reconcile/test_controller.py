@@ -1,0 +1,176 @@
+"""The one task of a controller: what it waits for, and how it ends."""
+
+import asyncio
+import errno
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.net.monitor import AddressEvent
+from kroute.reconcile.controller import Controller
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.monitor import FakeMonitor
+from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, node_plan, plan, server
+
+FIRST_LIST = [node_plan(), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))]
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  nobody tells of what the fake kernel holds
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, kernel: FakeKernel | None = None, **settings: object):
+    """A node whose controllers run as they do in the agent, on the real clock."""
+    node = FakeNode(tmp_path, kernel, **settings)
+    node.use_clock(time.monotonic)
+    await node.open()
+    async with asyncio.TaskGroup() as group:
+        for controller in node.controllers:
+            group.create_task(controller.run())
+        yield node
+        for controller in node.controllers:
+            controller.stop()
+
+
+def counting(controller: Controller, steps: list[str]):
+    step = controller.step
+
+    async def count() -> None:
+        steps.append(controller.name)
+        await step()
+
+    return count
+
+
+async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        node.broadcaster.publish([node_plan()])
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        node.broadcaster.publish([plan("web", 2)])
+        await until(lambda: not node.kernel.links[DUMMY].addresses and not node.kernel.virtual_servers)
+        await until(lambda: not node.kernel.sets["KROUTE-CLUSTER-IP"].elements)
+
+
+async def test_what_somebody_deletes_is_back_within_a_second(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        for delete in (lambda: node.kernel.delete_address(DUMMY, "10.96.0.1"), lambda: node.kernel.delete_link(DUMMY)):
+            delete()
+            before = time.monotonic()
+            await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+            assert time.monotonic() - before < 1
+
+
+async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as node:
+        noticed: list[object] = []
+        notice = node.service_proxy.notice
+        monkeypatch.setattr(node.service_proxy, "notice", lambda events: (noticed.extend(events), notice(events)))
+        node.broadcaster.publish(FIRST_LIST)
+        for repairs in range(1, 4):
+            await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+            node.kernel.delete_address(DUMMY, "10.96.0.1")
+            await until(lambda count=repairs: node.service_proxy.statistics().repairs == count)
+        await asyncio.sleep(0.1)
+    assert [event.gone for event in noticed if isinstance(event, AddressEvent)] == [False, True] * 3 + [False]
+
+
+async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [KernelError("cannot follow the node's addresses: the socket is gone")]
+    listen = FakeMonitor.next
+
+    async def fail_once(self: FakeMonitor) -> list:
+        if failures:
+            raise failures.pop()
+        return await listen(self)
+
+    monkeypatch.setattr(FakeMonitor, "next", fail_once)
+    async with running(tmp_path, resync_period=0.1) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        await until(lambda: node.service_proxy.statistics().failures == 1)
+        node.service_proxy._settings = node.route_fix._settings = msgspec.structs.replace(
+            node.settings, resync_period=1000.0
+        )
+        await asyncio.sleep(0.3)
+        node.kernel.delete_address(DUMMY, "10.96.0.1")
+        await until(lambda: "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+
+
+async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:
+    async with running(tmp_path, resync_period=0.1) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: node.kernel.virtual_servers)
+        node.kernel.virtual_servers.clear()
+        await until(lambda: node.kernel.virtual_servers)
+
+
+async def test_a_retry_comes_by_itself(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        node.kernel.refuse(lambda change: getattr(change, "key", None) == (6, "10.96.0.1", 80), errno.ENOMEM)
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: node.service_proxy.statistics().waiting)
+        node.kernel.accept_all()
+        await until(lambda: node.kernel.virtual_servers)
+        await until(lambda: not node.service_proxy.statistics().waiting)
+
+
+async def test_nothing_is_taken_away_before_the_first_full_list(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    kernel.add_link(DUMMY, kind="dummy", noarp=True)
+    kernel.add_address(DUMMY, "10.96.0.8")
+    async with running(tmp_path, kernel) as node:
+        await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
+        await asyncio.sleep(0.05)
+        assert "10.96.0.8" in kernel.links[DUMMY].addresses
+        node.broadcaster.publish([])
+        await until(lambda: "10.96.0.8" not in kernel.links[DUMMY].addresses)
+
+
+@pytest.mark.parametrize("plans", [[], FIRST_LIST], ids=["waiting", "serving"])
+async def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plans: list) -> None:
+    async with running(tmp_path) as node:
+        await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
+        if plans:
+            node.broadcaster.publish(plans)
+            await until(lambda: node.kernel.links.get(DUMMY) and node.kernel.links[DUMMY].addresses)
+        node.kernel.writes.clear()
+        before = time.monotonic()
+    assert time.monotonic() - before < 1
+    assert node.kernel.writes == []
+    assert bool(node.kernel.virtual_servers) == bool(plans)
+
+
+async def test_when_idle_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        await asyncio.sleep(0.05)
+        steps: list[str] = []
+        for controller in node.controllers:
+            monkeypatch.setattr(controller, "step", counting(controller, steps))
+        await asyncio.sleep(0.2)
+        assert steps == []
+        node.broadcaster.publish([])
+        await until(lambda: len(steps) >= 3)
+
+
+async def test_cancelling_it_is_a_kill(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    await node.open()
+    task = asyncio.create_task(node.service_proxy.run())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

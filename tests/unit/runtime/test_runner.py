@@ -1,0 +1,39 @@
+"""How a program of kroute is told to stop, and how it says why it cannot go on."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from structlog.testing import capture_logs
+
+from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.runner import run_to_the_end, stop_signal
+from kroute.watchers.kubernetes.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_in_order_when_it_is_told_to(number: signal.Signals) -> None:
+    async def serve() -> int:
+        stop = stop_signal()
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(10):
+            await stop.wait()
+        return 0
+
+    assert run_to_the_end(serve()) == 0
+
+
+@pytest.mark.parametrize(("refusal", "code"), [(ConfigurationError("no such file"), 2), (LedgerError("is full"), 1)])
+def test_a_refusal_in_any_task_is_one_line(refusal: Exception, code: int) -> None:
+    async def refuse() -> int:
+        raise refusal
+
+    async def serve() -> int:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(refuse())
+        return 0
+
+    with capture_logs() as logs:
+        assert run_to_the_end(serve()) == code
+    assert [(it["event"], it["reason"]) for it in logs] == [("kroute.refused", str(refusal))]

@@ -1,0 +1,185 @@
+"""Every metric is there, means what its name says, and stands in the documentation; so does every name that is used."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.model.objects import Applied, Listed, ObjectKey, Service
+from kroute.model.plan import (
+    NODE_PLAN,
+    AddressSet,
+    Problem,
+    Protocol,
+    RealServer,
+    ServicePlan,
+    SetEntry,
+    VirtualServer,
+    VirtualServerKey,
+)
+from kroute.telemetry.metrics import families
+from tests.builders import facts, service
+from tests.unit.observed import Observed
+
+ROOT = Path(__file__).parents[4]
+KEY = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
+WEB = ServicePlan(
+    ObjectKey("default", "web"),
+    virtual_servers=(VirtualServer(KEY, "rr", 0, None, (RealServer("10.1.0.1", 8080),)),),
+    set_entries=(SetEntry(AddressSet.NO_LOCAL, ("192.168.123.250", 6, 30080)),),
+    problems=(Problem("InvalidAnnotation", "annotation x=y", "y is not allowed"),),
+)
+SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in families.ROWS}
+
+Series = dict[tuple[str, ...], float]
+
+
+async def scraped(agent: Observed) -> dict[str, Series]:
+    """Every sample's value, by its name and then by its labels' values in the order of the labels' names."""
+    text = b"".join([part async for part in families.write(agent.observation._scrape)]).decode()
+    found: dict[str, Series] = {}
+    for family in text_string_to_metric_families(text):
+        for it in family.samples:
+            found.setdefault(it.name, {})[tuple(it.labels[name] for name in sorted(it.labels))] = it.value
+    return found
+
+
+@pytest.fixture
+async def agent() -> Observed:
+    observed = Observed()
+    observed.broadcaster.publish([ServicePlan(NODE_PLAN, node=facts()), WEB])
+    reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.2", 8080): RealServerState(0, 1, 0)}
+    observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
+    observed.kernel.passed[KEY] = Traffic(8, 100, 90, 5000, 70000)
+    observed.observation.intake.take([Applied(service()), Applied(service("shop")), Listed(Service)])
+    observed.workers.counters["route_fix"].repairs = 5
+    observed.workers.durations["service_proxy"].observe(0.5)
+    return observed
+
+
+async def test_every_family_of_the_table_has_series(agent: Observed) -> None:
+    found = await scraped(agent)
+    for name, metric in SAID_OF_EVERY_AGENT.items():
+        assert {"histogram": f"{name}_bucket"}.get(metric.kind, name) in found, name
+
+
+async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> None:
+    found = await scraped(agent)
+    assert found["kroute_services"] == {(): 1}
+    assert found["kroute_virtual_servers"] == {("serving",): 1, ("refusing",): 0, ("missing",): 0}
+    assert found["kroute_real_servers"] == {("serving",): 1, ("draining",): 1, ("missing",): 0}
+    assert found["kroute_connections"] == {("active",): 4, ("inactive",): 4}
+    assert found["kroute_service_connections"] == {
+        ("default", "web", "active"): 4,
+        ("default", "web", "inactive"): 4,
+    }
+    assert found["kroute_service_connections_total"] == {("default", "web"): 8}
+    assert found["kroute_service_packets_total"] == {("in", "default", "web"): 100, ("out", "default", "web"): 90}
+    assert found["kroute_service_bytes_total"] == {("in", "default", "web"): 5000, ("out", "default", "web"): 70000}
+    assert found["kroute_service_problems"] == {("default", "InvalidAnnotation", "web"): 1}
+    assert found["kroute_problems"] == {("InvalidAnnotation",): 1}
+
+
+async def test_the_names_of_kube_proxy(agent: Observed) -> None:
+    found = await scraped(agent)
+    assert found["kubeproxy_sync_proxy_rules_service_changes_total"] == {(): 2}
+    assert found["kubeproxy_sync_proxy_rules_endpoint_changes_total"] == {(): 0}
+    assert found["kubeproxy_sync_proxy_rules_no_local_endpoints_total"] == {("external",): 1}
+    assert found["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == {(): 1_700_000_000}
+    assert found["kubeproxy_sync_proxy_rules_duration_seconds_count"] == {(): 1}
+    assert found["kubeproxy_proxy_healthz_total"] == {("200",): 0, ("503",): 0}
+
+
+async def test_how_the_agent_works(agent: Observed) -> None:
+    agent.workers.faults = ["masquerade has failed for 75 s"]
+    found = await scraped(agent)
+    assert found["kroute_queue_depth"][("service_proxy",)] == 2
+    assert found["kroute_repairs_total"][("route_fix",)] == 5
+    assert found["kroute_netlink_messages_total"] == {("ipvs",): 7}
+    assert found["kroute_reflector_objects"][("Service",)] == 12
+    assert found["kroute_healthy"] == {("healthz",): 0, ("livez",): 0, ("readyz",): 0}
+    assert found["process_resident_memory_bytes"][()] > 1_000_000
+    assert found["process_start_time_seconds"][()] > 1_700_000_000
+
+
+async def test_without_the_kernel_a_scrape_says_all_the_rest(agent: Observed) -> None:
+    agent.kernel.refuses = True
+    found = await scraped(agent)
+    assert found["kroute_kernel_readable"] == {(): 0}
+    assert "kroute_connections" not in found
+    assert found["kroute_services"] == {(): 1}
+
+
+async def test_series_of_services_are_bounded() -> None:
+    agent = Observed(metrics_services=3)
+    plans = [
+        ServicePlan(
+            ObjectKey("default", f"web-{number}"),
+            virtual_servers=(VirtualServer(KEY._replace(port=number), "rr", 0, None, ()),),
+            problems=WEB.problems,
+        )
+        for number in range(1, 11)
+    ]
+    agent.broadcaster.publish(plans)
+    found = await scraped(agent)
+    assert len(found["kroute_service_connections_total"]) == 3
+    assert len(found["kroute_service_problems"]) == 3
+    assert found["kroute_services_without_series"] == {(): 7}
+    assert found["kroute_problems"] == {("InvalidAnnotation",): 10}
+
+
+def test_names_follow_the_conventions() -> None:
+    for name, metric in SAID_OF_EVERY_AGENT.items():
+        assert re.fullmatch(r"(kroute|kubeproxy|process)_[a-z_]+", name)
+        assert metric.help.endswith(".")
+        if name.startswith("kroute_"):  # kube-proxy has a gauge of its own that ends like a counter
+            assert (metric.kind == "counter") == name.endswith("_total")
+        if metric.kind == "histogram":
+            assert name.endswith("_seconds")
+
+
+def test_the_page_of_the_documentation_is_the_table() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    assert rows == [
+        (metric.name, metric.kind, " ".join(f"`{label}`" for label in metric.labels), metric.help)
+        for metric, _ in families.ROWS
+    ]
+
+
+def used_in(expression: str) -> set[str]:
+    """The metrics that a PromQL expression names; text in quotes and the labels after by/without/on are none."""
+    without_text = re.sub(r'"[^"]*"|\$\w+', "", expression)
+    without_labels = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", without_text)
+    without_labels = re.sub(r"\{[^}]*\}", "", without_labels)
+    return set(re.findall(r"\b(?:kroute|kubeproxy|process|up)\w*", without_labels))
+
+
+def test_every_alert_names_metrics_that_exist_and_says_what_to_do() -> None:
+    [group] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    for rule in group["rules"]:
+        assert exist(used_in(rule["expr"])), rule["alert"]
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_every_panel_names_metrics_that_exist() -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "kroute.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        for target in panel["targets"]:
+            assert exist(used_in(target["expr"])), panel["title"]
+
+
+def exist(names: set[str]) -> bool:
+    """Whether there is something named, and all of it exists."""
+    known = {"up"}
+    for name, metric in SAID_OF_EVERY_AGENT.items():
+        known |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if metric.kind == "histogram" else {name}
+    return bool(names) and names <= known

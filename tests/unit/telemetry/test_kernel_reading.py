@@ -1,0 +1,105 @@
+"""What the kernel has adds up, for as many Services as one may tell of, and is not read more often than it is worth."""
+
+import asyncio
+
+import pytest
+
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.telemetry.kernel_reading import COST_SHARE, SHORTEST, KernelReadings, Scan, ServiceTraffic, summarize
+from tests.unit.observed import Kernel
+
+
+def key(name: str, address: str = "10.96.0.1") -> VirtualServerKey:
+    return VirtualServerKey(Protocol.TCP, address, int(name))
+
+
+def plan(name: str, *ports: str, real_servers: int = 2) -> ServicePlan:
+    reals = tuple(RealServer(f"10.1.0.{number}", 8080) for number in range(real_servers))
+    servers = tuple(VirtualServer(key(port), "rr", 0, None, reals) for port in ports)
+    return ServicePlan(ObjectKey("default", name), virtual_servers=servers)
+
+
+def state(*weights: int, active: int = 0, inactive: int = 0) -> VirtualServerState:
+    reals = {
+        (f"10.1.0.{number}", 8080): RealServerState(weight, active, inactive) for number, weight in enumerate(weights)
+    }
+    return VirtualServerState(VirtualServerOptions(), reals)
+
+
+async def scan(table: dict[VirtualServerKey, VirtualServerState]) -> Scan:
+    yield list(table.items())
+
+
+async def test_servers_are_counted_by_state_and_connections_added_up() -> None:
+    plans = [plan("web", "80", "443"), plan("idle", "81", real_servers=0), plan("lost", "82")]
+    table = {key("80"): state(1, 1, 0, active=2, inactive=1), key("443"): state(1, active=5), key("99"): state(1, 1)}
+    passed = {key("80"): Traffic(1, 2, 3, 4, 5), key("443"): Traffic(10, 20, 30, 40, 50), key("99"): Traffic(7, 7)}
+    summary = await summarize(plans, scan(table), passed, 10)
+    assert summary.virtual_servers == {"serving": 2, "refusing": 1, "missing": 1}
+    assert summary.real_servers == {"serving": 3, "draining": 1, "missing": 3}
+    assert (summary.active, summary.inactive) == (11, 3)
+    web = ServiceTraffic(ObjectKey("default", "web"), 11, 3, Traffic(11, 22, 33, 44, 55))
+    assert web in summary.services
+    assert summary.omitted == 0
+
+
+async def test_those_with_most_connections_are_told_of_in_the_order_of_their_names() -> None:
+    plans = [plan("a", "1"), plan("b", "2"), plan("c", "3")]
+    passed = {key("1"): Traffic(5), key("2"): Traffic(1), key("3"): Traffic(9)}
+    summary = await summarize(plans, scan({}), passed, 2)
+    assert [it.key.name for it in summary.services] == ["a", "c"]
+    assert summary.omitted == 1
+
+
+async def test_a_reading_is_kept_for_a_time_in_proportion_to_what_it_took() -> None:
+    kernel, now = Kernel(), 100.0
+    readings = KernelReadings(lambda: [plan("web", "80")], 10, lambda: kernel, clock=lambda: now)
+
+    async def read_slowly() -> dict[tuple[int, str, int], Traffic]:
+        nonlocal now
+        now += 0.5
+        return {}
+
+    kernel.traffic = read_slowly
+    first = await readings.summary()
+    assert readings.worth == 0.5 * COST_SHARE
+    now += 0.5 * COST_SHARE - 0.1
+    assert await readings.summary() is first
+    assert kernel.readings == 1
+    now += 0.2
+    await readings.summary()
+    assert kernel.readings == 2
+
+
+async def test_those_who_ask_at_once_share_one_reading() -> None:
+    kernel = Kernel()
+    readings = KernelReadings(list, 10, lambda: kernel)
+    summaries = await asyncio.gather(*(readings.summary() for _ in range(5)))
+    assert all(it is summaries[0] for it in summaries)
+    assert kernel.readings == 1
+    assert readings.worth == SHORTEST
+
+
+async def test_without_series_for_services_no_traffic_is_read() -> None:
+    kernel = Kernel()
+
+    async def unwanted() -> dict[tuple[int, str, int], Traffic]:
+        raise AssertionError("nobody asked for traffic")
+
+    kernel.traffic = unwanted
+    summary = await KernelReadings(lambda: [plan("web", "80")], 0, lambda: kernel).summary()
+    assert (list(summary.services), summary.omitted) == ([], 1)
+
+
+async def test_a_kernel_that_cannot_be_read_is_an_error_each_time() -> None:
+    kernel = Kernel()
+    kernel.refuses = True
+    readings = KernelReadings(list, 10, lambda: kernel)
+    for _ in range(2):
+        with pytest.raises(KernelError, match="load ip_vs"):
+            await readings.summary()
+    kernel.refuses = False
+    assert (await readings.summary()).active == 0

@@ -1,0 +1,79 @@
+"""The watch over the event loop: what runs in one round counts together, and waiting does not."""
+
+import asyncio
+import time
+
+import pytest
+
+from kroute.telemetry.loop_watch import BOUNDS, LONG, LoopWatch
+
+
+def run(watch: LoopWatch, coroutine) -> None:
+    with asyncio.Runner(loop_factory=watch.new_loop) as runner:
+        runner.run(coroutine)
+
+
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_callback_that_holds_the_loop_is_a_long_round():
+    clock = Clock()
+    watch = LoopWatch(clock)
+
+    async def hold() -> None:
+        clock.now += 0.3
+        await asyncio.sleep(0)
+
+    run(watch, hold())
+    statistics = watch.statistics()
+    assert statistics.longest == pytest.approx(0.3)
+    assert [it.seconds for it in watch.long_rounds] == [pytest.approx(0.3)]
+    assert statistics.buckets[BOUNDS.index(0.5)] == 1
+
+
+def test_many_quick_callbacks_of_one_round_count_together():
+    clock = Clock()
+    watch = LoopWatch(clock)
+
+    def step() -> None:
+        clock.now += LONG / 4
+
+    async def crowd() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(8):
+            loop.call_soon(step)
+        await asyncio.sleep(0)
+
+    run(watch, crowd())
+    assert watch.statistics().longest == pytest.approx(2 * LONG)
+
+
+def test_waiting_is_not_counted():
+    watch = LoopWatch()
+
+    async def wait() -> None:
+        await asyncio.sleep(0.1)
+
+    began = time.monotonic()
+    run(watch, wait())
+    assert time.monotonic() - began >= 0.1
+    assert watch.statistics().busy < 0.09
+
+
+def test_every_round_is_in_one_bucket():
+    watch = LoopWatch()
+
+    async def work() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    run(watch, work())
+    statistics = watch.statistics()
+    assert statistics.rounds == sum(statistics.buckets) >= 50

@@ -1,0 +1,129 @@
+"""A pod's change is measured from the time that its EndpointSlice tells to the kernel of this node."""
+
+import pytest
+
+from kroute.model.objects import SERVICE_NAME_LABEL, Applied, EndpointSlice, ObjectKey, ObjectMeta, Service
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.stages import Stage
+from kroute.telemetry.latency import ProgrammingLatency
+from kroute.telemetry.network_programming import BOUNDS, MOST_OF_A_SERVICE, NetworkProgramming
+from kroute.watchers.kubernetes.decoding import ObjectDecoder
+
+WEB = ObjectKey("default", "web")
+START = 1000.0
+
+
+class Node:
+    """The two measurements as the agent wires them, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.latency = ProgrammingLatency(lambda: self.now)
+        self.programming = NetworkProgramming(self.latency.is_underway, lambda: self.now)
+
+    def reads(self, triggered: float | None, *, name: str = "web") -> None:
+        labels = {SERVICE_NAME_LABEL: name}
+        item = EndpointSlice(ObjectMeta(f"{name}-1", "default", labels=labels), "IPv4")
+        self.latency.read()
+        self.programming.take([Applied(item, triggered)])
+
+    def plans(self, *generations: int) -> list[ServicePlan]:
+        plans = [ServicePlan(WEB, generation) for generation in generations]
+        self.latency.published(plans)
+        self.latency.planned()
+        self.programming.planned()
+        return plans
+
+    def passes(self, plans: list[ServicePlan], *stages: Stage) -> None:
+        for stage in stages:
+            self.latency.passed(stage, plans)
+            self.programming.passed(stage, plans)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_change_is_measured_when_its_plan_has_passed_every_stage(node: Node) -> None:
+    node.now = START + 10
+    node.reads(START + 8)
+    plans = node.plans(1)
+    node.now = START + 11
+    *stages, last = Stage
+    node.passes(plans, *stages)
+    assert node.programming.durations.count == 0
+    node.passes(plans, last)
+    assert (node.programming.durations.count, node.programming.durations.sum) == (1, 3.0)
+
+
+def test_changes_that_one_plan_brings_together_are_measured_one_by_one(node: Node) -> None:
+    node.now = START + 10
+    node.reads(START + 5)
+    node.reads(START + 9)
+    node.passes(node.plans(1), *Stage)
+    assert (node.programming.durations.count, node.programming.durations.sum) == (2, 6.0)
+
+
+def test_a_stage_of_an_older_plan_does_not_end_a_newer_change(node: Node) -> None:
+    node.reads(START)
+    old = node.plans(1)
+    node.reads(START)
+    node.passes(old, *list(Stage)[:2])
+    new = node.plans(2)
+    node.passes(old, *Stage)
+    assert node.programming.durations.count == 0
+    node.passes(new, *Stage)
+    assert node.programming.durations.count == 2
+
+
+def test_a_change_that_means_nothing_here_is_done_with_its_planning(node: Node) -> None:
+    node.now = START + 2
+    node.reads(START + 1)
+    node.plans()
+    assert (node.programming.durations.count, node.programming.durations.sum) == (1, 1.0)
+
+
+@pytest.mark.parametrize("triggered", [None, START - 1])
+def test_what_tells_no_time_or_happened_before_the_start_is_left_out(node: Node, triggered: float | None) -> None:
+    node.reads(triggered)
+    node.passes(node.plans(1), *Stage)
+    assert node.programming.durations.count == 0
+
+
+def test_a_clock_that_is_ahead_does_not_count_backwards(node: Node) -> None:
+    node.reads(START + 60)
+    node.plans()
+    assert node.programming.durations.sum == 0.0
+
+
+def test_a_service_that_changes_without_end_keeps_so_much_and_no_more(node: Node) -> None:
+    node.reads(START)
+    plans = node.plans(1)
+    for _ in range(10 * MOST_OF_A_SERVICE):
+        node.reads(START)
+        plans = node.plans(2)
+    node.passes(plans, *Stage)
+    assert node.programming.durations.count == MOST_OF_A_SERVICE
+
+
+def test_the_ranges_are_those_of_kube_proxy() -> None:
+    assert (BOUNDS[0], BOUNDS[2], BOUNDS[60], BOUNDS[61], BOUNDS[72], BOUNDS[-1]) == (0.25, 1, 59, 60, 115, 300)
+    assert list(BOUNDS) == sorted(set(BOUNDS))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "seconds"),
+    [
+        ('{"annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"2023-11-14T22:13:20Z"}}', 1.7e9),
+        ('{"annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"2023-11-14T22:13:20.5Z"}}', 1.7e9 + 0.5),
+        ('{"annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"yesterday"}}', None),
+        ('{"annotations":{"other":"2023-11-14T22:13:20Z"}}', None),
+        ('{"annotations":null}', None),
+        ("{}", None),
+    ],
+)
+def test_the_time_is_read_out_of_the_annotation(metadata: str, seconds: float | None) -> None:
+    raw = f'{{"metadata":{metadata}}}'.encode()
+    assert ObjectDecoder(EndpointSlice).trigger_time(raw) == seconds
+    assert ObjectDecoder(Service).trigger_time(raw) is None

@@ -1,0 +1,184 @@
+"""What an agent answers on its health port and on its metrics port: real sockets, on loopback."""
+
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from kroute.http import listener
+from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
+from tests.builders import NODE
+from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, say, until
+from tests.unit.observed import Observed
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[Observed]:
+    observed = Observed()
+    async with observed.running():
+        await ask_soon(observed.health_port)
+        await ask_soon(observed.metrics_port)
+        yield observed
+
+
+async def probes(agent: Observed) -> dict[str, int]:
+    return {path: (await ask(agent.health_port, path)).status for path in ("/healthz", "/livez", "/readyz")}
+
+
+async def test_a_healthy_agent_answers_as_kube_proxy_does(agent: Observed) -> None:
+    answer = await ask(agent.health_port, "/healthz")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    body = json.loads(answer.body)
+    assert body.keys() == {"lastUpdated", "currentTime", "nodeEligible", "healthy"}
+    assert body["nodeEligible"] is True
+    assert body["lastUpdated"] == body["currentTime"]
+    assert "nodeEligible" not in json.loads((await ask(agent.health_port, "/livez")).body)
+
+
+async def test_controllers_that_do_not_work_fail_every_probe_and_say_why(agent: Observed) -> None:
+    agent.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
+    assert await probes(agent) == {"/healthz": 503, "/livez": 503, "/readyz": 503}
+    body = json.loads((await ask(agent.health_port, "/healthz")).body)
+    assert body["causes"] == agent.workers.faults
+    assert body["lastUpdated"] == "2023-11-14T22:13:20.000000Z"
+    assert body["healthy"] is False
+
+
+async def test_until_the_first_list_is_served_the_agent_is_healthy_and_not_ready(agent: Observed) -> None:
+    agent.workers.is_live = False
+    assert await probes(agent) == {"/healthz": 200, "/livez": 200, "/readyz": 503}
+
+
+def node(*taints: str, deleted: bool = False, name: str = NODE) -> Node:
+    metadata = NodeMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None)
+    return Node(metadata, NodeSpec(taints=tuple(Taint(key) for key in taints)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        pytest.param([Applied(node("node.kubernetes.io/not-ready"))], 200, id="another taint"),
+        pytest.param([Applied(node("ToBeDeletedByClusterAutoscaler"))], 503, id="to be removed"),
+        pytest.param([Applied(node(deleted=True))], 503, id="being deleted"),
+        pytest.param([Applied(node()), Deleted(Node, ObjectKey("", NODE))], 503, id="deleted"),
+        pytest.param([Applied(node("ToBeDeletedByClusterAutoscaler", name="other"))], 200, id="another node"),
+        pytest.param([Applied(node("ToBeDeletedByClusterAutoscaler")), Applied(node())], 200, id="to stay after all"),
+    ],
+)
+async def test_a_node_that_is_about_to_go_gets_no_more_traffic_and_kroute_lives_on(
+    agent: Observed, changes: list[Applied | Deleted], status: int
+) -> None:
+    agent.observation.intake.take(changes)
+    assert await probes(agent) == {"/healthz": status, "/livez": 200, "/readyz": 200}
+    assert json.loads((await ask(agent.health_port, "/healthz")).body)["nodeEligible"] is (status == 200)
+
+
+async def test_the_health_port_answers_probes_and_nothing_else(agent: Observed) -> None:
+    for path in ("/", "/metrics", "/status.json", "/healthz/"):
+        assert (await ask(agent.health_port, path)).status == 404
+    assert (await ask(agent.health_port, "/healthz", method="POST")).status == 405
+    assert (await ask(agent.health_port, "/healthz", method="HEAD")).status == 200
+
+
+async def test_the_metrics_port_answers_probes_and_the_proxy_mode_too(agent: Observed) -> None:
+    assert (await ask(agent.metrics_port, "/healthz", host_header="localhost")).status == 200
+    mode = await ask(agent.metrics_port, "/proxyMode", host_header="localhost")
+    assert (mode.status, mode.body) == (200, b"ipvs")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:10249", 200),
+        ("127.0.0.1:10249", 200),
+        ("[::1]:10249", 200),
+        ("127.0.0.1", 200),
+        ("evil.example:10249", 403),
+        ("localhost.evil.example", 403),
+        ("192.168.123.250:10249", 403),
+        ("", 403),
+    ],
+)
+async def test_on_loopback_only_those_who_ask_for_loopback_are_answered(
+    agent: Observed, host: str, status: int
+) -> None:
+    for path in ("/", "/metrics", "/status.json"):
+        assert (await ask(agent.metrics_port, path, host_header=host)).status == status
+
+
+async def test_the_page_may_load_and_run_only_what_comes_with_it(agent: Observed) -> None:
+    for path, kind in (("/", "text/html"), ("/status.js", "text/javascript"), ("/status.css", "text/css")):
+        answer = await ask(agent.metrics_port, path, host_header="localhost")
+        assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none';")
+        assert "unsafe" not in policy
+        assert "http" not in answer.body.decode().replace("http-equiv", "")
+
+
+async def test_it_is_read_only(agent: Observed) -> None:
+    for path in ("/", "/metrics", "/status.json", "/healthz"):
+        assert (await ask(agent.metrics_port, path, method="POST", host_header="localhost")).status == 405
+
+
+async def test_a_port_that_somebody_else_has_is_told_of_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "FIRST_RETRY", 0.02)
+    agent = Observed()
+    with socket.create_server((LOCALHOST, agent.health_port)):
+        async with agent.running():
+            await ask_soon(agent.metrics_port)
+            await until(lambda: len(agent.created) == 2)
+            problem = next(event for event in agent.created if event["type"] == "Warning")
+            assert problem["reason"] == "PortUnavailable"
+            assert problem["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}
+            assert f"sport = :{agent.health_port}" in str(problem["note"])
+    async with agent.running():
+        assert (await ask_soon(agent.health_port)).status == 404
+    assert len([event for event in agent.created if event["type"] == "Warning"]) == 1
+
+
+async def test_ports_that_are_off_are_not_opened() -> None:
+    agent = Observed(healthz_bind_address=None)
+    async with agent.running():
+        await ask_soon(agent.metrics_port)
+        with pytest.raises(ConnectionRefusedError):
+            await ask(agent.health_port)
+
+
+async def test_start_and_take_over_are_events_on_the_node() -> None:
+    agent = Observed()
+    agent.workers.taken_over = 3
+    async with agent.running():
+        await until(lambda: len(agent.created) == 2)
+    assert [(event["type"], event["reason"]) for event in agent.created] == [
+        ("Normal", "Started"),
+        ("Normal", "TookOver"),
+    ]
+    assert all(event["regarding"]["kind"] == "Node" for event in agent.created)
+    assert "3 virtual servers" in str(agent.created[1]["note"])
+
+
+async def test_what_is_no_http_gets_no_line_in_the_log(agent: Observed, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await say(agent.metrics_port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+    assert not caplog.records
+
+
+async def test_a_defect_of_one_part_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Observed()
+
+    def fail() -> bool:
+        raise RuntimeError("a defect")
+
+    agent.observation._privileges._may_change_network = fail
+    agent.observation._privileges._period = 0
+    agent.observation._status.status = fail
+    with capture_logs() as logs:
+        async with agent.running():
+            await ask_soon(agent.metrics_port)
+            assert (await ask(agent.metrics_port, "/status.json", host_header="localhost")).status == 500
+            assert (await ask(agent.metrics_port, "/metrics", host_header="localhost")).status == 200
+    failures = {line["event"] for line in logs if line["log_level"] == "error"}
+    assert failures == {"observation.failed", "request.failed"}

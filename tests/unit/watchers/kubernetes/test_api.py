@@ -1,0 +1,299 @@
+"""Requests to the API: where the server is, who asks, and what went wrong."""
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kroute.settings import Settings
+from kroute.watchers.kubernetes import credentials
+from kroute.watchers.kubernetes.api import READ_AHEAD, Api
+from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
+from tests.apiserver import ApiServer
+from tests.unit.watching import service
+
+NODES = "/api/v1/nodes"
+ASYNCIO_READS_AT_ONCE = 256 << 10
+
+
+def settings(**values: object) -> Settings:
+    return Settings(node_name="node1", **values)  # type: ignore[arg-type]
+
+
+async def asked_by(server: ApiServer, api: Api) -> str | None:
+    """The credentials with which a request arrives."""
+    await api.get(NODES)
+    return server.requests[-1].headers.get("Authorization")
+
+
+class TestCredentials:
+    async def test_the_token_of_a_kubeconfig_file_is_sent(self, tmp_path: Path) -> None:
+        async with ApiServer(token="secret") as server:
+            file = server.kubeconfig(tmp_path / "config")
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                assert await asked_by(server, api) == "Bearer secret"
+                assert server.requests[-1].headers["User-Agent"].startswith("kroute/")
+
+    async def test_a_master_url_needs_no_file_and_has_no_credentials(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url + "/")) as api:
+            assert await asked_by(server, api) is None
+
+    async def test_a_master_url_replaces_the_address_in_the_file(self, tmp_path: Path) -> None:
+        async with ApiServer(token="secret") as elsewhere, ApiServer(token="secret") as server:
+            file = elsewhere.kubeconfig(tmp_path / "config")
+            async with await Api.open(settings(kubeconfig=file, master=server.url)) as api:
+                assert await asked_by(server, api) == "Bearer secret"
+                assert elsewhere.requests == []
+
+    async def test_a_rotated_token_file_is_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(credentials, "REFRESH_PERIOD", 0.0)
+        token = tmp_path / "token"
+        token.write_text("first")
+        async with ApiServer(token="first") as server:
+            file = server.kubeconfig(tmp_path / "config", tokenFile=str(token))
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                assert await asked_by(server, api) == "Bearer first"
+                server.token = "second"
+                token.write_text("second")
+                assert await asked_by(server, api) == "Bearer second"
+
+    async def test_a_rejected_token_is_fetched_anew_for_the_next_request(self, tmp_path: Path) -> None:
+        token = tmp_path / "token"
+        token.write_text("first")
+        async with ApiServer(token="first") as server:
+            file = server.kubeconfig(tmp_path / "config", tokenFile=str(token))
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                server.token = "second"
+                token.write_text("second")
+                with pytest.raises(ApiError, match="401 Unauthorized"):
+                    await api.get(NODES)
+                assert await asked_by(server, api) == "Bearer second"
+
+    async def test_a_plugin_is_asked_for_the_token(self, tmp_path: Path) -> None:
+        answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "T"}}
+        plugin = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
+        async with ApiServer(token="T") as server:
+            file = server.kubeconfig(tmp_path / "config", exec=plugin)
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                assert await asked_by(server, api) == "Bearer T"
+
+    async def test_a_changed_kubeconfig_file_is_read_again(self, tmp_path: Path) -> None:
+        file = tmp_path / "config"
+        async with ApiServer() as old, ApiServer(token="secret") as new:
+            old.kubeconfig(file)
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                await api.get(NODES)
+                new.kubeconfig(file)
+                assert await asked_by(new, api) == "Bearer secret"
+
+    async def test_a_kubeconfig_file_that_broke_is_an_error_of_the_request(self, tmp_path: Path) -> None:
+        async with ApiServer() as server:
+            file = server.kubeconfig(tmp_path / "config")
+            async with await Api.open(settings(kubeconfig=file)) as api:
+                file.write_text("clusters: [")
+                with pytest.raises(UnreachableError, match="is not YAML"):
+                    await api.get(NODES)
+                server.kubeconfig(file)
+                await api.get(NODES)
+
+
+def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that is its own authority, and its key."""
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    what = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -addext subjectAltName=IP:127.0.0.1"
+    )
+    command = ["openssl", *what.split(), "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def tls_server(certificate: Path, key: Path, **options: object) -> ApiServer:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return ApiServer(tls=context, **options)  # type: ignore[arg-type]
+
+
+class TestCertificates:
+    async def test_a_rotated_authority_is_loaded_for_the_next_request(self, tmp_path: Path) -> None:
+        old, new = make_certificate(tmp_path, "old"), make_certificate(tmp_path, "new")
+        authority = tmp_path / "ca.crt"
+        authority.write_bytes(old[0].read_bytes())
+        file = tmp_path / "config"
+        async with tls_server(*old) as server:
+            self.trust(server, file, authority)
+            api = await Api.open(settings(kubeconfig=file))
+            await api.get(NODES)
+            port = server.port
+        async with api, tls_server(*new, port=port):
+            with pytest.raises(UnreachableError, match="certificate"):
+                await api.get(NODES)
+            authority.write_bytes(b"-----BEGIN")
+            with pytest.raises(UnreachableError, match="cannot be used"):
+                await api.get(NODES)
+            authority.write_bytes(new[0].read_bytes())
+            await api.get(NODES)
+
+    async def test_a_pod_uses_its_service_account(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from kroute.watchers.kubernetes import client_package
+
+        client_package.prepare()
+        from kubernetes_asyncio.config import incluster_config
+
+        certificate, key = make_certificate(tmp_path, "cluster")
+        (tmp_path / "token").write_text("pod-token")
+        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+        monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(certificate))
+        async with tls_server(certificate, key, token="pod-token") as server:
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+            async with await Api.open(settings()) as api:
+                assert await asked_by(server, api) == "Bearer pod-token"
+
+    async def test_an_authority_that_is_none_is_named(self, tmp_path: Path) -> None:
+        authority = tmp_path / "ca.crt"
+        authority.write_text("nothing")
+        async with tls_server(*make_certificate(tmp_path, "server")) as server:
+            self.trust(server, tmp_path / "config", authority)
+            with pytest.raises(ConfigurationError, match=f"certificates {authority} cannot be used"):
+                await Api.open(settings(kubeconfig=tmp_path / "config"))
+
+    @staticmethod
+    def trust(server: ApiServer, file: Path, authority: Path) -> None:
+        config = json.loads(server.kubeconfig(file).read_text())
+        config["clusters"][0]["cluster"]["certificate-authority"] = str(authority)
+        file.write_text(json.dumps(config))
+
+
+def kubeconfig(**changes: object) -> str:
+    return json.dumps(
+        {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {}}],
+            **changes,
+        }
+    )
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            pytest.param(None, "cannot be read: No such file or directory", id="missing"),
+            pytest.param("a: [", "is not YAML", id="not YAML"),
+            pytest.param("just text", "it must be a mapping", id="not a mapping"),
+            pytest.param("{}", "has no clusters", id="empty"),
+            pytest.param(kubeconfig(**{"current-context": ""}), "has no current-context", id="no current context"),
+            pytest.param(kubeconfig(**{"current-context": "x"}), "object with name x in", id="unknown context"),
+            pytest.param(kubeconfig(clusters=[{"name": "other"}]), "object with name k in", id="unknown cluster"),
+            pytest.param(kubeconfig(clusters="k"), "cannot be used", id="clusters that are no list"),
+            pytest.param(kubeconfig(contexts=[7]), "cannot be used", id="a context that is a number"),
+        ],
+    )
+    async def test_a_wrong_kubeconfig_file_is_told_in_one_line(
+        self, content: str | None, problem: str, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "config"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(ConfigurationError) as raised:
+            await Api.open(settings(kubeconfig=file))
+        assert str(raised.value).startswith(f"kubeconfig {file} ")
+        assert problem in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize("url", ["10.0.0.1:6443", "ftp://a", "https://", "https://a:port", "http://a:0"])
+    async def test_a_wrong_master_url_is_told_with_what_is_allowed(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"is not a URL: allowed is http://HOST\[:PORT\]"):
+            await Api.open(settings(master=url))
+
+    async def test_outside_a_cluster_the_ways_to_name_a_server_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        with pytest.raises(ConfigurationError, match="give --kubeconfig FILE, --master URL or --manifests DIR"):
+            await Api.open(settings())
+
+
+class TestAnswers:
+    async def test_an_error_carries_status_reason_and_pause(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            server.faults.add("answer", status=429, retry_after=3)
+            with pytest.raises(ApiError) as raised:
+                await api.get(NODES)
+            assert (raised.value.status, raised.value.retry_after) == (429, 3.0)
+            with pytest.raises(ApiError, match='404 NotFound: nodes "x" not found'):
+                await api.get(f"{NODES}/x")
+
+    def test_an_answer_that_is_no_status_is_quoted(self) -> None:
+        error = ApiError.from_status(b"<html>Bad Gateway</html>\n", 502)
+        assert str(error) == "502 : <html>Bad Gateway</html>"
+
+    async def test_a_server_that_is_away_is_named(self) -> None:
+        async with ApiServer() as server:
+            url = server.url
+        async with await Api.open(settings(master=url)) as api:
+            with pytest.raises(UnreachableError, match=f"{url} does not answer"):
+                await api.get(NODES)
+
+    async def test_objects_are_created_and_patched(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            path = "/apis/events.k8s.io/v1/namespaces/shop/events"
+            await api.create(path, {"metadata": {"name": "e"}, "reason": "UnknownScheduler"})
+            await api.patch(f"{path}/e", {"series": {"count": 2}})
+            (event,) = server.objects("Event")
+            assert (event["reason"], event["series"]) == ("UnknownScheduler", {"count": 2})
+            with pytest.raises(ApiError, match="409 AlreadyExists"):
+                await api.create(path, {"metadata": {"name": "e"}})
+
+    async def test_lines_come_whole_whatever_the_pieces(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            sizes = [1, 70_000, 3_000_000, 10]
+            for number, size in enumerate(sizes):
+                server.apply(service(f"s{number}", annotation="x" * size))
+            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
+            lines = [line async for batch in stream for line in batch]
+        assert [len(json.loads(line)["object"]["spec"]["annotation"]) for line in lines] == sizes
+
+    async def test_a_slow_reader_is_not_read_ahead_of(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            for number in range(300):
+                server.apply(service(f"s{number}", annotation="x" * 30_000))
+            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
+            pieces = []
+            async for lines in stream:
+                pieces.append(sum(map(len, lines)))
+                await asyncio.sleep(0.05)
+        assert sum(pieces) > 9_000_000
+        assert max(pieces) < 2 * READ_AHEAD + ASYNCIO_READS_AT_ONCE + 31_000
+
+
+def run(program: str) -> list[str]:
+    environment = {**os.environ, "SSL_CERT_FILE": os.devnull}
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    return output.stdout.splitlines()
+
+
+def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> None:
+    lines = run(
+        "import asyncio, sys\n"
+        "from kroute.settings import Settings\n"
+        "from kroute.watchers.kubernetes.api import Api\n"
+        "print('aiohttp' in sys.modules, 'kubernetes_asyncio' in sys.modules)\n"
+        "async def main():\n"
+        "    settings = Settings(node_name='n', master='http://127.0.0.1:1')\n"
+        "    async with await Api.open(settings) as api: print(api.server)\n"
+        "asyncio.run(main())\n"
+        "print(sum(name.startswith('kubernetes_asyncio.client.models.') for name in sys.modules))\n"
+        "from kubernetes_asyncio.client import V1Service\n"
+        "from kubernetes_asyncio import watch\n"
+        "print(V1Service(kind='Service').kind, watch.Watch.__name__)\n"
+    )
+    assert lines == ["False False", "http://127.0.0.1:1", "0", "Service Watch"]

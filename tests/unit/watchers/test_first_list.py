@@ -1,0 +1,151 @@
+"""What a source knows is read once, or there is one line that says why not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kroute.checks.finding import Finding, Level
+from kroute.cli import check, plan
+from kroute.inspect.dry_run.rehearsal import PlannedChange, Rehearsed
+from kroute.kernel.errors import KernelError
+from kroute.model.node_facts import NO_INTERFACES
+from kroute.model.objects import Applied, Service
+from kroute.model.plan import NODE_PLAN
+from kroute.settings import Settings
+from kroute.watchers import first_list
+from kroute.watchers.first_list import FirstListError
+from tests.apiserver import ApiServer
+
+NODE = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}}
+WEB = {
+    "kind": "Service",
+    "apiVersion": "v1",
+    "metadata": {"name": "web", "namespace": "default"},
+    "spec": {"type": "ClusterIP", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}]},
+}
+
+
+def services(changes: list) -> list[str]:
+    return [str(it.item.key) for it in changes if isinstance(it, Applied) and isinstance(it.item, Service)]
+
+
+@pytest.fixture
+def manifests(tmp_path: Path) -> Settings:
+    directory = tmp_path / "manifests"
+    directory.mkdir()
+    for item in (NODE, WEB):
+        (directory / f"{item['kind']}.json").write_text(json.dumps(item))
+    return Settings(node_name="node1", manifests=directory)
+
+
+def by_api(server: ApiServer, directory: Path) -> Settings:
+    return Settings(node_name="node1", kubeconfig=server.kubeconfig(directory / "kubeconfig"))
+
+
+async def test_manifests_are_read_once(manifests: Settings) -> None:
+    assert services(await first_list.first_list(manifests)) == ["default/web"]
+    node = await first_list.node_object(manifests)
+    assert node is not None
+    assert node.key.name == "node1"
+
+
+async def test_the_api_is_read_once(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        server.apply(NODE)
+        server.apply(WEB)
+        assert services(await first_list.first_list(by_api(server, tmp_path))) == ["default/web"]
+
+
+async def test_a_server_out_of_reach_is_not_waited_for(tmp_path: Path) -> None:
+    async with ApiServer() as server, server.out_of_reach():
+        with pytest.raises(FirstListError, match="does not answer"):
+            await first_list.first_list(by_api(server, tmp_path))
+
+
+async def test_a_list_that_is_refused_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_list, "PATIENCE", 0.2)
+    async with ApiServer() as server:
+        server.access.forbid("list", "nodes")
+        server.access.forbid("watch", "nodes")
+        with pytest.raises(FirstListError, match=r"no full list of Node .*`kroute check`"):
+            await first_list.first_list(by_api(server, tmp_path))
+
+
+async def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FirstListError, match="cannot be followed"):
+        await first_list.first_list(Settings(node_name="node1", manifests=tmp_path / "gone"))
+
+
+# What is made of it
+
+
+async def test_the_plans_are_those_of_an_agent(manifests: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interfaces(_: str) -> object:
+        return NO_INTERFACES
+
+    monkeypatch.setattr(plan, "read_node_interfaces", interfaces)
+    assert [str(it.key) for it in await plan.plans_of(manifests)] == [str(NODE_PLAN), "default/web"]
+
+
+CHANGE = PlannedChange("default/web", "address", "add", "bind 10.96.0.10 (kube-dummy-if)")
+RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "lines"),
+    [
+        (Rehearsed([], []), 0, ["nothing to change"]),
+        (
+            Rehearsed([CHANGE, RULES], ["it is odd"]),
+            2,
+            [
+                "default/web",
+                "  + bind 10.96.0.10 (kube-dummy-if)",
+                "(no Service)",
+                "  ~ write the IPv4 rules",
+                "2 changes",
+            ],
+        ),
+        (KernelError("there is no kernel"), 1, []),
+        (FirstListError("there is no list"), 1, []),
+    ],
+    ids=["nothing", "changes", "no kernel", "no list"],
+)
+def test_plan_says_what_changes_by_its_exit_code_too(
+    found: Rehearsed | Exception,
+    code: int,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def rehearse(_: Settings) -> Rehearsed:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(plan, "_rehearse", rehearse)
+    assert plan.main(Settings(node_name="node1"), as_json=False) == code
+    output = capsys.readouterr()
+    assert output.out.splitlines() == lines
+    if isinstance(found, Exception):
+        assert output.err == f"kroute: {found}\n"
+
+
+@pytest.mark.parametrize(("level", "code"), [(Level.OK, 0), (Level.WARNING, 0), (Level.LACK, 1)])
+def test_check_fails_for_a_lack_alone(
+    level: Level, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def found(_: Settings) -> list[Finding]:
+        return [Finding("clock", level, "is odd", "wind it")]
+
+    monkeypatch.setattr(check, "check", found)
+    assert check.main(Settings(node_name="node1"), as_json=True) == code
+    assert json.loads(capfd.readouterr().out) == {
+        "ready": code == 0,
+        "findings": [{"check": "clock", "level": level.value, "message": "is odd", "next_step": "wind it"}],
+    }
+    assert check.main(Settings(node_name="node1"), as_json=False) == code
+    assert capfd.readouterr().out.splitlines() == [f"{level.value:<8}clock        is odd", f"{'':<21}-> wind it"]
