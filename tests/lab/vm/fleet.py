@@ -12,7 +12,7 @@ from tests.lab.vm.remote_run import RemoteRun
 from tests.lab.vm.work import Work
 
 MACHINES_PER_CPU = 2
-"""Tests wait for what the kernel and the specification make them wait; docs/lab.md has what more and fewer would take."""
+"""Tests wait for the kernel's and the specification's own periods. docs/lab.md has figures of more and fewer."""
 _POLL = 0.2
 
 
