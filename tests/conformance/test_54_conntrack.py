@@ -131,8 +131,8 @@ async def test_conntrack_552_drop_invalid_conntrack_entries(
     know, and the server would take that for the end of this one.
     """
     for pod in world.web[:2]:
-        ips = free.cluster_ips()
-        kroute.apply(service("boom-server", *ips), *endpoint_slices("boom-server", [pod]))
+        ips, name = free.cluster_ips(), f"boom-server-{pod.name}"
+        kroute.apply(service(name, *ips), *endpoint_slices(name, [pod]))
 
         connection = await eventually(partial(world.visitor.connect, family.of(ips), 8080))
         answer = await connection.ask()
@@ -144,7 +144,7 @@ async def test_conntrack_552_drop_invalid_conntrack_entries(
             assert (await connection.ask()).host == pod.name
         assert invalid_packets(world.nodes[0]) > before, "the connection tracker took none of them for invalid"
         await connection.close()
-        kroute.delete(service("boom-server", *ips), *endpoint_slices("boom-server", [pod]))
+        kroute.delete(service(name, *ips), *endpoint_slices(name, [pod]))
 
 
 @row("conntrack 673")

@@ -73,8 +73,12 @@ class IpvsContract:
     async def test_what_comes_in_parts_is_what_is_read(self, node: Node) -> None:
         keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(4000)]
         await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
-        parts = [part async for part in node.ipvs.scan()]
-        assert [len(parts) > 1, dict(pair for part in parts for pair in part)] == [True, await node.ipvs.read()]
+        # Linux 7 makes the table larger in the background; who reads it meanwhile may miss some: those are looked up.
+        parts = [part async for part in node.ipvs.scan(keys)]
+        assert [len(parts) > 1, dict(pair for part in parts for pair in part)] == [
+            True,
+            dict.fromkeys(keys, VirtualServerState(VirtualServerOptions(), {})),
+        ]
 
     async def test_options_change_in_place_and_real_servers_stay(self, node: Node) -> None:
         edited = VirtualServerOptions("mh", 0x10, 600, 64)

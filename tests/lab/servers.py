@@ -101,11 +101,13 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # the client has gone
-            while await self._serve_request(reader, writer):
-                pass
-        self._connections.discard(writer)
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the client has gone, or the way to it
+                while await self._serve_request(reader, writer):
+                    pass
+        finally:
+            self._connections.discard(writer)
+            writer.close()
 
     async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether another may follow."""
