@@ -198,8 +198,8 @@ async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(c
     assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
 
 
-async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
-    """Both come back to a Lease that nobody could have renewed: the one that has it is to keep it."""
+async def blinded(candidates: Candidates) -> tuple[Election, Election]:
+    """The active one, and a standby that could not read the Lease for longer than it lasts, and now has."""
     one, two = candidates.candidate("one"), candidates.candidate("two")
     await one.attempt()
     await two.attempt()
@@ -209,21 +209,19 @@ async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can
     candidates.server.faults.clear()
     candidates.clock.now = 25
     await two.attempt()
+    return one, two
+
+
+async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
+    """Both come back to a Lease that nobody could have renewed: the one that has it is to keep it."""
+    one, two = await blinded(candidates)
     assert two.role is Role.STANDBY
     await one.attempt()
     assert candidates.lease["holderIdentity"] == "one"
 
 
 async def test_a_standby_that_could_not_look_takes_the_lease_if_it_then_sees_no_renewal(candidates: Candidates) -> None:
-    one, two = candidates.candidate("one"), candidates.candidate("two")
-    await one.attempt()
-    await two.attempt()
-    candidates.server.faults.add(kind="answer", status=503)
-    candidates.clock.now = 20
-    await two.attempt()
-    candidates.server.faults.clear()
-    candidates.clock.now = 25
-    await two.attempt()
+    _, two = await blinded(candidates)
     candidates.clock.now = 40
     await two.attempt()
     assert two.role is Role.ACTIVE
