@@ -29,10 +29,9 @@ from kroute.runtime.runner import run_to_the_end, stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
+from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import CreateObject, EventRecorder
-from kroute.telemetry.latency import ProgrammingLatency
 from kroute.telemetry.loop_watch import LoopWatch
-from kroute.telemetry.network_programming import NetworkProgramming
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics
 from kroute.watchers.manifests.watcher import ManifestWatcher
@@ -74,8 +73,7 @@ class Agent:
         self._follow = follow
         self._watches = watches
         self._loop_watch = loop_watch
-        self._latency = ProgrammingLatency()
-        self._programming = NetworkProgramming(self._latency.is_underway)
+        self._changes = ChangeObserver(settings.node_name)
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
@@ -83,10 +81,9 @@ class Agent:
         self._collector = Collector()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
-        self._controllers.milestones.follow(self._latency.passed)
-        self._controllers.milestones.follow(self._programming.passed)
+        self._controllers.milestones.follow(self._changes.passed)
         self._observation = Observation(
-            settings, self._broadcaster, self._controllers, self._recorder, self._programming, self._statistics
+            settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
         )
         self._answers = {
             **Answers(settings, self._catalog, self._broadcaster).by_question,
@@ -120,9 +117,7 @@ class Agent:
                 serving.cancel()
 
     def _take(self, changes: Sequence[Change]) -> None:
-        self._latency.read()
-        self._programming.take(changes)
-        self._observation.intake.take(changes)
+        self._changes.read(changes)
         self._catalog.take(changes)
         self._changed.set()
 
@@ -140,8 +135,7 @@ class Agent:
                 self._publish(plans)
                 self._collector.made(len(plans))
                 await asyncio.sleep(0)
-            self._latency.planned()
-            self._programming.planned()
+            self._changes.planned()
 
     def _publish(self, plans: Sequence[ServicePlan]) -> None:
         for plan in plans:
@@ -153,7 +147,7 @@ class Agent:
                 self._recorder.report(plan.key, problem)
         is_first = not self._broadcaster.has_started
         if not is_first:
-            self._latency.published(plans)
+            self._changes.published(plans)
         self._broadcaster.publish(plans, more=self._catalog.has_marked)
         if is_first and self._broadcaster.has_started:
             log.info("plans.first_published", services=_services_in(self._broadcaster.current.values()))
@@ -172,14 +166,14 @@ class Agent:
             self._controllers.statistics(),
             self._controllers.sockets(),
             self._loop_watch.statistics(),
-            self._latency.statistics(),
+            self._changes.statistics(),
         )
 
     async def _counted(self, _about: str) -> bytes:
         return msgspec.json.encode(self._statistics())
 
     async def _measured(self, _about: str) -> bytes:
-        return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._latency.newest)))
+        return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
 def _services_in(plans: Iterable[ServicePlan]) -> int:

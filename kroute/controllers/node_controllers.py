@@ -13,7 +13,7 @@ from kroute.controllers.masquerade.address_sets import FAMILIES
 from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.histogram import Durations
+from kroute.histogram import Histogram
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
@@ -141,7 +141,7 @@ class NodeControllers:
         """Each controller's counters, by its name."""
         return {controller.name: controller.statistics() for controller in self._all}
 
-    def passes(self) -> dict[str, Durations]:
+    def passes(self) -> dict[str, Histogram]:
         """How long each controller's passes have taken, by its name."""
         return {controller.name: controller.account.passes for controller in self._all}
 

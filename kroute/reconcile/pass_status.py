@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.histogram import Durations
+from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
@@ -63,7 +63,7 @@ class Account:
         self._failing_since: float | None = None
         self._busy_since: float | None = None
         self._done_before = (0, 0.0)
-        self.passes = Durations(PASS_BOUNDS)
+        self.passes = Histogram(PASS_BOUNDS)
 
     def statistics(self) -> ControllerStatistics:
         """The counters as they are now."""

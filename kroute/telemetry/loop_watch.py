@@ -8,15 +8,16 @@ there is more to do at once costs one look at the clock, one that ends in waitin
 import asyncio
 import selectors
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
+from kroute.histogram import Histogram
+
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Upper bounds, in seconds, of the histogram's buckets; one more bucket takes the rest."""
+"""Upper bounds, in seconds, of the ranges in which rounds are counted."""
 
 LONG = 0.01
 """Seconds from which a round is kept with its time, as far as there is room."""
@@ -45,9 +46,8 @@ class LoopWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
-        self._busy = 0.0
+        self._rounds = Histogram(BOUNDS)
         self._longest = 0.0
-        self._buckets = [0] * (len(BOUNDS) + 1)
         self.long_rounds: deque[Round] = deque(maxlen=KEPT)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
@@ -64,15 +64,14 @@ class LoopWatch:
         now = self._clock()
         seconds = now - self._began
         self._began = now
-        self._busy += seconds
-        self._buckets[bisect_left(BOUNDS, seconds)] += 1
+        self._rounds.observe(seconds)
         if seconds >= LONG:
             self._longest = max(self._longest, seconds)
             self.long_rounds.append(Round(now, seconds))
 
     def statistics(self) -> LoopStatistics:
         """The counts as they are now; `longest` is 0 as long as no round has taken `LONG`."""
-        return LoopStatistics(sum(self._buckets), self._busy, self._longest, list(self._buckets))
+        return LoopStatistics(self._rounds.count, self._rounds.sum, self._longest, self._rounds.counts)
 
 
 class _TimedSelector(selectors.EpollSelector):

@@ -17,15 +17,14 @@ from kroute.http import listener
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import NODE_PLAN
 from kroute.settings import BindAddress, Settings
+from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
-from kroute.telemetry.intake import Intake
 from kroute.telemetry.kernel_reading import KernelReadings, KernelSummary
 from kroute.telemetry.metrics import families as metrics
 from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
 from kroute.telemetry.metrics.scrape import Scrape
-from kroute.telemetry.network_programming import NetworkProgramming
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import Statistics
 from kroute.telemetry.status import StatusPage
@@ -47,10 +46,7 @@ class _Servers(NamedTuple):
 
 
 class Observation:
-    """Looks on. `intake` and `programming` have to be shown every change, `programming` also what comes of them.
-
-    `statistics` gives what the agent counts, as it is now.
-    """
+    """Looks on. `changes` sees what becomes of changes; `statistics` gives what the agent counts, as it is now."""
 
     def __init__(
         self,
@@ -58,18 +54,17 @@ class Observation:
         broadcaster: Broadcaster,
         controllers: NodeControllers,
         recorder: EventRecorder,
-        programming: NetworkProgramming,
+        changes: ChangeObserver,
         statistics: Callable[[], Statistics],
     ) -> None:
-        self.intake = Intake(settings.node_name)
-        self.programming = programming
+        self._changes = changes
         self._statistics = statistics
         self._settings = settings
         self._broadcaster = broadcaster
         self._controllers = controllers
         self._recorder = recorder
         self._report = partial(recorder.report, NODE_PLAN)
-        self._health = Health(controllers, self.intake.ineligible)
+        self._health = Health(controllers, changes.ineligible)
         self._kernel = KernelReadings(lambda: list(broadcaster.current.values()), settings.metrics_services)
         self._status = StatusPage(
             settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
@@ -105,9 +100,8 @@ class Observation:
             statistics=self._statistics(),
             plans=await survey(list(self._broadcaster.current.values()), self._settings.metrics_services),
             passes=self._controllers.passes(),
-            programming=self.programming.durations,
             health=self._health,
-            intake=self.intake,
+            changes=self._changes,
             process=process_figures(),
             kernel=await self._read_kernel(),
         )

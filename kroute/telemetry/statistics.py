@@ -9,7 +9,7 @@ import msgspec
 from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.client import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry.latency import LatencyStatistics, Measurement
+from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
 
 QUESTION = "statistics"

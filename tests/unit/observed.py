@@ -5,18 +5,17 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
-from kroute.histogram import Durations
+from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.client import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import BindAddress
 from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
+from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.kernel_reading import KernelReadings
-from kroute.telemetry.latency import ProgrammingLatency
 from kroute.telemetry.loop_watch import LoopWatch
-from kroute.telemetry.network_programming import NetworkProgramming
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
 from tests.builders import settings
@@ -33,7 +32,7 @@ class Workers:
         self.faults: list[str] = []
         self.taken_over = 0
         self.counters = {name: ControllerStatistics(last_success=1_700_000_000.0) for name in CONTROLLERS}
-        self.durations = {name: Durations((0.1, 1.0)) for name in CONTROLLERS}
+        self.durations = {name: Histogram((0.1, 1.0)) for name in CONTROLLERS}
 
     def complaints(self) -> list[str]:
         return list(self.faults)
@@ -41,7 +40,7 @@ class Workers:
     def statistics(self) -> Mapping[str, ControllerStatistics]:
         return self.counters
 
-    def passes(self) -> Mapping[str, Durations]:
+    def passes(self) -> Mapping[str, Histogram]:
         return self.durations
 
     async def live(self) -> None:
@@ -96,12 +95,11 @@ class Observed:
             kind: WatchStatistics(1, 2, 30, failures=0, denied=0, objects=12, malformed=0, resource_version="7")
             for kind in ("Service", "EndpointSlice", "Node")
         }
-        self.latency = ProgrammingLatency()
-        self.programming = NetworkProgramming(self.latency.is_underway)
+        self.changes = ChangeObserver(self.settings.node_name)
         self.created: list[dict[str, object]] = []
         self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self._create)
         self.observation = Observation(
-            self.settings, self.broadcaster, self.workers, self.recorder, self.programming, self.statistics
+            self.settings, self.broadcaster, self.workers, self.recorder, self.changes, self.statistics
         )
         self.use_readings(
             KernelReadings(
@@ -116,7 +114,7 @@ class Observed:
             dict(self.workers.counters),
             {"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
             LoopWatch().statistics(),
-            self.latency.statistics(),
+            self.changes.statistics(),
         )
 
     def use_readings(self, readings: KernelReadings) -> None:

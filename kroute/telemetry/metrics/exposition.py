@@ -6,8 +6,10 @@ so that a scrape never makes the event loop stand still.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import NamedTuple
+
+from kroute.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,14 +26,6 @@ class Metric(NamedTuple):
     kind: str
     help: str
     labels: tuple[str, ...] = ()
-
-
-class Histogram(NamedTuple):
-    """The value of a histogram: how many observations were at most each bound, how many there were, and their sum."""
-
-    cumulative: Mapping[float, int]
-    observations: int
-    sum: float
 
 
 Value = float | Histogram
@@ -63,9 +57,9 @@ def _lines(metric: Metric, labels: tuple[str, ...], value: Value) -> Iterator[st
     if isinstance(value, Histogram):
         for bound, count in value.cumulative.items():
             yield _line(f"{metric.name}_bucket", [*pairs, f'le="{_number(bound)}"'], count)
-        yield _line(f"{metric.name}_bucket", [*pairs, 'le="+Inf"'], value.observations)
+        yield _line(f"{metric.name}_bucket", [*pairs, 'le="+Inf"'], value.count)
         yield _line(f"{metric.name}_sum", pairs, value.sum)
-        yield _line(f"{metric.name}_count", pairs, value.observations)
+        yield _line(f"{metric.name}_count", pairs, value.count)
     else:
         yield _line(metric.name, pairs, value)
 

@@ -7,17 +7,11 @@ here, and what waits, waits for each controller by itself (`kroute_queue_depth`)
 from collections.abc import Callable
 
 from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.histogram import Durations
 from kroute.telemetry.health import Probe
-from kroute.telemetry.metrics.exposition import Histogram, Metric, Samples
+from kroute.telemetry.metrics.exposition import Metric, Samples
 from kroute.telemetry.metrics.scrape import Scrape
 
 Row = tuple[Metric, Callable[[Scrape], Samples]]
-
-
-def histogram(durations: Durations) -> Histogram:
-    """Durations as the exposition writes them."""
-    return Histogram(durations.cumulative, durations.count, durations.sum)
 
 
 def _probes(scrape: Scrape, probe: Probe) -> Samples:
@@ -31,7 +25,7 @@ ROWS: tuple[Row, ...] = (
             "histogram",
             "How long the passes of service_proxy took that had something to write or to audit.",
         ),
-        lambda it: [((), histogram(it.passes[ServiceProxy.name]))],
+        lambda it: [((), it.passes[ServiceProxy.name])],
     ),
     (
         Metric(
@@ -39,7 +33,7 @@ ROWS: tuple[Row, ...] = (
             "histogram",
             "From the change of a pod or Service, as its EndpointSlice tells of it, to the kernel of this node.",
         ),
-        lambda it: [((), histogram(it.programming))],
+        lambda it: [((), it.changes.network_programming)],
     ),
     (
         Metric(
@@ -55,7 +49,7 @@ ROWS: tuple[Row, ...] = (
             "gauge",
             "The Unix time when the last change came from the API server or from the manifests.",
         ),
-        lambda it: [((), it.intake.last_change)],
+        lambda it: [((), it.changes.last_read)],
     ),
     (
         Metric(
@@ -63,7 +57,7 @@ ROWS: tuple[Row, ...] = (
             "counter",
             "Services that were seen new, changed or gone.",
         ),
-        lambda it: [((), it.intake.changes["Service"])],
+        lambda it: [((), it.changes.counts["Service"])],
     ),
     (
         Metric(
@@ -71,7 +65,7 @@ ROWS: tuple[Row, ...] = (
             "counter",
             "EndpointSlices that were seen new, changed or gone.",
         ),
-        lambda it: [((), it.intake.changes["EndpointSlice"])],
+        lambda it: [((), it.changes.counts["EndpointSlice"])],
     ),
     (
         Metric(

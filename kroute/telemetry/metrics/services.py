@@ -64,7 +64,7 @@ STATE_ROWS: tuple[Row, ...] = (
     ),
     (
         Metric("kroute_changes_total", "counter", "Objects that were seen new, changed or gone, by kind.", ("kind",)),
-        lambda it: [((kind,), n) for kind, n in it.intake.changes.items()],
+        lambda it: [((kind,), n) for kind, n in it.changes.counts.items()],
     ),
 )
 

@@ -1,12 +1,12 @@
 """kroute's own metrics of how the agent works: queues, controllers, the event loop, netlink and the API server."""
 
 from collections.abc import Callable
-from itertools import accumulate
 
+from kroute.histogram import Histogram
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry import latency, loop_watch
-from kroute.telemetry.metrics.exposition import Histogram, Metric, Samples
-from kroute.telemetry.metrics.kube_proxy import Row, histogram
+from kroute.telemetry import changes, loop_watch
+from kroute.telemetry.metrics.exposition import Metric, Samples
+from kroute.telemetry.metrics.kube_proxy import Row
 from kroute.telemetry.metrics.scrape import Scrape
 from kroute.telemetry.statistics import WatchStatistics
 
@@ -23,19 +23,14 @@ def _of_watches(field: Callable[[WatchStatistics], float]) -> Callable[[Scrape],
     return lambda scrape: [((kind,), field(each)) for kind, each in scrape.statistics.watches.items()]
 
 
-def _counted(bounds: tuple[float, ...], buckets: list[int], total: float) -> Histogram:
-    """The histogram of these buckets, of which the last is for what is beyond the bounds."""
-    return Histogram(dict(zip(bounds, accumulate(buckets), strict=False)), sum(buckets), total)
-
-
 def _loop(scrape: Scrape) -> Samples:
     loop = scrape.statistics.loop
-    return [((), _counted(loop_watch.BOUNDS, loop.buckets, loop.busy))]
+    return [((), Histogram.of_counts(loop_watch.BOUNDS, loop.buckets, loop.busy))]
 
 
 def _latency(scrape: Scrape) -> Samples:
     found = scrape.statistics.latency
-    return [((), _counted(latency.BOUNDS, found.buckets, found.total))]
+    return [((), Histogram.of_counts(changes.LATENCY_BOUNDS, found.buckets, found.total))]
 
 
 WORK_ROWS: tuple[Row, ...] = (
@@ -54,7 +49,7 @@ WORK_ROWS: tuple[Row, ...] = (
             "How long the passes of a controller took that had something to write or to audit.",
             _CONTROLLER,
         ),
-        lambda it: [((name,), histogram(durations)) for name, durations in it.passes.items()],
+        lambda it: [((name,), durations) for name, durations in it.passes.items()],
     ),
     (
         Metric("kroute_writes_total", "counter", "Changes that the kernel has accepted.", _CONTROLLER),

@@ -71,7 +71,7 @@ def node(*taints: str, deleted: bool = False, name: str = NODE) -> Node:
 async def test_a_node_that_is_about_to_go_gets_no_more_traffic_and_kroute_lives_on(
     agent: Observed, changes: list[Applied | Deleted], status: int
 ) -> None:
-    agent.observation.intake.take(changes)
+    agent.changes.read(changes)
     assert await probes(agent) == {"/healthz": status, "/livez": 200, "/readyz": 200}
     assert json.loads((await ask(agent.health_port, "/healthz")).body)["nodeEligible"] is (status == 200)
 

@@ -10,7 +10,7 @@ from bench.host_load import cpu_seconds
 from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.client import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry.latency import ProgrammingLatency
+from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.statistics import Statistics, WatchStatistics, memory, statistics
 
@@ -35,7 +35,7 @@ def test_what_the_parts_count_survives_the_way_over_the_socket():
         {"service_proxy": ControllerStatistics(writes=5)},
         {"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
         LoopWatch().statistics(),
-        ProgrammingLatency().statistics(),
+        ChangeObserver("node").statistics(),
     )
     assert msgspec.json.decode(msgspec.json.encode(counted), type=Statistics) == counted
     assert counted.cpu > 0

@@ -4,9 +4,8 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kroute.histogram import Durations
+from kroute.histogram import Histogram
 from kroute.telemetry.metrics.exposition import LINES_A_SLICE, Metric, Samples, write
-from kroute.telemetry.metrics.kube_proxy import histogram
 
 
 async def written(*families: tuple[Metric, Samples]) -> str:
@@ -39,10 +38,10 @@ async def test_any_text_may_be_a_label() -> None:
 
 
 async def test_a_histogram_has_cumulative_buckets_count_and_sum() -> None:
-    durations = Durations((0.25, 1.0, 4.0))
+    durations = Histogram((0.25, 1.0, 4.0))
     for seconds in (0.1, 0.25, 0.5, 3.0, 100.0):
         durations.observe(seconds)
-    found = await read((Metric("wait_seconds", "histogram", "Waits."), [((), histogram(durations))]))
+    found = await read((Metric("wait_seconds", "histogram", "Waits."), [((), durations)]))
     assert found == {
         "wait_seconds_bucket": [({"le": "0.25"}, 2), ({"le": "1"}, 3), ({"le": "4"}, 4), ({"le": "+Inf"}, 5)],
         "wait_seconds_sum": [({}, 103.85)],

@@ -55,7 +55,7 @@ async def agent() -> Observed:
     reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.2", 8080): RealServerState(0, 1, 0)}
     observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
     observed.kernel.passed[KEY] = Traffic(8, 100, 90, 5000, 70000)
-    observed.observation.intake.take([Applied(service()), Applied(service("shop")), Listed(Service)])
+    observed.changes.read([Applied(service()), Applied(service("shop")), Listed(Service)])
     observed.workers.counters["route_fix"].repairs = 5
     observed.workers.durations["service_proxy"].observe(0.5)
     return observed

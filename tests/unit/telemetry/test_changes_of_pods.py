@@ -5,8 +5,7 @@ import pytest
 from kroute.model.objects import SERVICE_NAME_LABEL, Applied, EndpointSlice, ObjectKey, ObjectMeta, Service
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.stages import Stage
-from kroute.telemetry.latency import ProgrammingLatency
-from kroute.telemetry.network_programming import BOUNDS, MOST_OF_A_SERVICE, NetworkProgramming
+from kroute.telemetry.changes import MOST_OF_A_SERVICE, NETWORK_BOUNDS, ChangeObserver
 from kroute.watchers.kubernetes.decoding import ObjectDecoder
 
 WEB = ObjectKey("default", "web")
@@ -14,30 +13,27 @@ START = 1000.0
 
 
 class Node:
-    """The two measurements as the agent wires them, on a clock that the test moves."""
+    """An agent's observer of changes, on a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = START
-        self.latency = ProgrammingLatency(lambda: self.now)
-        self.programming = NetworkProgramming(self.latency.is_underway, lambda: self.now)
+        self.changes = ChangeObserver("node", lambda: self.now, lambda: self.now)
+        self.programming = self.changes.network_programming
 
     def reads(self, triggered: float | None, *, name: str = "web") -> None:
         labels = {SERVICE_NAME_LABEL: name}
         item = EndpointSlice(ObjectMeta(f"{name}-1", "default", labels=labels), "IPv4")
-        self.latency.read()
-        self.programming.take([Applied(item, triggered)])
+        self.changes.read([Applied(item, triggered)])
 
     def plans(self, *generations: int) -> list[ServicePlan]:
         plans = [ServicePlan(WEB, generation) for generation in generations]
-        self.latency.published(plans)
-        self.latency.planned()
-        self.programming.planned()
+        self.changes.published(plans)
+        self.changes.planned()
         return plans
 
     def passes(self, plans: list[ServicePlan], *stages: Stage) -> None:
         for stage in stages:
-            self.latency.passed(stage, plans)
-            self.programming.passed(stage, plans)
+            self.changes.passed(stage, plans)
 
 
 @pytest.fixture
@@ -52,9 +48,9 @@ def test_a_change_is_measured_when_its_plan_has_passed_every_stage(node: Node) -
     node.now = START + 11
     *stages, last = Stage
     node.passes(plans, *stages)
-    assert node.programming.durations.count == 0
+    assert node.programming.count == 0
     node.passes(plans, last)
-    assert (node.programming.durations.count, node.programming.durations.sum) == (1, 3.0)
+    assert (node.programming.count, node.programming.sum) == (1, 3.0)
 
 
 def test_changes_that_one_plan_brings_together_are_measured_one_by_one(node: Node) -> None:
@@ -62,7 +58,7 @@ def test_changes_that_one_plan_brings_together_are_measured_one_by_one(node: Nod
     node.reads(START + 5)
     node.reads(START + 9)
     node.passes(node.plans(1), *Stage)
-    assert (node.programming.durations.count, node.programming.durations.sum) == (2, 6.0)
+    assert (node.programming.count, node.programming.sum) == (2, 6.0)
 
 
 def test_a_stage_of_an_older_plan_does_not_end_a_newer_change(node: Node) -> None:
@@ -72,29 +68,29 @@ def test_a_stage_of_an_older_plan_does_not_end_a_newer_change(node: Node) -> Non
     node.passes(old, *list(Stage)[:2])
     new = node.plans(2)
     node.passes(old, *Stage)
-    assert node.programming.durations.count == 0
+    assert node.programming.count == 0
     node.passes(new, *Stage)
-    assert node.programming.durations.count == 2
+    assert node.programming.count == 2
 
 
 def test_a_change_that_means_nothing_here_is_done_with_its_planning(node: Node) -> None:
     node.now = START + 2
     node.reads(START + 1)
     node.plans()
-    assert (node.programming.durations.count, node.programming.durations.sum) == (1, 1.0)
+    assert (node.programming.count, node.programming.sum) == (1, 1.0)
 
 
 @pytest.mark.parametrize("triggered", [None, START - 1])
 def test_what_tells_no_time_or_happened_before_the_start_is_left_out(node: Node, triggered: float | None) -> None:
     node.reads(triggered)
     node.passes(node.plans(1), *Stage)
-    assert node.programming.durations.count == 0
+    assert node.programming.count == 0
 
 
 def test_a_clock_that_is_ahead_does_not_count_backwards(node: Node) -> None:
     node.reads(START + 60)
     node.plans()
-    assert node.programming.durations.sum == 0.0
+    assert node.programming.sum == 0.0
 
 
 def test_a_service_that_changes_without_end_keeps_so_much_and_no_more(node: Node) -> None:
@@ -104,12 +100,13 @@ def test_a_service_that_changes_without_end_keeps_so_much_and_no_more(node: Node
         node.reads(START)
         plans = node.plans(2)
     node.passes(plans, *Stage)
-    assert node.programming.durations.count == MOST_OF_A_SERVICE
+    assert node.programming.count == MOST_OF_A_SERVICE
 
 
 def test_the_ranges_are_those_of_kube_proxy() -> None:
-    assert (BOUNDS[0], BOUNDS[2], BOUNDS[60], BOUNDS[61], BOUNDS[72], BOUNDS[-1]) == (0.25, 1, 59, 60, 115, 300)
-    assert list(BOUNDS) == sorted(set(BOUNDS))
+    chosen = [NETWORK_BOUNDS[index] for index in (0, 2, 60, 61, 72, -1)]
+    assert chosen == [0.25, 1, 59, 60, 115, 300]
+    assert list(NETWORK_BOUNDS) == sorted(set(NETWORK_BOUNDS))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Whether load balancers should send new connections to this node, as its Node object says."""
+
+from kroute.model.objects import Applied, Change, Deleted, Node, ObjectKey
+
+REMOVAL_TAINT = "ToBeDeletedByClusterAutoscaler"
+"""The cluster autoscaler's mark on a node that it is about to remove (its utils/taints package)."""
+
+
+class NodeEligibility:
+    """The rule is kube-proxy's (proxy_health.go, SyncNode): a Node that is being deleted, or has REMOVAL_TAINT."""
+
+    def __init__(self, node_name: str) -> None:
+        self.ineligible: str | None = None
+        """Why nothing new should be sent to this node; None if it may be, also while nothing is known."""
+        self._node = ObjectKey("", node_name)
+
+    def read(self, change: Change) -> None:
+        """Look at a change; only those of this Node matter."""
+        match change:
+            case Applied(Node() as node) if node.key == self._node:
+                self.ineligible = _why_ineligible(node)
+            case Deleted(kind, key) if kind is Node and key == self._node:
+                self.ineligible = f"the Node {key} does not exist any more"
+            case _:
+                pass
+
+
+def _why_ineligible(node: Node) -> str | None:
+    if node.metadata.deletion_timestamp is not None:
+        return f"the Node {node.key} is being deleted"
+    if any(taint.key == REMOVAL_TAINT for taint in node.spec.taints or ()):
+        return f"the Node {node.key} has the taint {REMOVAL_TAINT}: the cluster autoscaler removes it"
+    return None

@@ -1,0 +1,23 @@
+"""Durations counted in ranges."""
+
+from kroute.histogram import Histogram
+
+BOUNDS = (0.1, 1.0)
+
+
+def filled() -> Histogram:
+    histogram = Histogram(BOUNDS)
+    for seconds in (0.1, 0.2, 1.0, 7.0):
+        histogram.observe(seconds)
+    return histogram
+
+
+def test_a_range_includes_its_upper_bound_and_the_last_one_takes_the_rest() -> None:
+    assert filled().counts == [1, 2, 1]
+    assert filled().cumulative == {0.1: 1, 1.0: 3}
+    assert filled().count == 4
+
+
+def test_counts_that_were_sent_elsewhere_make_the_same_histogram() -> None:
+    sent = Histogram.of_counts(BOUNDS, filled().counts, filled().sum)
+    assert (sent.cumulative, sent.count, sent.sum) == (filled().cumulative, 4, filled().sum)
