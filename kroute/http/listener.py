@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from kroute.backoff import Backoff
 from kroute.model.plan import Problem
 from kroute.settings import BindAddress
 
@@ -44,14 +45,13 @@ async def serve(
 
 
 async def _listen(server: "BriefHttpServer", what: str, where: BindAddress, report: Report) -> asyncio.Server:
-    delay = FIRST_RETRY
+    backoff = Backoff(FIRST_RETRY, LAST_RETRY)
     while True:
         try:
             return await server.listen(where.host, where.port)
         except OSError as error:
             report(Problem("PortUnavailable", f"{what} {where}", _sentence(what, where, error)))
-        await asyncio.sleep(delay)
-        delay = min(LAST_RETRY, delay * 2)
+        await asyncio.sleep(backoff.delay())
 
 
 def _sentence(what: str, where: BindAddress, error: OSError) -> str:

@@ -19,11 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar
 
+from kroute.backoff import Retries
 from kroute.broadcaster import Subscription
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Monitor, Overrun
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.backoff import Retries
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.exclusion import Exclusion

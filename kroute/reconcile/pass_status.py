@@ -8,11 +8,11 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from kroute.backoff import Retries
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
-from kroute.reconcile.backoff import Retries
 
 log = structlog.get_logger(__name__)
 

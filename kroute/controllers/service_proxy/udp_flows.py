@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import structlog
 
+from kroute.backoff import Retries
 from kroute.kernel.conntrack import Conntrack, DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
 from kroute.model.plan import Protocol, VirtualServerKey
-from kroute.reconcile.backoff import Retries
 from kroute.reconcile.batches import batched
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kroute.watchers.kubernetes.backoff import Backoff
 from kroute.watchers.kubernetes.decoding import (
     Event,
     ListMeta,
@@ -67,7 +66,7 @@ class Reflector:
         self._resource = resource
         self._sink = sink
         self._timing = timing or Timing()
-        self._backoff = Backoff(self._timing.rng)
+        self._backoff = self._timing.backoff()
         self._decoder = ObjectDecoder(resource.kind)
         self._inventory = Inventory(resource.kind)
         self._pending: list[Change] = []
@@ -125,7 +124,7 @@ class Reflector:
             if self._must_list:
                 self._resource_version = NEWEST  # not even a list can be as new: the cluster was put back in time
             self._must_list = True
-        delay = self._backoff.delay(error.retry_after)
+        delay = self._backoff.delay(error.retry_after or 0.0)
         self._log.warning(
             f"{failed}.failed",
             error=str(error),

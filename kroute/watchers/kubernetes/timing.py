@@ -6,6 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from kroute.backoff import Backoff
+
+FIRST_RETRY, LAST_RETRY = 0.8, 30.0
+"""Seconds, as in client-go's reflector; it lengthens each by up to as much again too (so at most 60 s)."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -20,3 +25,7 @@ class Timing:
     """A watch without a byte for so long is dead: twice the minute in which the server sends a bookmark."""
     short_watch: float = 1.0
     """A watch that ends sooner, having said nothing, counts as a failure."""
+
+    def backoff(self) -> Backoff:
+        """The pauses between attempts that fail."""
+        return Backoff(FIRST_RETRY, LAST_RETRY, self.rng)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kroute.model.objects import Service
-from kroute.watchers.kubernetes.backoff import Backoff
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.resources import SERVICES
+from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflecting, running, service
 
@@ -38,7 +38,7 @@ def test_pauses_double_up_to_half_a_minute_and_start_over_after_success() -> Non
         def random(self) -> float:
             return 0.5
 
-    backoff = Backoff(Dice())
+    backoff = Timing(rng=Dice()).backoff()
     assert [backoff.delay() for _ in range(7)] == [1.5 * base for base in (0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0)]
     backoff.reset()
     assert backoff.delay() == 1.5 * 0.8

@@ -1,6 +1,6 @@
 """Retries: exponential backoff for each key alone."""
 
-from kroute.reconcile.backoff import Retries
+from kroute.backoff import Retries
 
 
 def test_each_failure_doubles_the_wait_up_to_a_limit() -> None:

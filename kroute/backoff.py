@@ -1,18 +1,43 @@
-"""When to try again what failed: each key on its own, later and later."""
+"""When to try again what failed: later and later."""
 
+import random
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 
+class Backoff:
+    """Exponential backoff for one thing. All times are seconds.
+
+    The first delay is `first`; each one after it is twice as long, up to `limit`. With `rng`, each is lengthened by up
+    to as much again, so that the agents of a whole cluster do not come back at the same moment.
+    """
+
+    def __init__(self, first: float, limit: float, rng: random.Random | None = None) -> None:
+        self._first = first
+        self._limit = limit
+        self._rng = rng
+        self._next = first
+
+    def delay(self, at_least: float = 0.0) -> float:
+        """How long to wait now; `at_least` is what a server asked for, which is lengthened in the same way."""
+        base = max(self._next, at_least)
+        self._next = min(self._next * 2, self._limit)
+        return base if self._rng is None else base * (1.0 + self._rng.random())
+
+    def reset(self) -> None:
+        """Something worked: the next delay is the first one again."""
+        self._next = self._first
+
+
 class _Wait(NamedTuple):
-    failures: int
+    backoff: Backoff
     due: float
 
 
 class Retries(Generic[K]):
-    """Exponential backoff for each key alone. All times are seconds, on the caller's clock."""
+    """A backoff for each key alone. All times are seconds, on the caller's clock."""
 
     def __init__(self, first: float = 0.5, limit: float = 30.0) -> None:
         self._first = first
@@ -27,11 +52,10 @@ class Retries(Generic[K]):
 
     def failed(self, key: K, now: float) -> bool:
         """Note a failure; the next attempt is due after twice the last wait. Whether it is the first in a row."""
-        failures = self._waits[key].failures if key in self._waits else 0
-        # The exponent is bounded, so that a key that fails for days does not overflow a float.
-        delay = min(self._limit, self._first * 2.0 ** min(failures, 32))
-        self._waits[key] = _Wait(failures + 1, now + delay)
-        return failures == 0
+        before = self._waits.get(key)
+        backoff = before.backoff if before else Backoff(self._first, self._limit)
+        self._waits[key] = _Wait(backoff, now + backoff.delay())
+        return before is None
 
     def succeeded(self, key: K) -> None:
         """Forget the key's failures; also for one that is not wanted any more."""
