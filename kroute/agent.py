@@ -6,7 +6,7 @@ slice, and nothing waits for a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import Collector
@@ -137,27 +137,26 @@ class Agent:
                 await asyncio.sleep(0)
             self._changes.planned()
 
-    def _publish(self, plans: Sequence[ServicePlan]) -> None:
+    def _publish(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            if plan.node is not None:
+            if isinstance(plan, NodePlan):
                 _tell_of_node(plan.node)
-            if plan.is_empty:
+            elif plan.is_empty:
                 self._recorder.forget(plan.key)
-            for problem in plan.problems:
-                self._recorder.report(plan.key, problem)
+            self._recorder.report_all(plan)
         is_first = not self._broadcaster.has_started
         if not is_first:
             self._changes.published(plans)
         self._broadcaster.publish(plans, more=self._catalog.has_marked)
         if is_first and self._broadcaster.has_started:
-            log.info("plans.first_published", services=_services_in(self._broadcaster.current.values()))
+            log.info("plans.first_published", services=len(self._broadcaster.services))
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
         self._collector.loaded()
         malloc_tuning.return_free_pages()
         state_dir.mark_ready()
-        log.info("kroute.ready", services=_services_in(self._broadcaster.current.values()))
+        log.info("kroute.ready", services=len(self._broadcaster.services))
 
     def _statistics(self) -> Statistics:
         return statistics.statistics(
@@ -174,10 +173,6 @@ class Agent:
 
     async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
-
-
-def _services_in(plans: Iterable[ServicePlan]) -> int:
-    return sum(plan.node is None for plan in plans)
 
 
 def _tell_of_node(node: NodeFacts) -> None:

@@ -1,8 +1,8 @@
 """Fan plans out to the controllers.
 
-Each subscriber has a queue of its own, keyed by Service: a newer plan replaces an older one that still waits. A slow
-subscriber thus costs memory for at most one plan a Service, and never delays another. Everything here runs in the event
-loop's thread; `publish` and `take` do not await, so each is atomic.
+Each subscriber has a queue of its own, with one place for each Service and one for the node: a newer plan replaces an
+older one that still waits. A slow subscriber thus costs memory for at most one plan a Service, and never delays
+another. Everything here runs in the event loop's thread; `publish` and `take` do not await, so each is atomic.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import NodePlan, Plan, ServicePlan
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -26,9 +26,9 @@ class QueueStatistics(msgspec.Struct, frozen=True):
 class Subscription:
     """One subscriber's queue of plans."""
 
-    def __init__(self, name: str, current: Mapping[ObjectKey, ServicePlan], *, started: bool) -> None:
+    def __init__(self, name: str, current: Iterable[Plan], *, started: bool) -> None:
         self.name = name
-        self._waiting = dict(current)
+        self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
         self._arrived = asyncio.Event()
         self._waker: asyncio.Event | None = None
@@ -48,8 +48,8 @@ class Subscription:
         """Set this event too whenever plans arrive, so that their taker can wait for other things as well."""
         self._waker = waker
 
-    def take(self) -> dict[ObjectKey, ServicePlan]:
-        """Take everything that waits, the newest plan of each Service."""
+    def take(self) -> dict[ObjectKey, Plan]:
+        """Take everything that waits, the newest plan of each Service and of the node."""
         taken, self._waiting = self._waiting, {}
         self._arrived.clear()
         return taken
@@ -59,7 +59,7 @@ class Subscription:
         depth = len(self._waiting)
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
-    def put(self, plans: Iterable[ServicePlan], *, wake: bool = True) -> None:
+    def put(self, plans: Iterable[Plan], *, wake: bool = True) -> None:
         """Let these plans wait, without telling anybody unless `wake`; called by the broadcaster."""
         if not self._waiting:
             self._since = time.monotonic()
@@ -73,7 +73,7 @@ class Subscription:
 
 
 class Broadcaster:
-    """Keeps the newest plan of each Service and passes each published plan to every subscriber.
+    """Keeps the newest plan of each Service and of the node, and passes each published plan to every subscriber.
 
     The first full list may come in parts. What it does not name is not to be served any more, so no subscriber is told
     of any part before all are there; then every one is, even when there is no Service.
@@ -81,7 +81,8 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
-        self._current: dict[ObjectKey, ServicePlan] = {}
+        self._node: NodePlan | None = None
+        self._services: dict[ObjectKey, ServicePlan] = {}
         self._started = False
 
     @property
@@ -90,17 +91,27 @@ class Broadcaster:
         return self._started
 
     @property
-    def current(self) -> Mapping[ObjectKey, ServicePlan]:
+    def services(self) -> Mapping[ObjectKey, ServicePlan]:
         """The newest plan of each Service that exists."""
-        return self._current
+        return self._services
+
+    @property
+    def node(self) -> NodePlan | None:
+        """The newest plan of the node; None before there has been one, and always in a director."""
+        return self._node
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All newest plans, the node's first."""
+        return [*([self._node] if self._node is not None else []), *self._services.values()]
 
     def subscribe(self, name: str) -> Subscription:
-        """Open a queue, filled with the newest plan of each Service if there has been a first full list."""
-        subscription = Subscription(name, self._current, started=self._started)
+        """Open a queue, filled with the newest plans if there has been a first full list."""
+        subscription = Subscription(name, self.plans, started=self._started)
         self._subscriptions.append(subscription)
         return subscription
 
-    def publish(self, plans: Iterable[ServicePlan], *, more: bool = False) -> None:
+    def publish(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Pass plans on. A plan without content is that of a Service which is gone.
 
         `more`: the first full list goes on. Once it has been complete this means nothing: what is there goes out.
@@ -108,10 +119,12 @@ class Broadcaster:
         batch = list(plans)
         self._started |= not more
         for plan in batch:
-            if plan.is_empty:
-                self._current.pop(plan.key, None)
+            if isinstance(plan, NodePlan):
+                self._node = plan
+            elif plan.is_empty:
+                self._services.pop(plan.key, None)
             else:
-                self._current[plan.key] = plan
+                self._services[plan.key] = plan
         for subscription in self._subscriptions:
             subscription.put(batch, wake=self._started)
 

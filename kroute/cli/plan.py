@@ -8,7 +8,7 @@ from kroute.cli import output
 from kroute.inspect.dry_run.rehearsal import NodeReader, Rehearsed, rehearse
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
 from kroute.watchers.first_list import FirstListError, first_list
@@ -34,7 +34,7 @@ def main(settings: Settings, *, as_json: bool) -> int:
     return CHANGES if found.changes else NOTHING
 
 
-async def plans_of(settings: Settings) -> list[ServicePlan]:
+async def plans_of(settings: Settings) -> list[Plan]:
     """The plans of everything that the source of these settings knows now. Raises as `first_list` does."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     catalog = Catalog(settings, node_facts(settings, None, interfaces))

@@ -142,20 +142,19 @@ class Director:
             for plan in plans:
                 if plan.is_empty:
                     self._recorder.forget(plan.key)
-                for problem in plan.problems:
-                    self._recorder.report(plan.key, problem)
+                self._recorder.report_all(plan)
             if plans or not self._routing.live.is_set():
                 self._broadcaster.publish(plans)
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._routing.live.wait()
         state_dir.mark_ready()
-        log.info("kroute.ready", services=len(self._broadcaster.current))
+        log.info("kroute.ready", services=len(self._broadcaster.services))
 
     async def _shown(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.services.values(), table))
 
 
 async def serve(settings: DirectorSettings) -> int:

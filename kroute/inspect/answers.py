@@ -34,16 +34,16 @@ class Answers:
     async def _show(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.current.values(), table))
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.plans, table))
 
     async def _tell_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)
 
     async def _tell_of_service(self, about: str) -> bytes:
-        found = planned_state.of_service(self._catalog, self._broadcaster.current, ObjectKey.parse(about))
+        found = planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
         return msgspec.json.encode(found)
 
     async def _tell_of_frontend(self, about: str) -> bytes:
         """A question that makes no sense raises ValueError, which the socket answers with nothing."""
-        found = planned_state.of_frontend(self._catalog, self._broadcaster.current, planned_state.read_key(about))
+        found = planned_state.of_frontend(self._catalog, self._broadcaster, planned_state.read_key(about))
         return msgspec.json.encode(found)

@@ -1,13 +1,14 @@
 """What the agent knows of a Service, or of an address and port, as its socket tells it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
+from kroute.broadcaster import Broadcaster
 from kroute.kernel.ipset import Element
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
+from kroute.model.plan import Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 
@@ -48,27 +49,27 @@ def question_about(key: VirtualServerKey) -> str:
     return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
 
 
-def of_service(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan], key: ObjectKey) -> Dossier | None:
+def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> Dossier | None:
     """All about a Service; None if there is none of that name."""
     view = catalog.explain(key)
     if view is None:
         return None
-    plan = plans.get(key) or ServicePlan(key)
+    plan = broadcaster.services.get(key) or ServicePlan(key)
     return _dossier(catalog, plan, view, _entries([plan]))
 
 
-def of_frontend(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan], key: VirtualServerKey) -> Dossier:
+def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> Dossier:
     """All about an address and port."""
     holder = catalog.holder_of(key)
-    plan = plans.get(holder) if holder is not None else None
-    concerned = [it for it in plans.values() if any(vip.address == key.address for vip in it.vips)]
-    node_plan = plans.get(NODE_PLAN)
-    everything = [it for it in (plan, node_plan) if it is not None]
+    services = broadcaster.services
+    plan = services.get(holder) if holder is not None else None
+    concerned = [it for it in services.values() if any(vip.address == key.address for vip in it.vips)]
+    plans: list[Plan | None] = [plan, broadcaster.node, *(it for it in concerned if it is not plan)]
     return _dossier(
         catalog,
         plan,
         catalog.explain(holder) if holder is not None else None,
-        _entries([*everything, *(it for it in concerned if it is not plan)]),
+        _entries(it for it in plans if it is not None),
         [vip for it in concerned for vip in it.vips if vip.address == key.address],
     )
 
@@ -91,7 +92,7 @@ def _dossier(
     )
 
 
-def _entries(plans: Iterable[ServicePlan]) -> list[PlannedEntry]:
+def _entries(plans: Iterable[Plan]) -> list[PlannedEntry]:
     entries = dict.fromkeys(entry for plan in plans for entry in plan.set_entries)
     return [PlannedEntry(entry.set.value, entry.element) for entry in entries]
 

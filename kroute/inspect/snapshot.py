@@ -11,7 +11,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.model.plan import NODE_PLAN, Protocol, ServicePlan, VirtualServer
+from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.planning.annotations import flag_words
 
 QUESTION = "show"
@@ -121,12 +121,12 @@ def services(snapshot: Snapshot) -> list[ServiceRow]:
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]
 
 
-def of_agent(plans: Iterable[ServicePlan], table: KernelTable) -> Snapshot:
+def of_agent(plans: Iterable[Plan], table: KernelTable) -> Snapshot:
     """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
     snapshot = Snapshot("agent", [], [])
     for plan in sorted(plans, key=lambda plan: plan.key):
-        service = "" if plan.key == NODE_PLAN else str(plan.key)
-        for planned in plan.virtual_servers:
+        service = plan.service_name
+        for planned in () if isinstance(plan, NodePlan) else plan.virtual_servers:
             snapshot.virtual_servers.append(_planned_row(service, planned, table.get(planned.key)))
         snapshot.problems.extend(ProblemRow(service, problem.reason, problem.message) for problem in plan.problems)
     return snapshot

@@ -1,7 +1,10 @@
-"""What one Service means on this node: the values that planning makes and the controllers apply."""
+"""Plans: the desired state of this node, which planning makes and the controllers apply.
+
+There is one `ServicePlan` for each Service, and one `NodePlan` for what depends on no Service.
+"""
 
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -9,9 +12,6 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 
 T = TypeVar("T")
-
-NODE_PLAN = ObjectKey("", "this node")
-"""The key of the plan that comes from no Service: what the node itself means to the rules."""
 
 LONGEST_QUOTE = 80
 """Characters of an object's own text that a Problem repeats."""
@@ -157,8 +157,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     A virtual server without real servers is a port that nothing serves; in the kernel it exists only for as long as
     real servers of it drain. `vips` are the addresses to bind: not those that another interface of the node has.
-    `generation` grows with every plan that the catalog makes; equality of content is `same_as`. `node` is set in the
-    plan NODE_PLAN only.
+    `generation` grows with every plan that the catalog makes; equality of content is `same_as`.
     """
 
     key: ObjectKey
@@ -167,7 +166,6 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     vips: tuple[Vip, ...] = ()
     set_entries: tuple[SetEntry, ...] = ()
     health_check: HealthCheck | None = None
-    node: NodeFacts | None = None
     problems: tuple[Problem, ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
@@ -194,6 +192,39 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to serve and nothing to report."""
-        return not (
-            self.virtual_servers or self.vips or self.set_entries or self.health_check or self.node or self.problems
-        )
+        return not (self.virtual_servers or self.vips or self.set_entries or self.health_check or self.problems)
+
+    @property
+    def service_name(self) -> str:
+        """The Service as NAMESPACE/NAME."""
+        return str(self.key)
+
+
+class NodePlan(msgspec.Struct, frozen=True, gc=False):
+    """What the node itself means to the rules, whatever Services there are.
+
+    It passes the same stages as the plans of Services. Its `key` is none that a Service can have, since a Service has a
+    namespace; `generation` counts together with that of all plans.
+    """
+
+    key: ClassVar[ObjectKey] = ObjectKey("", "this node")
+    is_empty: ClassVar[bool] = False
+    service_name: ClassVar[str] = ""
+
+    node: NodeFacts
+    generation: int = 0
+    set_entries: tuple[SetEntry, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def same_as(self, other: "NodePlan") -> bool:
+        """Whether both say the same, whenever they were made."""
+        return self is other or msgspec.structs.replace(self, generation=other.generation) == other
+
+    def renewing(self, before: "NodePlan | None", generation: int) -> "NodePlan":
+        """The same with this generation, with the set entries of the plan before it as far as they are equal."""
+        entries = self.set_entries if before is None else _renewed(self.set_entries, before.set_entries)
+        return msgspec.structs.replace(self, generation=generation, set_entries=entries)
+
+
+Plan: TypeAlias = ServicePlan | NodePlan
+"""What the broadcaster passes on. Every plan has a key, a generation, set entries and problems."""

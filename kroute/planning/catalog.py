@@ -23,7 +23,7 @@ from kroute.model.objects import (
     ObjectKey,
     Service,
 )
-from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
 from kroute.planning.address_conflicts import Claimant, Claims
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.backend_slices import BackendSlice, read_slice
@@ -56,6 +56,7 @@ class Catalog:
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._claims = Claims()
         self._owners = AddressOwners()
+        self._node_plan: NodePlan | None = None
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
         self._marked: dict[ObjectKey, bool] = {}
@@ -149,7 +150,7 @@ class Catalog:
                 if any(piece.has_hints for piece in slices):
                     self._marked.setdefault(key, False)
 
-    def commit(self, limit: int | None = None) -> list[ServicePlan]:
+    def commit(self, limit: int | None = None) -> list[Plan]:
         """Plan what is marked; return the plans that differ from those before, an empty one for a Service that went.
 
         With a `limit` only so many Services, those that have waited longest; `has_marked` says whether some are left.
@@ -160,13 +161,21 @@ class Catalog:
         """
         if not self.ready:
             return []
-        plans: list[ServicePlan] = []
-        if self._is_node_marked:
-            self._is_node_marked = False
-            plans.append(plan_node(self._settings, self._node, is_known=self._node_object is not None))
         due = self._take_marked(limit)
-        plans += [self._plan(key, frontends) for key, frontends in due.items()]
-        return [kept for plan in plans if (kept := self._keep(plan)) is not None]
+        made = [self._plan(key, frontends) for key, frontends in due.items()]
+        return [*self._commit_node(), *(kept for plan in made if (kept := self._keep(plan)) is not None)]
+
+    def _commit_node(self) -> list[NodePlan]:
+        """Plan the node if it is marked; returns its plan if that differs from the one before."""
+        if not self._is_node_marked:
+            return []
+        self._is_node_marked = False
+        plan = plan_node(self._settings, self._node, is_known=self._node_object is not None)
+        if self._node_plan is not None and plan.same_as(self._node_plan):
+            return []
+        self._generation += 1
+        self._node_plan = plan.renewing(self._node_plan, self._generation)
+        return [self._node_plan]
 
     def _keep(self, plan: ServicePlan) -> ServicePlan | None:
         """Give the plan its generation, and remember it; None if it says what the one before it said."""

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import NODE_PLAN, AddressSet, Problem, ServicePlan, SetEntry, quoted
+from kroute.model.plan import AddressSet, NodePlan, Problem, SetEntry, quoted
 from kroute.settings import Settings
 
 
-def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> ServicePlan:
+def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> NodePlan:
     """Plan the node itself; `is_known`: whether its Node object exists."""
     problems = [] if is_known else [_missing(node)]
     entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
-    return ServicePlan(NODE_PLAN, set_entries=tuple(sorted(entries)), node=node, problems=tuple(problems))
+    return NodePlan(node, set_entries=tuple(sorted(entries)), problems=tuple(problems))
 
 
 def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:

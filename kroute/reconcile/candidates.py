@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.stages import Milestones, Stage
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 class Candidates:
     """Says of plans that they have reached `stage` as soon as `has_reached` does."""
 
-    def __init__(self, milestones: Milestones, stage: Stage, has_reached: Callable[[ServicePlan], bool]) -> None:
+    def __init__(self, milestones: Milestones, stage: Stage, has_reached: Callable[[Plan], bool]) -> None:
         self._milestones = milestones
         self._stage = stage
         self._has_reached = has_reached
-        self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._plans: dict[ObjectKey, Plan] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def add(self, plan: ServicePlan) -> None:
+    def add(self, plan: Plan) -> None:
         """This plan is new, or has lost the stage. A newer plan takes the place of an older one."""
         self._plans[plan.key] = plan
 

@@ -23,7 +23,7 @@ from kroute.backoff import Retries
 from kroute.broadcaster import Subscription
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import Event, Monitor, Overrun
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import NodePlan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.exclusion import Exclusion
@@ -66,7 +66,10 @@ class Controller(ABC):
 
     @abstractmethod
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Take new plans into memory."""
+        """Take new plans of Services into memory."""
+
+    def accept_node(self, plan: NodePlan) -> None:  # noqa: B027  not every controller depends on the node's plan
+        """Take a new plan of the node into memory; those of Services that came with it follow."""
 
     def notice(self, events: Sequence[Event]) -> None:  # noqa: B027  not every controller has something to notice
         """Take events of the kernel into memory. Those of this controller's own writes change nothing."""
@@ -139,7 +142,13 @@ class Controller(ABC):
     async def _take(self) -> None:
         """Take everything that waits into memory."""
         self.wake.clear()
-        async for plans in sliced(self._subscription.take().values(), PLANS_A_SLICE):
+        services: list[ServicePlan] = []
+        for plan in self._subscription.take().values():
+            if isinstance(plan, NodePlan):
+                self.accept_node(plan)
+            else:
+                services.append(plan)
+        async for plans in sliced(services, PLANS_A_SLICE):
             self.accept([self._exclusion.apply(plan) for plan in plans])
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan
 from kroute.reconcile.stages import PREDECESSOR
 
 K = TypeVar("K", bound=Hashable)
@@ -15,10 +15,10 @@ class Departures(Generic[K]):
     """Remembers, until an object has gone, which Service's plan let it go last."""
 
     def __init__(self) -> None:
-        self._plans: dict[K, ServicePlan] = {}
+        self._plans: dict[K, Plan] = {}
         self._left: Counter[ObjectKey] = Counter()
 
-    def add(self, plan: ServicePlan, keys: Iterable[K]) -> None:
+    def add(self, plan: Plan, keys: Iterable[K]) -> None:
         """This plan was the last to let these objects go."""
         for key in keys:
             self.over(key)
@@ -33,7 +33,7 @@ class Departures(Generic[K]):
             if not self._left[plan.key]:
                 del self._left[plan.key]
 
-    def plan_of(self, key: K) -> ServicePlan:
+    def plan_of(self, key: K) -> Plan:
         """The plan that let the object go; an earlier run's, if no plan of this run ever named it."""
         return self._plans.get(key, PREDECESSOR)
 

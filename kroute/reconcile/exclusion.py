@@ -17,7 +17,7 @@ class Exclusion:
         self.covers = lru_cache(maxsize=1 << 16)(self._covers) if self._networks else self._covers_nothing
 
     def apply(self, plan: ServicePlan) -> ServicePlan:
-        """The plan without its excluded addresses; the plan itself if it has none. The node's own plan serves none."""
+        """The plan without its excluded addresses; the plan itself if it has none."""
         if not any(self.covers(server.key.address) for server in plan.virtual_servers):
             return plan
         servers = tuple(server for server in plan.virtual_servers if not self.covers(server.key.address))

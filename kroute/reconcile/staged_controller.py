@@ -13,7 +13,7 @@ import structlog
 
 from kroute.broadcaster import Subscription
 from kroute.kernel.net.monitor import Monitor
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.candidates import Candidates
 from kroute.reconcile.change_log import log_changes
@@ -58,7 +58,11 @@ class Preparer(Controller, Generic[K, V]):
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
-        """What the plan claims."""
+        """What the plan of a Service claims."""
+
+    def wanted_by_node(self, plan: NodePlan) -> Mapping[K, V]:  # noqa: ARG002  for those who want something
+        """What the plan of the node claims; nothing unless a controller says otherwise."""
+        return {}
 
     @abstractmethod
     async def apply(self, differences: Sequence[Difference[K, V]]) -> Mapping[K, str]:
@@ -75,15 +79,15 @@ class Preparer(Controller, Generic[K, V]):
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Claim what the plans name, and let go of what they name no longer."""
         for plan in plans:
-            wanted = self.wanted_by(plan)
-            self._departures.add(plan, self.claims.claim(plan.key, wanted))
-            for key in wanted:
-                self._departures.over(key)
-            self._unprepared.add(plan)
+            self._claim(plan, self.wanted_by(plan))
             if plan.is_empty:
                 self._plans.pop(plan.key, None)
             else:
                 self._plans[plan.key] = plan
+
+    def accept_node(self, plan: NodePlan) -> None:
+        """The same for the plan of the node."""
+        self._claim(plan, self.wanted_by_node(plan))
 
     async def write(self) -> None:
         """Write what may be written now, then say which plans are prepared."""
@@ -124,6 +128,12 @@ class Preparer(Controller, Generic[K, V]):
         if self.claims.wanted(key) is None:
             self._departures.over(key)
 
+    def _claim(self, plan: Plan, wanted: Mapping[K, V]) -> None:
+        self._departures.add(plan, self.claims.claim(plan.key, wanted))
+        for key in wanted:
+            self._departures.over(key)
+        self._unprepared.add(plan)
+
     def _fields(self, difference: Difference[K, V]) -> dict[str, object]:
         owners = self.claims.owners(difference.key) or [self._departures.plan_of(difference.key).key]
         return {"service": " ".join(names_of(owners)), **self.fields_of(difference)}
@@ -137,6 +147,6 @@ class Preparer(Controller, Generic[K, V]):
             if not self.account.is_waiting(difference.key) and self.may_write(difference)
         ]
 
-    def _is_prepared(self, plan: ServicePlan) -> bool:
+    def _is_prepared(self, plan: Plan) -> bool:
         """An absent Service is over only when its last object has gone."""
         return self.claims.is_settled(plan.key) and (not plan.is_empty or self._departures.is_over(plan.key))

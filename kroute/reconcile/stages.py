@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan, ServicePlan
 
 PREDECESSOR = ServicePlan(ObjectKey("", "what an earlier run left"))
 """What an earlier run left behind, told as the plan of an absent Service: it is withdrawn as any other is.
@@ -41,7 +41,7 @@ class Stage(StrEnum):
     new connections."""
 
 
-Follower = Callable[[Stage, Sequence[ServicePlan]], None]
+Follower = Callable[[Stage, Sequence[Plan]], None]
 """Looks on while plans reach stages; must return soon, and change nothing."""
 
 
@@ -70,7 +70,7 @@ class Milestones:
         """Call this with every stage and the plans that reach it."""
         self._followers.append(follower)
 
-    def reach(self, stage: Stage, plans: Iterable[ServicePlan]) -> None:
+    def reach(self, stage: Stage, plans: Iterable[Plan]) -> None:
         """Say that these plans have passed the stage. A gone Service is forgotten once it has passed all of them."""
         reached = self._reached[stage]
         plans = tuple(plans)
@@ -87,7 +87,7 @@ class Milestones:
         """A controller has written something, and is not stuck: `progress` is when that was last so, in seconds."""
         self.progress = now
 
-    def has_reached(self, plan: ServicePlan, *stages: Stage) -> bool:
+    def has_reached(self, plan: Plan, *stages: Stage) -> bool:
         """Whether this plan, or a newer one of the same Service, has passed all the stages."""
         return all(self._reached[stage].get(plan.key, -1) >= plan.generation for stage in stages)
 
@@ -104,7 +104,7 @@ class Milestones:
         taken, self._retracted[stage] = self._retracted[stage], set()
         return taken
 
-    def _forget_when_over(self, plan: ServicePlan) -> None:
+    def _forget_when_over(self, plan: Plan) -> None:
         if all(reached.get(plan.key) == plan.generation for reached in self._reached.values()):
             for reached in self._reached.values():
                 del reached[plan.key]

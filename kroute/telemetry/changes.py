@@ -24,7 +24,7 @@ import msgspec
 
 from kroute.histogram import Histogram
 from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, ObjectKey
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan
 from kroute.reconcile.stages import Stage
 from kroute.telemetry.node_eligibility import NodeEligibility
 
@@ -131,7 +131,7 @@ class ChangeObserver:
                     pass
             self._eligibility.read(change)
 
-    def published(self, plans: Iterable[ServicePlan]) -> None:
+    def published(self, plans: Iterable[Plan]) -> None:
         """These plans are what has become of changes."""
         if self._read_at is None:
             return  # nothing was read: the node has changed
@@ -152,7 +152,7 @@ class ChangeObserver:
                 self._observe_triggers(triggered)
         self._triggers_read.clear()
 
-    def passed(self, stage: Stage, plans: Iterable[ServicePlan]) -> None:
+    def passed(self, stage: Stage, plans: Iterable[Plan]) -> None:
         """These plans have passed a stage."""
         if not self._underway:
             return

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, Problem
+from kroute.model.plan import NodePlan, Plan, Problem
 
 log = structlog.get_logger()
 
@@ -57,25 +57,29 @@ class EventRecorder:
         self._node = _Subject("Node", "", node_name, node_name)
         self._uid_of = uid_of
         self._create = create
-        self._said: dict[ObjectKey, set[tuple[str, str]]] = {}
+        self._said: dict[ObjectKey | None, set[tuple[str, str]]] = {}  # None: of the node
         self._waiting: asyncio.Queue[_Happening] = asyncio.Queue(QUEUE_LIMIT)
 
     def report(self, key: ObjectKey, problem: Problem) -> None:
-        """Log the problem and let its Event wait, unless that was done before for this Service and subject.
-
-        The key NODE_PLAN stands for the node itself.
-        """
-        said = self._said.setdefault(key, set())
-        if (problem.reason, problem.subject) in said:
-            return
-        said.add((problem.reason, problem.subject))
-        if key == NODE_PLAN:
-            log.warning("node.problem", reason=problem.reason, message=problem.message)
-            subject, action = self._node, "Operate"
-        else:
+        """Log a Service's problem and let its Event wait, unless that was done before for this Service and subject."""
+        if self._is_news(key, problem):
             log.warning("service.problem", service=str(key), reason=problem.reason, message=problem.message)
-            subject, action = _Subject("Service", key.namespace, key.name, self._uid_of(key)), "Plan"
-        self._let_wait(_Happening(subject, "Warning", action, problem.reason, problem.message))
+            subject = _Subject("Service", key.namespace, key.name, self._uid_of(key))
+            self._let_wait(_Happening(subject, "Warning", "Plan", problem.reason, problem.message))
+
+    def report_on_node(self, problem: Problem) -> None:
+        """The same for a problem of this node."""
+        if self._is_news(None, problem):
+            log.warning("node.problem", reason=problem.reason, message=problem.message)
+            self._let_wait(_Happening(self._node, "Warning", "Operate", problem.reason, problem.message))
+
+    def report_all(self, plan: Plan) -> None:
+        """Report every problem of a plan."""
+        for problem in plan.problems:
+            if isinstance(plan, NodePlan):
+                self.report_on_node(problem)
+            else:
+                self.report(plan.key, problem)
 
     def announce(self, reason: str, note: str) -> None:
         """Let an Event about this node wait that is no problem; whoever announces it logs it."""
@@ -95,6 +99,12 @@ class EventRecorder:
             except Exception as error:  # noqa: BLE001 - whatever the transport raises: an Event is not worth an outage
                 log.warning("event.refused", about=str(happening.subject), reason=happening.reason, error=str(error))
             await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
+
+    def _is_news(self, key: ObjectKey | None, problem: Problem) -> bool:
+        said = self._said.setdefault(key, set())
+        is_news = (problem.reason, problem.subject) not in said
+        said.add((problem.reason, problem.subject))
+        return is_news
 
     def _let_wait(self, happening: _Happening) -> None:
         if self._create is None:

@@ -5,7 +5,6 @@ Nothing here changes what is served, and no failure of it ends kroute.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -15,7 +14,6 @@ from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.kernel.errors import KernelError
-from kroute.model.plan import NODE_PLAN
 from kroute.settings import BindAddress, Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
@@ -63,9 +61,9 @@ class Observation:
         self._broadcaster = broadcaster
         self._controllers = controllers
         self._recorder = recorder
-        self._report = partial(recorder.report, NODE_PLAN)
+        self._report = recorder.report_on_node
         self._health = Health(controllers, changes.ineligible)
-        self._kernel = KernelReadings(lambda: list(broadcaster.current.values()), settings.metrics_services)
+        self._kernel = KernelReadings(lambda: list(broadcaster.services.values()), settings.metrics_services)
         self._status = StatusPage(
             settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
         )
@@ -98,7 +96,7 @@ class Observation:
     async def _scrape(self) -> Scrape:
         return Scrape(
             statistics=self._statistics(),
-            plans=await survey(list(self._broadcaster.current.values()), self._settings.metrics_services),
+            plans=await survey(self._broadcaster.plans, self._settings.metrics_services),
             passes=self._controllers.passes(),
             health=self._health,
             changes=self._changes,
@@ -115,7 +113,7 @@ class Observation:
 
     async def _tell_of_start(self) -> None:
         await self._controllers.live()
-        services = sum(key != NODE_PLAN for key in self._broadcaster.current)
+        services = len(self._broadcaster.services)
         self._recorder.announce("Started", f"kroute {__version__} serves {services} Services on this node.")
         if self._controllers.taken_over:
             log.info("predecessor.adopted", virtual_servers=self._controllers.taken_over)

@@ -1,6 +1,6 @@
 """What the status page shows, as JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +11,7 @@ from kroute.inspect import snapshot
 from kroute.inspect.snapshot import ProblemRow, VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, ServicePlan
+from kroute.model.plan import Plan, ServicePlan
 from kroute.recent_events import RecentEvent, RecentEvents
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import ControllerStatistics
@@ -90,7 +90,7 @@ class StatusPage:
 
         When the kernel cannot be read the virtual servers are shown as missing, and the overview says why.
         """
-        plans = self._broadcaster.current
+        plans = self._broadcaster.services
         services, shown = await _services_page(plans, search[:LONGEST_SEARCH], page)
         readable = "yes"
         found: Mapping[VirtualServerKey, VirtualServerState] = {}
@@ -99,7 +99,7 @@ class StatusPage:
         except KernelError as error:
             readable = str(error)
         services.virtual_servers = snapshot.of_agent(shown, found).virtual_servers
-        problems = _problems(plans)
+        problems = _problems(self._broadcaster.plans)
         return Status(
             version=__version__,
             node=self._node_name,
@@ -134,10 +134,10 @@ class StatusPage:
         ]
 
 
-def _problems(plans: Mapping[ObjectKey, ServicePlan]) -> list[ProblemRow]:
+def _problems(plans: Iterable[Plan]) -> list[ProblemRow]:
     return [
-        ProblemRow("" if key == NODE_PLAN else str(key), problem.reason, problem.message)
-        for key, plan in sorted((it for it in plans.items() if it[1].problems), key=lambda it: it[0])
+        ProblemRow(plan.service_name, problem.reason, problem.message)
+        for plan in sorted((it for it in plans if it.problems), key=lambda it: it.key)
         for problem in plan.problems
     ]
 
@@ -146,7 +146,7 @@ async def _services_page(
     plans: Mapping[ObjectKey, ServicePlan], search: str, page: int
 ) -> tuple[ServicesPage, list[ServicePlan]]:
     """The page, still without its virtual servers, and the plans on it; other tasks run in between."""
-    services = [plan for plan in plans.values() if plan.key != NODE_PLAN]
+    services = list(plans.values())
     matching: list[ServicePlan] = []
     async for batch in sliced(services):
         matching += [plan for plan in batch if not search or _matches(plan, search.lower())]

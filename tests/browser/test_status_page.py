@@ -9,7 +9,7 @@ import pytest
 
 from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from kroute.model.plan import NodePlan, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.telemetry import status as status_module
 from tests.browser.chromium import Browser, browser
 from tests.builders import NODE, facts
@@ -41,7 +41,7 @@ async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Observed]:
     monkeypatch.setattr(status_module, "SHORTEST_REFRESH", 0.2)
     monkeypatch.setattr("kroute.telemetry.kernel_reading.SHORTEST", 0.2)
     observed = Observed()
-    observed.broadcaster.publish([ServicePlan(NODE_PLAN, node=facts()), plan("web", 1)])
+    observed.broadcaster.publish([NodePlan(facts()), plan("web", 1)])
     observed.kernel.table[key(1)] = state(active=3, inactive=4)
     async with observed.running():
         await ask_soon(observed.metrics_port)

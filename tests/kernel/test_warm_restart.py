@@ -9,7 +9,7 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.model.plan import NODE_PLAN, Persistence, Protocol, RealServer, ServicePlan, VirtualServer
+from kroute.model.plan import NodePlan, Persistence, Plan, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
 from tests.unit.fake_node import node_plan, plan, server
@@ -50,7 +50,7 @@ def snapshot() -> dict[str, list[str]]:
 
 
 @asynccontextmanager
-async def serving(plans: Sequence[ServicePlan], state_dir: Path) -> AsyncIterator[NodeControllers]:
+async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[NodeControllers]:
     """The controllers of one run, with all that the plans name in the kernel, and then at rest."""
     settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0)
     broadcaster = Broadcaster()
@@ -67,7 +67,7 @@ async def serving(plans: Sequence[ServicePlan], state_dir: Path) -> AsyncIterato
 
 
 async def test_a_restart_with_nothing_to_do_writes_nothing(node: RealNode, tmp_path: Path) -> None:
-    plans = [node_plan(0, "10.128.0.0/16", ipv4=NODE_IP, ipv6=NODE_IP6), *map(service, range(SERVICES))]
+    plans: list[Plan] = [node_plan(0, "10.128.0.0/16", ipv4=NODE_IP, ipv6=NODE_IP6), *map(service, range(SERVICES))]
     async with serving(plans, tmp_path) as controllers:
         assert controllers.sockets()["ipvs"].transactions > 0
         written = {name: counters.writes for name, counters in controllers.statistics().items()}
@@ -84,7 +84,7 @@ async def test_a_restart_with_nothing_to_do_writes_nothing(node: RealNode, tmp_p
 
 
 async def test_a_restart_after_one_change_writes_that_change(node: RealNode, tmp_path: Path) -> None:
-    plans = [node_plan(0, ipv4=NODE_IP, ipv6=NODE_IP6), *map(service, range(20))]
+    plans: list[Plan] = [node_plan(0, ipv4=NODE_IP, ipv6=NODE_IP6), *map(service, range(20))]
     async with serving(plans, tmp_path):
         pass
     changed = service(7)
@@ -93,7 +93,7 @@ async def test_a_restart_after_one_change_writes_that_change(node: RealNode, tmp
         first.key, first.scheduler, first.flags, None, (*first.real_servers, RealServer("10.128.9.9", 8080))
     )
     plans[8] = plan("web-7", 2, more, *changed.virtual_servers[1:], source=NODE_IP, source6=NODE_IP6)
-    assert plans[0].key == NODE_PLAN
+    assert isinstance(plans[0], NodePlan)
     async with serving(plans, tmp_path) as controllers:
         sockets = controllers.sockets()
         assert {name: sockets[name].messages for name in ("ipvs", "ipset") if sockets[name].transactions} != {}

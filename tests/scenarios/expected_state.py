@@ -11,7 +11,7 @@ import msgspec
 
 from kroute.model.node_facts import NodeInterfaces, node_facts
 from kroute.model.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
-from kroute.model.plan import AddressSet, ServicePlan, SetEntry, VirtualServer
+from kroute.model.plan import AddressSet, Plan, ServicePlan, SetEntry, VirtualServer
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
 from tests.lab import cluster
@@ -20,8 +20,8 @@ from tests.lab.objects import Object
 KINDS: dict[str, type[KubernetesObject]] = {"Service": Service, "EndpointSlice": EndpointSlice, "Node": Node}
 
 
-def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[ServicePlan]:
-    """The plans of all Services among `items`, computed from these and the node's interfaces alone."""
+def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[Plan]:
+    """The plans of the node and of all Services among `items`, computed from these and the node's interfaces alone."""
     settings = Settings(node_name=node.name)
     catalog = Catalog(settings, node_facts(settings, None, NodeInterfaces(_own_addresses(node))))
     catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
@@ -29,14 +29,15 @@ def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[ServicePla
     return catalog.commit()
 
 
-def faults(node: "cluster.Node", plans: Iterable[ServicePlan]) -> list[str]:
+def faults(node: "cluster.Node", plans: Iterable[Plan]) -> list[str]:
     """What the node's kernel has too much, too little, or otherwise than planned; [] when all is right.
 
     A real server that no plan names may still be draining: it must have weight 0. A virtual server without real servers
     is in the kernel only for such ones.
     """
     plans = list(plans)
-    return [*_ipvs_faults(node, plans), *_vip_faults(node, plans), *_set_faults(node, plans)]
+    services = [plan for plan in plans if isinstance(plan, ServicePlan)]
+    return [*_ipvs_faults(node, services), *_vip_faults(node, services), *_set_faults(node, plans)]
 
 
 def assert_right(node: "cluster.Node", items: Iterable[Object]) -> None:
@@ -91,7 +92,7 @@ def _vip_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
     return found
 
 
-def _set_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
+def _set_faults(node: "cluster.Node", plans: list[Plan]) -> list[str]:
     wanted = {_saved(entry) for plan in plans for entry in plan.set_entries}
     names = tuple(f"add KROUTE-{family}{name}" for family in ("", "6-") for name in AddressSet)
     actual = {line for line in node.run("ipset", "save").splitlines() if line.startswith(names)}

@@ -14,9 +14,10 @@ from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import (
-    NODE_PLAN,
     AddressSet,
+    NodePlan,
     Persistence,
+    Plan,
     Problem,
     Protocol,
     RealServer,
@@ -152,21 +153,21 @@ class FakeNode:
         for client in [*clients, *self.xtables.values(), *self._monitors.values()]:
             await client.open()
 
-    async def start(self, *plans: ServicePlan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
+    async def start(self, *plans: Plan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
         """Adopt, take these plans as the first full list, and write until nothing is left to do.
 
         The node's own plan is the first, as always, unless the test brings one.
         """
         order = list(order)
         await self.open()
-        own = [] if any(each.key == NODE_PLAN for each in plans) else [node_plan()]
+        own = [] if any(isinstance(each, NodePlan) for each in plans) else [node_plan()]
         self.broadcaster.publish([*own, *plans])
         for index in order:
             await self.controllers[index].start()
         await self.settle(order)
         return self
 
-    async def apply(self, *plans: ServicePlan) -> None:
+    async def apply(self, *plans: Plan) -> None:
         """Publish plans and write until nothing is left to do."""
         self.broadcaster.publish(plans)
         await self.settle()
@@ -265,11 +266,10 @@ def plan(
 
 def node_plan(
     generation: int = 0, *pod_networks: str, ipv4: str | None = NODE_IPV4, ipv6: str | None = NODE_IPV6
-) -> ServicePlan:
+) -> NodePlan:
     """The node's own plan: its addresses, and the networks of its pods."""
-    return ServicePlan(
-        NODE_PLAN,
+    return NodePlan(
+        NodeFacts("node3", ipv4, ipv6, pod_cidrs=pod_networks),
         generation,
         set_entries=tuple(SetEntry(AddressSet.POD_NETWORK, (network,)) for network in sorted(pod_networks)),
-        node=NodeFacts("node3", ipv4, ipv6, pod_cidrs=pod_networks),
     )

@@ -103,7 +103,7 @@ class Observed:
         )
         self.use_readings(
             KernelReadings(
-                lambda: list(self.broadcaster.current.values()), self.settings.metrics_services, lambda: self.kernel
+                lambda: list(self.broadcaster.services.values()), self.settings.metrics_services, lambda: self.kernel
             )
         )
 

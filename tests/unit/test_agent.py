@@ -9,7 +9,7 @@ from kroute.agent import Agent
 from kroute.broadcaster import Subscription
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
-from kroute.model.plan import NODE_PLAN
+from kroute.model.plan import NodePlan
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import NODE_IPV4, endpoint_slice, service, settings
 from tests.unit.watching import running
@@ -30,7 +30,7 @@ def new_agent() -> Agent:
 async def taken(subscription: Subscription) -> list[str]:
     """The Services whose plans come next."""
     await subscription.wait()
-    return [key.name for key in subscription.take() if key != NODE_PLAN]
+    return [key.name for key in subscription.take() if key != NodePlan.key]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ async def test_the_first_list_comes_as_one_though_it_is_planned_in_slices_and_ch
     async def change() -> None:
         """What else runs in the loop."""
         while not subscription.has_arrived:
-            others.append(len(agent._broadcaster.current))
+            others.append(len(agent._broadcaster.plans))
             await asyncio.sleep(0)
 
     async with running(agent._plan()), asyncio.TaskGroup() as group:

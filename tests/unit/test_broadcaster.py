@@ -75,7 +75,7 @@ async def test_what_one_subscriber_does_to_its_batch_does_not_affect_another() -
     broadcaster.publish([plan()])
     first, second = broadcaster.subscribe("first"), broadcaster.subscribe("second")
     first.take().clear()
-    assert set(broadcaster.current) == {KEY}
+    assert set(broadcaster.services) == {KEY}
     assert generations(second) == {"web": 1}
 
 
@@ -180,4 +180,4 @@ def test_a_subscriber_that_takes_now_and_then_ends_up_with_the_current_plans(
             name, exists = step
             broadcaster.publish([plan(name, generation=generation) if exists else gone(name, generation)])
             assert subscription.statistics().depth <= 3
-    assert {key: it for key, it in seen.items() if not it.is_empty} == broadcaster.current
+    assert {key: it for key, it in seen.items() if not it.is_empty} == broadcaster.services

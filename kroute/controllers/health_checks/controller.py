@@ -19,7 +19,7 @@ import structlog
 
 from kroute.broadcaster import Subscription
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import HealthCheck, Problem, ServicePlan
+from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
@@ -82,14 +82,17 @@ class HealthChecks(Controller):
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take in who wants which port. Who leaves one goes before who comes, whatever their order."""
         for plan in plans:
-            if plan.node is not None and self._settings.nodeport_addresses:
-                self._addresses = plan.node.node_port_addresses
-                self._unsettled |= self._claims.keys()
             if plan.health_check is None or plan.health_check.port != self._ports.get(plan.key):
                 self._let_go(plan.key)
         for plan in plans:
             if plan.health_check is not None:
                 self._claim(plan.key, plan.health_check)
+
+    def accept_node(self, plan: NodePlan) -> None:
+        """Take in at which addresses to listen."""
+        if self._settings.nodeport_addresses:
+            self._addresses = plan.node.node_port_addresses
+            self._unsettled |= self._claims.keys()
 
     async def read(self) -> Iterable[str]:
         """A socket lives no longer than this process, and nobody else can close it: there is nothing to find."""

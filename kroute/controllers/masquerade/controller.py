@@ -18,7 +18,7 @@ from kroute.controllers.masquerade.node_rules import NodeRules
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, Ipset, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import Xtables
-from kroute.model.plan import NODE_PLAN, AddressSet, ServicePlan
+from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Claims, Difference
@@ -62,19 +62,20 @@ class Masquerade(Preparer[AddEntry, Present]):
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
 
-    def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Claim what the plans name. The node's own plan says what the rules need to know."""
-        super().accept(plans)
-        for plan in plans:
-            if plan.key == NODE_PLAN and plan.node != self._node:
-                self._node = plan.node
-                self._rules_due = True
+    def accept_node(self, plan: NodePlan) -> None:
+        """Claim what the plan names, and take in what the rules need to know of the node."""
+        super().accept_node(plan)
+        if plan.node != self._node:
+            self._node = plan.node
+            self._rules_due = True
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[AddEntry, Present]:
         """One set entry for each of the plan's, in the set of its family."""
-        return {
-            AddEntry(family_of(entry.element[0]).set_name(entry.set), entry.element): True for entry in plan.set_entries
-        }
+        return _in_sets(plan.set_entries)
+
+    def wanted_by_node(self, plan: NodePlan) -> Mapping[AddEntry, Present]:
+        """The same."""
+        return _in_sets(plan.set_entries)
 
     async def read(self) -> Iterable[str]:
         """Make the sets that are missing, and read the others. The rules are looked at when the sets are right."""
@@ -193,3 +194,7 @@ class Masquerade(Preparer[AddEntry, Present]):
             else:
                 log.info("set.destroyed", set=name)
         self._leftover_sets.clear()
+
+
+def _in_sets(entries: Iterable[SetEntry]) -> dict[AddEntry, Present]:
+    return {AddEntry(family_of(entry.element[0]).set_name(entry.set), entry.element): True for entry in entries}

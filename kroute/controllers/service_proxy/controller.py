@@ -26,7 +26,7 @@ from kroute.kernel.net.addresses import Addresses, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan, VirtualServerKey
+from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.candidates import Candidates
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -117,6 +117,11 @@ class ServiceProxy(Controller):
                 self._readiness.forget(plan.key)
             if self._are_routes_in_doubt:
                 self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
+
+    def accept_node(self, plan: NodePlan) -> None:
+        """The node's plan names nothing that is served, but it passes the stages that others wait for."""
+        self._withdrawing.add(plan)
+        self._unserved.add(plan)
 
     def notice(self, events: Sequence[Event]) -> None:
         """A link or an address has gone: put it back at once."""
@@ -274,13 +279,13 @@ class ServiceProxy(Controller):
         owners = self._servers.claims.owners(key)
         return bool(owners) and not self._readiness.may_let_in(owners[-1])
 
-    def _is_served(self, plan: ServicePlan) -> bool:
+    def _is_served(self, plan: Plan) -> bool:
         """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
         return self._readiness.is_ready(plan.key) or (
             self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
         )
 
-    def _is_withdrawn(self, plan: ServicePlan) -> bool:
+    def _is_withdrawn(self, plan: Plan) -> bool:
         """What leaves a virtual server that stays must have left too, as far as it was waited for.
 
         The first full list stands for what an earlier run left.

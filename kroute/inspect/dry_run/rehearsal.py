@@ -41,7 +41,7 @@ from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, Problem, ServicePlan
+from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.reconcile.stages import Milestones
@@ -100,7 +100,7 @@ class NodeReader:
         await self._stack.aclose()
 
 
-async def rehearse(settings: Settings, plans: Sequence[ServicePlan], node: NodeReader) -> Rehearsed:
+async def rehearse(settings: Settings, plans: Sequence[Plan], node: NodeReader) -> Rehearsed:
     """What an agent with these settings would write for these plans, which are the full list.
 
     Raises:
@@ -172,7 +172,7 @@ class _Stage:
         )
         self._controllers: tuple[Controller, ...] = (self._service_proxy, route_fix, masquerade)
 
-    async def play(self, plans: Sequence[ServicePlan]) -> None:
+    async def play(self, plans: Sequence[Plan]) -> None:
         """Let the controllers take these plans in and write, until they have nothing left to do."""
         self._broadcaster.publish(plans)
         for controller in self._controllers:
@@ -200,15 +200,15 @@ def _copy_ledger(source: Path, target: Path) -> None:
         shutil.copy(ledger, Ledger(target).path)
 
 
-def _owners(plans: Sequence[ServicePlan]) -> dict[Hashable, str]:
+def _owners(plans: Sequence[Plan]) -> dict[Hashable, str]:
     """The Services that ask for the subject of a change, by that subject."""
     owners: dict[Hashable, list[str]] = {}
     for plan in plans:
-        name = "" if plan.key == NODE_PLAN else str(plan.key)
-        entries = ((family_of(it.element[0]).set_name(it.set), it.element) for it in plan.set_entries)
-        subjects = (*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips), *entries)
+        subjects: list[Hashable] = [(family_of(it.element[0]).set_name(it.set), it.element) for it in plan.set_entries]
+        if not isinstance(plan, NodePlan):
+            subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips)]
         for subject in subjects:
-            owners.setdefault(subject, []).append(name)
+            owners.setdefault(subject, []).append(plan.service_name)
     return {subject: " ".join(names) for subject, names in owners.items()}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, AddressSet, ServicePlan
+from kroute.model.plan import AddressSet, NodePlan, Plan
 from kroute.reconcile.batches import sliced
 
 
@@ -21,18 +21,18 @@ class PlanSurvey(NamedTuple):
     troubled: Mapping[ObjectKey, Mapping[str, int]]
 
 
-async def survey(plans: Collection[ServicePlan], limit: int) -> PlanSurvey:
+async def survey(plans: Collection[Plan], limit: int) -> PlanSurvey:
     """Look at all plans; other tasks run in between."""
     services = without_local_endpoint = 0
     problems: Counter[str] = Counter()
     troubled: dict[ObjectKey, Mapping[str, int]] = {}
     async for batch in sliced(plans):
         for plan in batch:
-            services += plan.key != NODE_PLAN
+            services += not isinstance(plan, NodePlan)
             without_local_endpoint += any(entry.set is AddressSet.NO_LOCAL for entry in plan.set_entries)
             if plan.problems:
                 reasons = Counter(problem.reason for problem in plan.problems)
                 problems += reasons
-                if plan.key != NODE_PLAN and len(troubled) < limit:
+                if not isinstance(plan, NodePlan) and len(troubled) < limit:
                     troubled[plan.key] = reasons
     return PlanSurvey(services, without_local_endpoint, problems, troubled)

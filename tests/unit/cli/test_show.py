@@ -13,7 +13,7 @@ from kroute.inspect.snapshot import ProblemRow
 from kroute.kernel.ipvs.client import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import (
-    NODE_PLAN,
+    NodePlan,
     Persistence,
     Problem,
     Protocol,
@@ -76,7 +76,7 @@ def test_a_virtual_server_that_nothing_serves_is_shown_as_refusing_also_while_th
 
 
 def test_the_nodes_own_plan_is_no_service() -> None:
-    own = ServicePlan(NODE_PLAN, node=facts(), problems=(Problem("NoZone", "node", "the zone is not known"),))
+    own = NodePlan(facts(), problems=(Problem("NoZone", "node", "the zone is not known"),))
     shown = snapshot.of_agent([own], {})
     assert (shown.virtual_servers, shown.problems) == ([], [ProblemRow("", "NoZone", "the zone is not known")])
     assert "this node: NoZone: the zone is not known" in printed(shown)

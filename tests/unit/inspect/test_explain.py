@@ -6,6 +6,7 @@ from contextlib import redirect_stdout
 import msgspec
 import pytest
 
+from kroute.broadcaster import Broadcaster
 from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanation
 from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4
 from kroute.inspect import explain, planned_state
@@ -88,11 +89,18 @@ async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     return made
 
 
+def published(made: Catalog) -> Broadcaster:
+    """A broadcaster that has been given the plans of this catalog."""
+    broadcaster = Broadcaster()
+    broadcaster.publish(made.commit())
+    return broadcaster
+
+
 def known(key: VirtualServerKey = KEY, *services: Service) -> Dossier:
     """What the agent says, by way of its socket."""
     made = catalog(*services)
-    plans = {plan.key: plan for plan in made.commit()}
-    found = planned_state.decode(msgspec.json.encode(planned_state.of_frontend(made, plans, key)))
+    broadcaster = published(made)
+    found = planned_state.decode(msgspec.json.encode(planned_state.of_frontend(made, broadcaster, key)))
     assert found is not None
     return found
 
@@ -222,12 +230,12 @@ def test_without_a_serving_real_server(client: Client, real_servers: dict | None
 
 def test_the_dossier_of_a_service_and_of_none() -> None:
     made = catalog()
-    plans = {plan.key: plan for plan in made.commit()}
-    found = planned_state.of_service(made, plans, ObjectKey("default", "web"))
+    broadcaster = published(made)
+    found = planned_state.of_service(made, broadcaster, ObjectKey("default", "web"))
     assert found is not None
     assert found.service == "default/web"
     assert {it.set for it in found.entries} == {"CLUSTER-IP", "VIP"}
-    assert planned_state.of_service(made, plans, ObjectKey("default", "none")) is None
+    assert planned_state.of_service(made, broadcaster, ObjectKey("default", "none")) is None
 
 
 def test_a_question_without_sense_is_refused() -> None:

@@ -19,7 +19,7 @@ from kroute.model.objects import (
     ObjectMeta,
     Service,
 )
-from kroute.model.plan import NODE_PLAN, ServicePlan, Vip
+from kroute.model.plan import NodePlan, ServicePlan, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.plan_service import plan_service
 from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, node, port, service, settings
@@ -37,7 +37,7 @@ def listed(*items: KubernetesObject) -> Catalog:
 
 def committed(catalog: Catalog) -> list[ServicePlan]:
     """Commit; the plans of Services."""
-    return [plan for plan in catalog.commit() if plan.key != NODE_PLAN]
+    return [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
 
 
 def apply(catalog: Catalog, *items: KubernetesObject) -> dict[str, ServicePlan]:
@@ -279,11 +279,12 @@ class TestNode:
         catalog = Catalog(settings(), facts())
         catalog.take(LISTED)
         [plan] = catalog.commit()
-        assert (plan.key, plan.node) == (NODE_PLAN, facts())
+        assert isinstance(plan, NodePlan)
+        assert plan.node == facts()
         assert [problem.reason for problem in plan.problems] == ["NodeNotFound"]
         catalog.take([Applied(node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6)))])
         [plan] = catalog.commit()
-        assert (plan.node, plan.problems) == (facts(), ())
+        assert plan == NodePlan(facts(), plan.generation)
         assert catalog.commit() == []
 
 
@@ -395,7 +396,7 @@ def test_nothing_is_kept_of_objects_that_went() -> None:
     delete(catalog, piece)
     delete(catalog, service())
     kept = (catalog._services, catalog._slices, catalog._service_of_slice, catalog._plans, catalog._marked)
-    assert [list(it) for it in kept] == [[], [], [], [NODE_PLAN], []]
+    assert [list(it) for it in kept] == [[], [], [], [], []]
     assert (catalog._claims._claimants, catalog._claims._claims) == ({}, {})
     owners = catalog._owners
     assert [(it._addresses, it._owners) for it in (owners._cluster_ips, owners._external_ips)] == [({}, {})] * 2

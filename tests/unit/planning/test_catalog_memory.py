@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from kroute.model.objects import Applied, Service
-from kroute.model.plan import NODE_PLAN, ServicePlan
+from kroute.model.plan import ServicePlan
 from kroute.planning.backend_slices import read_slice, traits_of
 from kroute.planning.catalog import Catalog
 from kroute.planning.interning import condensed
@@ -16,7 +16,7 @@ from tests.unit.planning.test_catalog_properties import ODD_SERVICES
 def changed(catalog: Catalog, *items: object) -> ServicePlan:
     """The plan that these objects change."""
     catalog.take(map(Applied, items))  # type: ignore[arg-type]
-    [plan] = [plan for plan in catalog.commit() if plan.key != NODE_PLAN]
+    [plan] = [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
     return plan
 
 

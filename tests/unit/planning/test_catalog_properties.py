@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
+import msgspec
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, Listed, Node, ObjectKey, Service
-from kroute.model.plan import ServicePlan
+from kroute.model.plan import Plan, ServicePlan
 from kroute.planning.catalog import Catalog
 from tests.builders import NODE, endpoint, endpoint_slice, facts, port, service, settings
 
@@ -84,18 +85,8 @@ PIECES = st.builds(
 )
 
 
-def without_generation(plans: Iterable[ServicePlan]) -> dict[ObjectKey, dict[str, object]]:
-    return {
-        plan.key: {
-            "servers": plan.virtual_servers,
-            "vips": plan.vips,
-            "set": plan.set_entries,
-            "health": plan.health_check,
-            "node": plan.node,
-            "bad": plan.problems,
-        }
-        for plan in plans
-    }
+def without_generation(plans: Iterable[Plan]) -> dict[ObjectKey, Plan]:
+    return {plan.key: msgspec.structs.replace(plan, generation=0) for plan in plans}
 
 
 class CatalogMachine(RuleBasedStateMachine):
@@ -111,7 +102,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catalog.take([Listed(Service), Listed(EndpointSlice), Listed(Node)])
         self.services: dict[ObjectKey, Service] = {}
         self.slices: dict[ObjectKey, EndpointSlice] = {}
-        self.plans: dict[ObjectKey, ServicePlan] = {}
+        self.plans: dict[ObjectKey, Plan] = {}
         self.generation = 0
         self.commit()
 
@@ -185,7 +176,8 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @invariant()
     def an_address_has_one_virtual_server(self) -> None:
-        keys = [server.key for plan in self.plans.values() for server in plan.virtual_servers]
+        services = [plan for plan in self.plans.values() if isinstance(plan, ServicePlan)]
+        keys = [server.key for plan in services for server in plan.virtual_servers]
         assert len(keys) == len(set(keys))
 
     def teardown(self) -> None:

@@ -1,7 +1,7 @@
 """Plans made so many at a time, with changes in between."""
 
 from kroute.model.objects import Applied, Deleted, KubernetesObject, Service
-from kroute.model.plan import NODE_PLAN
+from kroute.model.plan import NodePlan, ServicePlan
 from kroute.planning.catalog import Catalog
 from tests.builders import NODE_IPV4, endpoint_slice, facts, port, service, settings
 from tests.unit.planning.test_catalog import LISTED, listed, real_servers, served
@@ -13,7 +13,7 @@ def take(catalog: Catalog, *items: KubernetesObject) -> None:
 
 def names(catalog: Catalog, limit: int) -> list[str]:
     """Commit a slice; the names of the Services that were planned."""
-    return [plan.key.name for plan in catalog.commit(limit) if plan.key != NODE_PLAN]
+    return [plan.key.name for plan in catalog.commit(limit) if isinstance(plan, ServicePlan)]
 
 
 def numbered(*numbers: int) -> list[Service]:
@@ -34,7 +34,7 @@ def test_the_first_slice_of_all_has_the_nodes_own_plan() -> None:
     take(catalog, *numbered(1, 2))
     assert (catalog.commit(1), catalog.has_marked) == ([], True)
     catalog.take(LISTED)
-    assert [plan.key.name for plan in catalog.commit(1)] == [NODE_PLAN.name, "s1"]
+    assert [plan.key.name for plan in catalog.commit(1)] == [NodePlan.key.name, "s1"]
     assert catalog.has_marked
 
 

@@ -11,7 +11,7 @@ from kroute.inspect.dry_run.rehearsal import PlannedChange, Rehearsed
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import NO_INTERFACES
 from kroute.model.objects import Applied, Service
-from kroute.model.plan import NODE_PLAN
+from kroute.model.plan import NodePlan
 from kroute.settings import Settings
 from kroute.watchers import first_list
 from kroute.watchers.first_list import FirstListError
@@ -87,7 +87,7 @@ async def test_the_plans_are_those_of_an_agent(manifests: Settings, monkeypatch:
         return NO_INTERFACES
 
     monkeypatch.setattr(plan, "read_node_interfaces", interfaces)
-    assert [str(it.key) for it in await plan.plans_of(manifests)] == [str(NODE_PLAN), "default/web"]
+    assert [str(it.key) for it in await plan.plans_of(manifests)] == [str(NodePlan.key), "default/web"]
 
 
 CHANGE = PlannedChange("default/web", "address", "add", "bind 10.96.0.10 (kube-dummy-if)")

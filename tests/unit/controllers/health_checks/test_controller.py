@@ -13,7 +13,7 @@ import pytest
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.health_checks.controller import HealthChecks
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NODE_PLAN, HealthCheck, Problem, ServicePlan
+from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 
@@ -36,7 +36,7 @@ class Node:
 
     def has(self, *addresses: str) -> None:
         """The node's addresses, from now on."""
-        self.broadcaster.publish([ServicePlan(NODE_PLAN, node=facts(own=addresses))])
+        self.broadcaster.publish([NodePlan(facts(own=addresses))])
 
     def serves(self, port: int | None, local_endpoints: int = 1, key: ObjectKey = WEB) -> None:
         """The Service as it is from now on; without a port it is gone."""

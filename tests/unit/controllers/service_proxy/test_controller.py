@@ -17,7 +17,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
 )
 from kroute.kernel.net.addresses import BindAddress
-from kroute.model.plan import NODE_PLAN, Persistence, Protocol
+from kroute.model.plan import Persistence, Protocol
 from kroute.reconcile.stages import Stage
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
@@ -443,6 +443,6 @@ class TestGoingLive:
         await node.apply(plan("web", 2))
         assert not node.milestones.has_reached(plan("web", 2), Stage.WITHDRAWN)
         for controller in (node.route_fix, node.masquerade):
-            assert (set(controller._plans), len(controller._unprepared)) == ({NODE_PLAN}, 0)
+            assert (set(controller._plans), len(controller._unprepared)) == (set(), 0)
             assert controller._departures._plans == {}
-        assert (set(node.service_proxy._plans), len(node.service_proxy._withdrawing)) == ({NODE_PLAN}, 0)
+        assert (set(node.service_proxy._plans), len(node.service_proxy._withdrawing)) == (set(), 0)

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, Listed, ObjectKey, Service
 from kroute.model.plan import (
-    NODE_PLAN,
     AddressSet,
+    NodePlan,
     Problem,
     Protocol,
     RealServer,
@@ -51,7 +51,7 @@ async def scraped(agent: Observed) -> dict[str, Series]:
 @pytest.fixture
 async def agent() -> Observed:
     observed = Observed()
-    observed.broadcaster.publish([ServicePlan(NODE_PLAN, node=facts()), WEB])
+    observed.broadcaster.publish([NodePlan(facts()), WEB])
     reals = {("10.1.0.1", 8080): RealServerState(1, 3, 4), ("10.1.0.2", 8080): RealServerState(0, 1, 0)}
     observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
     observed.kernel.passed[KEY] = Traffic(8, 100, 90, 5000, 70000)
