@@ -25,7 +25,7 @@ from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import Collector
-from kroute.runtime.runner import run_to_the_end, stop_signal
+from kroute.runtime.runner import stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
@@ -189,13 +189,8 @@ def _tell_of_node(node: NodeFacts) -> None:
     )
 
 
-def main(settings: Settings) -> int:
-    """Run kroute in the foreground; returns its exit code."""
-    loop_watch = LoopWatch()
-    return run_to_the_end(_serve(settings, loop_watch), loop_watch.new_loop)
-
-
-async def _serve(settings: Settings, loop_watch: LoopWatch) -> int:
+async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
+    """Run an agent until SIGTERM; returns the exit code. `loop_watch` is that of the event loop this runs in."""
     stop = stop_signal()
     if lacks := await preflight.lacks():
         for lack in lacks:

@@ -8,7 +8,9 @@ import msgspec
 from kroute.checks.api_checks import check_api
 from kroute.checks.finding import Finding, Level, lack
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
-from kroute.cli import output
+from kroute.cli.options import output_option
+from kroute.cli.output import DONE, FAILURE, show
+from kroute.cli.settings_in_force import settings_in_force
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings
@@ -23,18 +25,21 @@ class Report(msgspec.Struct):
     findings: list[Finding]
 
 
-def main(settings: Settings, *, as_json: bool) -> int:
-    """Print what was found; returns 1 if something is lacking, else 0."""
-    findings = asyncio.run(check(settings))
-    ready = all(finding.level is not Level.LACK for finding in findings)
-    if as_json:
-        output.write(Report(ready, findings), "json")
-    else:
-        print_findings(findings)
-    return 0 if ready else 1
+@click.command()
+@output_option("table", "json")
+@settings_in_force
+def check(settings: Settings, *, output: str) -> int:
+    """Look whether the node and the cluster have what kroute needs; each finding comes with its next step.
+
+    Ends with 0 if so, warnings or not, and with 1 if something is lacking.
+    """
+    findings = asyncio.run(findings_of(settings))
+    report = Report(all(finding.level is not Level.LACK for finding in findings), findings)
+    show(report, output, print_findings)
+    return DONE if report.ready else FAILURE
 
 
-async def check(settings: Settings) -> list[Finding]:
+async def findings_of(settings: Settings) -> list[Finding]:
     """Everything, the node first."""
     findings: list[Finding] = []
     cluster: list[Finding] = []
@@ -56,10 +61,10 @@ async def check(settings: Settings) -> list[Finding]:
     return findings + cluster
 
 
-def print_findings(findings: list[Finding]) -> None:
+def print_findings(report: Report) -> None:
     """One line a finding, and one below it that says what to do."""
     colours = {Level.OK: "green", Level.WARNING: "yellow", Level.LACK: "red"}
-    for finding in findings:
+    for finding in report.findings:
         word = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])
         click.echo(f"{word}{finding.check:<13}{finding.message}")
         if finding.next_step:

@@ -1,18 +1,20 @@
-"""The command `kroute director`."""
+"""`kroute director`: external IPs on a machine outside the cluster."""
 
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from kroute import settings
+from kroute import logs, settings
+from kroute.cli.config_file import CONFIG, tell_of_unused_fields
 from kroute.cli.options import (
-    CONFIG,
     DURATION,
     EXCLUDE_CIDRS,
     INTERFACE,
+    IPVS_TCP_TIMEOUT,
+    IPVS_TCPFIN_TIMEOUT,
+    IPVS_UDP_TIMEOUT,
     KUBECONFIG,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -20,9 +22,10 @@ from kroute.cli.options import (
     STATE_DIR,
     TIMEOUT,
     Parsed,
+    ipvs_timeouts,
     option,
-    tell_of_unused_fields,
 )
+from kroute.director.director import serve
 from kroute.director.settings import (
     DirectorSettings,
     LeaseSettings,
@@ -31,7 +34,8 @@ from kroute.director.settings import (
     parse_selector,
     problem_with,
 )
-from kroute.settings import IpvsTimeouts, Settings
+from kroute.runtime.runner import run_to_the_end
+from kroute.settings import Settings
 
 
 @click.command()
@@ -95,22 +99,17 @@ from kroute.settings import IpvsTimeouts, Settings
     help="Delete a node that has left after this time; 0s waits for its last connection.",
 )
 @EXCLUDE_CIDRS
-@option("--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's.")
-@option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
-@option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+@IPVS_TCP_TIMEOUT
+@IPVS_TCPFIN_TIMEOUT
+@IPVS_UDP_TIMEOUT
 @STATE_DIR
 @LOG_FORMAT
 @LOG_LEVEL
 def director(**values: Any) -> int:
     """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
     chosen = director_settings(values)
-    from kroute import logs  # noqa: PLC0415 - the other commands do without
-
     logs.configure(chosen.common.log_format, chosen.common.log_level)
     tell_of_unused_fields(click.get_current_context())
-    from kroute.director.director import serve  # noqa: PLC0415
-    from kroute.runtime.runner import run_to_the_end  # noqa: PLC0415 - after the logs, which decide what structlog loads
-
     return run_to_the_end(serve(chosen))
 
 
@@ -134,9 +133,9 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         resync_period=values["resync_period"],
         drain_timeout=values["drain_timeout"],
         exclude_cidrs=values["exclude_cidrs"],
-        ipvs_timeouts=IpvsTimeouts(*(values[f"ipvs_{it}_timeout"] for it in IpvsTimeouts.__struct_fields__)),
+        ipvs_timeouts=ipvs_timeouts(values),
         state_dir=values["state_dir"],
-        log_format=values["log_format"] or ("console" if sys.stderr.isatty() else "json"),
+        log_format=values["log_format"],
         log_level=values["log_level"],
     )
     checks = (values[f"check_{it}"] for it in ProbeSettings.__struct_fields__)

@@ -5,9 +5,13 @@ import asyncio
 import click
 import msgspec
 
-from kroute.cli import output
+from kroute.cli.arguments import parse_address, parse_frontend
+from kroute.cli.options import Parsed, output_option
+from kroute.cli.output import host_port, refusing, show
+from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect import agent_socket, planned_state
-from kroute.inspect.explain import Explanation, explain
+from kroute.inspect.explain import Explanation
+from kroute.inspect.explain import explain as explain_packet
 from kroute.inspect.planned_state import Dossier
 from kroute.inspect.verdicts import Fate
 from kroute.kernel.errors import KernelError
@@ -16,23 +20,33 @@ from kroute.model.plan import VirtualServerKey
 from kroute.settings import Settings
 from kroute.watchers.node import read_node_interfaces
 
-SERVED, FAILURE, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 1, 3, 4, 5
+SERVED, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 3, 4, 5
 """Exit codes."""
 
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
 
 
-def main(settings: Settings, key: VirtualServerKey, client: str | None, *, as_json: bool) -> int:
-    """Print the explanation; returns the exit code."""
-    try:
-        found = asyncio.run(_explain(settings, key, client))
-    except KernelError as error:
-        click.echo(f"kroute: {error}", err=True)
-        return FAILURE
-    if as_json:
-        output.write(found, "json")
-    else:
-        print_explanation(found)
+@click.command()
+@click.argument("frontend", type=Parsed("ADDRESS:PORT[/udp]", parse_frontend), metavar="ADDRESS:PORT[/udp]")
+@click.option(
+    "--from",
+    "client",
+    type=Parsed("ADDRESS", parse_address),
+    default=None,
+    help="Who sends it: an address of this node, a pod's, or any other.  [default: one of each kind]",
+)
+@output_option("table", "json")
+@settings_in_force
+def explain(settings: Settings, *, frontend: VirtualServerKey, client: str | None, output: str) -> int:
+    """Say why a packet to ADDRESS:PORT goes where it goes.
+
+    IPv6 addresses stand in brackets: [fd00::1]:80. Ends with 0 if every client that is asked about is served, with 3 if
+    one is refused or dropped, with 4 if no Service has the address and port, with 5 if the kernel is not as planned,
+    and with 1 when that cannot be found out.
+    """
+    with refusing(KernelError):
+        found = asyncio.run(_explain(settings, frontend, client))
+    show(found, output, print_explanation)
     return exit_code(found)
 
 
@@ -47,7 +61,7 @@ def exit_code(found: Explanation) -> int:
 
 async def _explain(settings: Settings, key: VirtualServerKey, client: str | None) -> Explanation:
     facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
-    return await explain(settings, key, client, await _ask(settings, key), facts)
+    return await explain_packet(settings, key, client, await _ask(settings, key), facts)
 
 
 async def _ask(settings: Settings, key: VirtualServerKey) -> Dossier | None:
@@ -103,16 +117,12 @@ def _print_real_servers(found: Explanation) -> None:
         kernel = f", weight {server.weight}, {server.active} active connections" if server else ""
         where = f" on {endpoint.node}" if endpoint.node else ""
         word = "in " if endpoint.serves else "out"
-        _line("", f"{word} {_host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}")
+        _line("", f"{word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}")
     for server in present.values():
         state = "serves" if server.weight else "drains"
-        text = f"{_host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"
+        text = f"{host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"
         _line("", f"    {text} connections")
 
 
 def _line(name: str, text: str, width: int = 10) -> None:
     click.echo(f"{name:<{width}}{text}")
-
-
-def _host_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

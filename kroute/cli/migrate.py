@@ -1,12 +1,26 @@
-"""The command `kroute migrate`."""
+"""`kroute migrate`: what another service proxy left on this node, taken over or given back."""
 
+import asyncio
 import socket
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEVEL, STATE_DIR, Parsed
+from kroute import logs
+from kroute.checks import preflight
+from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEVEL, STATE_DIR, Parsed, output_option
+from kroute.cli.output import DONE, FAILURE, complain, refusing, show
+from kroute.controllers.masquerade.address_sets import IPV4, IPV6
+from kroute.kernel.errors import KernelError
+from kroute.migration.hand_over import HandOver, hand_over, look_back
+from kroute.migration.leftovers import Leavings
+from kroute.migration.saved_rules import TableLeavings
+from kroute.migration.take_over import Outcome, RefusalError, look, take_over
 from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions, parse_port_range
+from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.state_dir import StateDirectoryError
 from kroute.settings import Settings
 
 PROXIES = ("kube-proxy", "kube-router")
@@ -26,7 +40,7 @@ PROXIES = ("kube-proxy", "kube-router")
     show_default=True,
     help="Where the cluster's node ports are, as the API server has it.",
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option("text", "json", help_text=None)
 @DUMMY_INTERFACE
 @EXCLUDE_CIDRS
 @STATE_DIR
@@ -38,9 +52,6 @@ def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
         raise click.UsageError("give one of --from and --to: the proxy that had the node, or that is to have it")
     if (values["take_over"] and destination) or (values["hand_over"] and origin):
         raise click.UsageError("--take-over goes with --from, and --hand-over with --to")
-    from kroute import logs  # noqa: PLC0415
-    from kroute.migration import operation  # noqa: PLC0415
-
     logs.configure("console", values["log_level"])
     settings = Settings(
         node_name=socket.gethostname(),
@@ -49,7 +60,98 @@ def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
         state_dir=values["state_dir"],
     )
     options = TakeOverOptions(values["node_port_range"], values["wait"], values["force"])
-    as_json = values["output"] == "json"
-    if origin:
-        return operation.migrate_from(other, settings, options, do=values["take_over"], as_json=as_json)
-    return operation.migrate_to(other, settings, force=values["force"], do=values["hand_over"], as_json=as_json)
+    with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
+        return asyncio.run(_migrate(OTHER_PROXIES[other], settings, options, values))
+
+
+async def _migrate(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, values: Mapping[str, Any]) -> int:
+    """Show or do it. Returns the exit code: FAILURE for a refusal, or if something is left."""
+    if lacks := await preflight.lacks():
+        raise KernelError("; ".join(lacks))
+    how = values["output"]
+    if values["take_over"]:
+        return _show_outcome(await take_over(proxy, settings, options), how)
+    if values["hand_over"]:
+        return _show_outcome(await hand_over(proxy, settings, force=options.force), how)
+    if values["origin"]:
+        return _show_leavings(proxy, await look(proxy, settings, options.node_ports), how)
+    show(await look_back(proxy, settings), how, lambda plan: _print_hand_over(proxy, settings, plan))
+    return DONE
+
+
+def _show_outcome(outcome: Outcome, how: str) -> int:
+    show(outcome, how, _print_outcome)
+    _warn_of_unseen(outcome.unseen)
+    for line in outcome.failed:
+        complain(f"not done: {line}")
+    return FAILURE if outcome.failed else DONE
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    for line in outcome.done:
+        click.echo(line)
+    click.echo(outcome.next_step)
+
+
+def _show_leavings(proxy: OtherProxy, leavings: Leavings, how: str) -> int:
+    if how == "json":
+        show(leavings.as_plain(), how, lambda _: None)
+        return DONE
+    if leavings.are_removed:
+        click.echo(f"nothing of {proxy.name}'s is left on this node")
+    else:
+        click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leavings)]))
+    for key in leavings.others:
+        click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
+    _warn_of_unseen(leavings.unseen)
+    return DONE
+
+
+def _warn_of_unseen(variants: Sequence[str]) -> None:
+    for variant in variants:
+        complain(f"cannot look at {variant} rules: install the iptables package with its tools")
+
+
+def _describe(leavings: Leavings) -> Iterator[str]:
+    """One line a thing; of what there may be thousands, the number."""
+    if leavings.link is not None:
+        yield f"  link {leavings.link} with {len(leavings.addresses)} addresses"
+    if leavings.to_adopt:
+        yield f"  {len(leavings.to_adopt)} virtual servers: {_first_of(leavings.to_adopt)}"
+    if leavings.adopted:
+        yield f"  {len(leavings.adopted)} virtual servers that are kroute's by now"
+    for table in leavings.tables:
+        yield from _describe_table(table)
+    for name in leavings.sets:
+        yield f"  set {name}"
+    for family, mark in leavings.marks:
+        yield f"  {IPV6.name if family == IPV6.number else IPV4.name} virtual server of mark {mark:#x}"
+    for thing in (*leavings.policy_rules, *leavings.routes):
+        yield f"  {thing}"
+    for name, value in leavings.sysctls.items():
+        yield f"  sysctl {name} = {value}, which stays"
+
+
+def _describe_table(table: TableLeavings) -> Iterator[str]:
+    where = f"  {table.variant} table {table.table}"
+    for rule in table.rules:
+        yield f"{where}: rule {rule}"
+    if table.chains:
+        yield f"{where}: chains {' '.join(table.chains)}"
+    for chain in table.kept:
+        yield f"{where}: chain {chain}, which stays: another program's rule leads to it"
+
+
+def _print_hand_over(proxy: OtherProxy, settings: Settings, plan: HandOver) -> None:
+    click.echo(f"{len(plan.vips)} addresses are on {settings.dummy_interface}")
+    for address in plan.unserved:
+        click.echo(f"  {address} is not served by {proxy.name}")
+    for address in plan.missing:
+        click.echo(f"  {address} would be bound to {proxy.link}")
+    click.echo(
+        "virtual servers and sysctls stay; kroute's rules and sets go" + ("" if plan.keeps_link else ", and its link")
+    )
+
+
+def _first_of(things: Sequence[object], count: int = 3) -> str:
+    return ", ".join(map(str, things[:count])) + (" ..." if len(things) > count else "")

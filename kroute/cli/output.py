@@ -1,18 +1,72 @@
-"""How commands print what they have found, for programs: JSON, or the same as YAML."""
+"""What all commands print, and how they end.
+
+Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong; a command may have more of its own.
+What a command has found goes to standard output, as text or for programs; why it cannot, to standard error.
+"""
 
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import click
 import msgspec
 
+DONE, FAILURE, USAGE = 0, 1, 2
+"""Exit codes."""
 
-def write(found: Any, how: str) -> None:
-    """Write a value to standard output as `json` or `yaml`, in the order of its fields."""
+T = TypeVar("T")
+
+
+class CommandRefusedError(Exception):
+    """Ends a command with a sentence on standard error and FAILURE."""
+
+
+@contextmanager
+def refusing(*errors: type[Exception]) -> Iterator[None]:
+    """End the command with the sentence of any of these errors."""
+    try:
+        yield
+    except errors as error:
+        raise CommandRefusedError(str(error)) from error
+
+
+def complain(sentence: object) -> None:
+    """Write a line to standard error, with the program's name."""
+    click.echo(f"kroute: {sentence}", err=True)
+
+
+def host_port(address: str, port: int) -> str:
+    """An endpoint as people write it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def show(found: T, how: str, draw: Callable[[T], None]) -> None:
+    """Write what was found as `json` or `yaml`, in the order of its fields; any other format is drawn for people."""
+    if how not in {"json", "yaml"}:
+        draw(found)
+        return
+    encoded = msgspec.json.encode(found)
     if how == "json":
-        text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+        text = msgspec.json.format(encoded) + b"\n"
     else:
         import yaml  # noqa: PLC0415 - few ask for it
 
-        text = yaml.safe_dump(msgspec.json.decode(msgspec.json.encode(found)), sort_keys=False).encode()
+        text = yaml.safe_dump(msgspec.json.decode(encoded), sort_keys=False).encode()
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
+
+
+def run(command: click.Command, arguments: list[str] | None) -> int:
+    """Run a command line; returns its exit code. What ends it early is said in one line."""
+    try:
+        code: Any = command.main(args=arguments, prog_name="kroute", standalone_mode=False)
+    except CommandRefusedError as refusal:
+        complain(refusal)
+        return FAILURE
+    except click.ClickException as error:
+        complain(" ".join(error.format_message().split()))
+        return USAGE
+    except click.Abort:
+        return FAILURE
+    return code if isinstance(code, int) else DONE

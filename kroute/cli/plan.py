@@ -4,7 +4,9 @@ import asyncio
 
 import click
 
-from kroute.cli import output
+from kroute.cli.options import output_option
+from kroute.cli.output import DONE, refusing, show
+from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect.dry_run.rehearsal import NodeReader, Rehearsed, rehearse
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
@@ -14,24 +16,25 @@ from kroute.settings import Settings
 from kroute.watchers.first_list import FirstListError, first_list
 from kroute.watchers.node import read_node_interfaces
 
-NOTHING, FAILURE, CHANGES = 0, 1, 2
-"""Exit codes."""
+CHANGES = 2
+"""The exit code if there is something to change."""
 
 SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 
 
-def main(settings: Settings, *, as_json: bool) -> int:
-    """Print the changes; returns 0 if there are none, 2 if there are, 1 when that could not be found out."""
-    try:
+@click.command()
+@output_option("table", "json")
+@settings_in_force
+def plan(settings: Settings, *, output: str) -> int:
+    """Show what `kroute run` would change on this node now, and change nothing.
+
+    Takes the options of `kroute run`; where an agent runs, its settings hold for all that is not given. Ends with 0 if
+    there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
+    """
+    with refusing(FirstListError, KernelError):
         found = asyncio.run(_rehearse(settings))
-    except (FirstListError, KernelError) as error:
-        click.echo(f"kroute: {error}", err=True)
-        return FAILURE
-    if as_json:
-        output.write(found, "json")
-    else:
-        print_changes(found)
-    return CHANGES if found.changes else NOTHING
+    show(found, output, print_changes)
+    return CHANGES if found.changes else DONE
 
 
 async def plans_of(settings: Settings) -> list[Plan]:

@@ -27,8 +27,8 @@ from tests.lab.namespaces import enter
 
 _PRELOADED = (
     "kroute.cli.main",
-    "kroute.agent",
-    "kroute.director.director",
+    "kroute.cli.run",
+    "kroute.cli.director",
     "kroute.watchers.kubernetes.api",
     "kroute.watchers.kubernetes.watcher",
     "kroute.telemetry.health_server",

@@ -10,7 +10,7 @@ import pytest
 
 from kroute import __version__
 from kroute.checks.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
-from kroute.cli.main import cli
+from kroute.cli.main import load
 from kroute.director import watch
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULT_PROC_SYS, DEFAULT_STATE_DIR
@@ -137,7 +137,7 @@ class TestPods:
         [container] = pod["containers"]
         program, name, *flags = container["command"]
         assert program == "kroute"
-        known = {word for option in cli.commands[name].params for word in option.opts}
+        known = {word for option in load(name).params for word in option.opts}
         assert known >= set(flags)
 
 
@@ -161,7 +161,7 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("overlay", ["base", "overlays/dual-stack", "overlays/strict-external-ips"])
     def test_every_name_is_a_setting_or_says_where_the_api_server_is(self, overlay: str) -> None:
-        variables = {option.envvar for option in cli.commands["run"].params}
+        variables = {option.envvar for option in load("run").params}
         assert environment(overlay).keys() <= variables | {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
 
     def test_dual_stack_names_networks_of_both_families(self) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 import pytest
 
-from kroute.cli import main as cli
 from kroute.cli.director import director
+from kroute.cli.main import COMMANDS
+from kroute.cli.run import run
 from kroute.controllers.masquerade.address_sets import FAMILIES
 from kroute.inspect.verdicts import Fate, rules_of
 from kroute.model.node_facts import NodeFacts
@@ -17,7 +18,7 @@ from kroute.settings import SCHEDULERS, Exemption, Settings
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "command"), [("settings.md", cli.run), ("director.md", director)])
+@pytest.mark.parametrize(("page", "command"), [("settings.md", run), ("director.md", director)])
 def test_every_flag_has_its_row_with_variable_and_default(page: str, command: click.Command) -> None:
     row = re.compile(r"^\| `(--[a-z-]+)` \| `(KROUTE_[A-Z_]+)` \| (.*?) \|", re.MULTILINE)
     rows = row.findall((DOCS / page).read_text())
@@ -40,7 +41,7 @@ def test_every_annotation_scheduler_and_flag_is_named() -> None:
 def test_every_command_that_a_page_names_exists() -> None:
     for page in (*DOCS.glob("*.md"), DOCS.parent / "README.md"):
         named = re.findall(r"(?:`|^    (?:# )?)kroute ([a-z]+)\b", page.read_text(), re.MULTILINE)
-        assert set(named) <= cli.cli.commands.keys(), page
+        assert set(named) <= COMMANDS.keys(), page
 
 
 def test_troubleshooting_quotes_the_rules_own_words() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kroute.cli.arguments import parse_service
-from kroute.cli.options import DURATION, STATE_DIR, option
+from kroute.cli.options import DURATION, STATE_DIR, output_option
 
 WHAT = "[services | service NAMESPACE/NAME]"
 
@@ -16,13 +16,12 @@ WHAT = "[services | service NAMESPACE/NAME]"
     "-w", "--watch", is_flag=True, help="Show rates and connections of each virtual server until interrupted."
 )
 @click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between two looks, with -w.")
-@option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="How to print it; wide has what has gone through each virtual server.",
+@output_option(
+    "table",
+    "wide",
+    "json",
+    "yaml",
+    help_text="How to print it; wide has what has gone through each virtual server.",
 )
 @STATE_DIR
 def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, state_dir: Path) -> int:

@@ -4,15 +4,16 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-import click
 import msgspec
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kroute.cli.show.table import ask_or_read, console, host_port, new_table
+from kroute.cli.output import DONE, host_port, refusing
+from kroute.cli.show.table import ask_or_read, console, new_table
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
@@ -46,14 +47,9 @@ class Reading(msgspec.Struct):
 
 def main(state_dir: Path, how: str, interval: float) -> int:
     """Show until interrupted; `how` is table, wide (the same) or json (one line each time)."""
-    try:
+    with refusing(KernelError), suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_watch(state_dir, how, interval))
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 0
-    except KernelError as error:
-        click.echo(f"kroute: {error}", err=True)
-        return 1
-    return 0
+    return DONE
 
 
 async def _watch(state_dir: Path, how: str, interval: float) -> None:

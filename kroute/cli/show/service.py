@@ -8,8 +8,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from kroute.cli import output
-from kroute.cli.show.table import console, host_port, new_table, print_table
+from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
+from kroute.cli.show.table import console, new_table, print_table
 from kroute.controllers.masquerade.address_sets import family_of
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.dry_run.rehearsal import NodeReader
@@ -60,21 +60,16 @@ class ServiceReport(msgspec.Struct):
 def main(state_dir: Path, key: ObjectKey, how: str) -> int:
     """Print everything about a Service; returns 1 when there is none of that name, or no agent that knows of it."""
     try:
-        report = asyncio.run(_report(state_dir, key))
+        with refusing(KernelError, msgspec.DecodeError):
+            report = asyncio.run(_report(state_dir, key))
     except agent_socket.AgentUnreachableError as error:
-        click.echo(f"kroute: {error}; only the agent knows of Services (`kroute explain` works without it)", err=True)
-        return 1
-    except (KernelError, msgspec.DecodeError) as error:
-        click.echo(f"kroute: {error}", err=True)
-        return 1
+        complain(f"{error}; only the agent knows of Services (`kroute explain` works without it)")
+        return FAILURE
     if report is None:
-        click.echo(f"kroute: the agent knows no Service {key}: `kroute show services` lists those it knows", err=True)
-        return 1
-    if how in {"json", "yaml"}:
-        output.write(report, how)
-    else:
-        print_report(report)
-    return 0
+        complain(f"the agent knows no Service {key}: `kroute show services` lists those it knows")
+        return FAILURE
+    show(report, how, print_report)
+    return DONE
 
 
 async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:

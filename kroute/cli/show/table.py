@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kroute.cli import output
+from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import RealServerRow, ServiceRow, Snapshot, VirtualServerRow
 from kroute.kernel.errors import KernelError
@@ -38,17 +39,10 @@ def main(state_dir: Path, how: str) -> int:
 
     `how` is table, wide (with what has gone through), json or yaml.
     """
-    try:
+    with refusing(KernelError):
         shown = asyncio.run(_read(state_dir, with_traffic=how == "wide"))
-    except KernelError as error:
-        click.echo(f"kroute: {error}", err=True)
-        return 1
-    if how in {"json", "yaml"}:
-        output.write(shown, how)
-        return 0
-    _say_source(shown)
-    print_table(shown, console(), wide=how == "wide")
-    return 0
+    show(shown, how, partial(_print_with_source, wide=how == "wide"))
+    return DONE
 
 
 def main_services(state_dir: Path, how: str) -> int:
@@ -56,16 +50,10 @@ def main_services(state_dir: Path, how: str) -> int:
     try:
         shown = asyncio.run(_ask(state_dir))
     except agent_socket.AgentUnreachableError as error:
-        click.echo(
-            f"kroute: {error}; only the agent knows of Services (`kroute show` shows what the kernel has)", err=True
-        )
-        return 1
-    rows = snapshot.services(shown)
-    if how in {"json", "yaml"}:
-        output.write(rows, how)
-    else:
-        print_services(rows, console())
-    return 0
+        complain(f"{error}; only the agent knows of Services (`kroute show` shows what the kernel has)")
+        return FAILURE
+    show(snapshot.services(shown), how, lambda rows: print_services(rows, console()))
+    return DONE
 
 
 def console() -> Console:
@@ -96,9 +84,10 @@ async def _read(state_dir: Path, *, with_traffic: bool) -> Snapshot:
     return shown
 
 
-def _say_source(shown: Snapshot) -> None:
+def _print_with_source(shown: Snapshot, *, wide: bool) -> None:
     if shown.source == "kernel":
         click.echo("No agent answers on this node: this is what the kernel has.", err=True)
+    print_table(shown, console(), wide=wide)
 
 
 def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> None:
@@ -131,11 +120,6 @@ def new_table(*headings: str, numbers: Sequence[str]) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
     return table
-
-
-def host_port(address: str, port: int) -> str:
-    """An endpoint as people write it."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _traffic_cells(traffic: Traffic | None) -> list[str]:

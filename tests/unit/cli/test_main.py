@@ -4,29 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kroute import agent
-from kroute.cli import main as cli
+from kroute.cli.output import USAGE
 from kroute.settings import Exemption, IpvsTimeouts, Settings
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """The settings that agents were started with."""
-    seen: list[Settings] = []
-
-    def main(settings: Settings) -> int:
-        seen.append(settings)
-        return 0
-
-    monkeypatch.setattr(agent, "main", main)
-    return seen
-
-
-def exit_code(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
+from tests.unit.command_line import exit_code
 
 
 def test_every_flag_of_run_reaches_the_settings(started: list[Settings], tmp_path: Path) -> None:
@@ -143,7 +123,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
 def test_what_is_wrong_gets_one_line_and_exit_code_2(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code(*arguments) == cli.EXIT_USAGE
+    assert exit_code(*arguments) == USAGE
     output = capsys.readouterr()
     assert output.out == ""
     assert says in output.err
@@ -162,7 +142,7 @@ def test_a_wrong_file_is_named_with_what_is_allowed(
 ) -> None:
     config = tmp_path / "kroute.yaml"
     config.write_text(content)
-    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    assert exit_code("run", "--config", str(config)) == USAGE
     error = capsys.readouterr().err
     assert str(config) in error
     assert says in error
@@ -171,5 +151,5 @@ def test_a_wrong_file_is_named_with_what_is_allowed(
 def test_a_value_in_the_file_is_checked_like_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "kroute.yaml"
     config.write_text("masquerade-mark: 3\n")
-    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    assert exit_code("run", "--config", str(config)) == USAGE
     assert "single bit" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from tests.builders import facts
+from tests.unit.command_line import exit_code
 
 KEY = VirtualServerKey(Protocol.TCP, "fd00::10", 80)
 PLAN = ServicePlan(
@@ -106,10 +107,10 @@ def test_without_an_agent_the_kernel_is_shown_and_that_is_said(
             return dict(TABLE)
 
     monkeypatch.setattr(show_table, "Ipvs", KernelOnly)
-    assert show_table.main(tmp_path, "json") == 0
+    assert exit_code("show", "-o", "json", "--state-dir", tmp_path) == 0
     output = capfd.readouterr()
     assert msgspec.json.decode(output.out)["source"] == "kernel"
-    assert show_table.main(tmp_path, "table") == 0
+    assert exit_code("show", "--state-dir", tmp_path) == 0
     output = capfd.readouterr()
     assert "No agent answers" in output.err
     assert "TCP [fd00::10]:80" in output.out

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from kroute.cli import output
 from kroute.cli.show import live
 from kroute.cli.show import service as show_service
 from kroute.cli.show import table as show_table
@@ -21,6 +22,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from tests.builders import service
+from tests.unit.command_line import exit_code
 
 WEB, DNS = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80), VirtualServerKey(Protocol.UDP, "fd00::10", 53)
 PLANS = [
@@ -73,15 +75,15 @@ async def test_services_come_from_the_agent_alone(tmp_path: Path, capfd: pytest.
 
 
 def test_without_an_agent_services_are_not_known(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert show_table.main_services(tmp_path, "table") == 1
-    assert show_service.main(tmp_path, ObjectKey("default", "web"), "table") == 1
+    assert exit_code("show", "services", "--state-dir", tmp_path) == 1
+    assert exit_code("show", "service", "default/web", "--state-dir", tmp_path) == 1
     assert capfd.readouterr().err.count("only the agent knows of Services") == 2
 
 
 def test_yaml_says_what_json_says(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    show_table.output.write(SHOWN, "yaml")
+    output.show(SHOWN, "yaml", print)
     as_yaml = yaml.safe_load(capfdbinary.readouterr().out)
-    show_table.output.write(SHOWN, "json")
+    output.show(SHOWN, "json", print)
     assert as_yaml == msgspec.json.decode(capfdbinary.readouterr().out)
 
 

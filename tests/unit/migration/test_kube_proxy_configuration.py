@@ -6,11 +6,10 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from kroute import agent, logs
-from kroute.cli import main as cli
+from kroute.cli.output import USAGE
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
 from kroute.settings import IpvsTimeouts, Settings
-from tests.unit.cli.test_main import exit_code
+from tests.unit.command_line import exit_code
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -45,14 +44,6 @@ showHiddenMetricsForVersion: ""
 winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
 """
 """What kubeadm writes when it is told the mode and the pod networks: zero values mean "not set"."""
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    seen: list[Settings] = []
-    monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
-    return seen
 
 
 @pytest.fixture
@@ -168,7 +159,7 @@ def test_a_bad_value_gets_one_line_that_names_its_field(
     fields: str, says: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config.write_text(f"{HEAD}{fields}\n")
-    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    assert exit_code("run", "--config", str(config)) == USAGE
     error = capsys.readouterr().err
     assert f"{config}: {says}" in error
     assert error.count("\n") == 1
@@ -176,7 +167,7 @@ def test_a_bad_value_gets_one_line_that_names_its_field(
 
 def test_another_version_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("apiVersion: kubeproxy.config.k8s.io/v1beta1\nkind: KubeProxyConfiguration\n")
-    assert exit_code("run", "--config", str(config)) == cli.EXIT_USAGE
+    assert exit_code("run", "--config", str(config)) == USAGE
     assert "kroute knows kubeproxy.config.k8s.io/v1alpha1" in capsys.readouterr().err
 
 

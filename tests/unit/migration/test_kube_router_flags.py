@@ -3,11 +3,11 @@
 import click
 import pytest
 
-from kroute import agent, logs
-from kroute.cli import main as cli
+from kroute.cli.output import USAGE
+from kroute.cli.run import run
 from kroute.migration.kube_router_flags import FLAGS, translated
 from kroute.settings import IpvsTimeouts, Settings
-from tests.unit.cli.test_main import exit_code
+from tests.unit.command_line import exit_code
 
 ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
     "hostname-override": (["--hostname-override", "n1"], {"node_name": "n1"}),
@@ -66,14 +66,6 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Refusals, with the value and what the error must say."""
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    seen: list[Settings] = []
-    monkeypatch.setattr(agent, "main", lambda settings: seen.append(settings) or 0)
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
-    return seen
-
-
 @pytest.mark.parametrize("flag", ACCEPTED)
 def test_a_flag_that_means_the_same_is_taken(flag: str, started: list[Settings]) -> None:
     arguments, expected = ACCEPTED[flag]
@@ -85,7 +77,7 @@ def test_a_flag_that_means_the_same_is_taken(flag: str, started: list[Settings])
 @pytest.mark.parametrize("flag", REFUSED)
 def test_another_flag_is_refused_with_the_word_for_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     value, says = REFUSED[flag]
-    assert exit_code("run", f"--{flag}{value}") == cli.EXIT_USAGE
+    assert exit_code("run", f"--{flag}{value}") == USAGE
     error = capsys.readouterr().err
     assert f"--{flag} is kube-router's: " in error
     assert says in error
@@ -119,5 +111,5 @@ def test_flags_with_the_same_name_and_meaning_are_kroutes_own(started: list[Sett
 
 
 def test_no_flag_of_kroutes_is_in_the_table_but_the_one_that_also_takes_a_value() -> None:
-    own = {name.removeprefix("--") for parameter in cli.run.params for name in parameter.opts}
+    own = {name.removeprefix("--") for parameter in run.params for name in parameter.opts}
     assert own & FLAGS.keys() == {"masquerade-all"}

@@ -16,6 +16,7 @@ from kroute.settings import Settings
 from kroute.watchers import first_list
 from kroute.watchers.first_list import FirstListError
 from tests.apiserver import ApiServer
+from tests.unit.command_line import exit_code
 
 NODE = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}}
 WEB = {
@@ -118,6 +119,7 @@ def test_plan_says_what_changes_by_its_exit_code_too(
     found: Rehearsed | Exception,
     code: int,
     lines: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -127,7 +129,7 @@ def test_plan_says_what_changes_by_its_exit_code_too(
         return found
 
     monkeypatch.setattr(plan, "_rehearse", rehearse)
-    assert plan.main(Settings(node_name="node1"), as_json=False) == code
+    assert exit_code("plan", "--state-dir", tmp_path) == code
     output = capsys.readouterr()
     assert output.out.splitlines() == lines
     if isinstance(found, Exception):
@@ -136,16 +138,16 @@ def test_plan_says_what_changes_by_its_exit_code_too(
 
 @pytest.mark.parametrize(("level", "code"), [(Level.OK, 0), (Level.WARNING, 0), (Level.LACK, 1)])
 def test_check_fails_for_a_lack_alone(
-    level: Level, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    level: Level, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def found(_: Settings) -> list[Finding]:
         return [Finding("clock", level, "is odd", "wind it")]
 
-    monkeypatch.setattr(check, "check", found)
-    assert check.main(Settings(node_name="node1"), as_json=True) == code
+    monkeypatch.setattr(check, "findings_of", found)
+    assert exit_code("check", "-o", "json", "--state-dir", tmp_path) == code
     assert json.loads(capfd.readouterr().out) == {
         "ready": code == 0,
         "findings": [{"check": "clock", "level": level.value, "message": "is odd", "next_step": "wind it"}],
     }
-    assert check.main(Settings(node_name="node1"), as_json=False) == code
+    assert exit_code("check", "--state-dir", tmp_path) == code
     assert capfd.readouterr().out.splitlines() == [f"{level.value:<8}clock        is odd", f"{'':<21}-> wind it"]

@@ -3,20 +3,20 @@
 Where an agent runs, its settings are in force, but for those that the command line, a variable or the file names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
 
+from kroute import logs
+from kroute.cli.run_options import run_options, settings_of
+from kroute.inspect import agent_settings
 from kroute.settings import Settings
-
-ReadSettings = Callable[[Mapping[str, Any]], Settings]
-"""Makes settings of the values of the options of `kroute run`; UsageError for those that do not fit together."""
-
-Act = Callable[[Settings, Mapping[str, Any]], int]
-"""Does a command's work with the settings in force and the values of its own options; returns the exit code."""
 
 _SOURCES = frozenset({"kubeconfig", "master", "manifests"})
 """Where Services come from: who names one of these means none of the others."""
@@ -24,26 +24,29 @@ _NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
 """By the first the agent was found; the others are each process's own."""
 
 
-def like_run(
-    run: click.Command, read: ReadSettings, name: str, own: Sequence[click.Parameter], act: Act
-) -> click.Command:
-    """A command with the options of `run` and its `own`. Its help is the docstring of `act`."""
+def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of `kroute run` after its own.
 
+    It is called with the settings in force and the values of its own options. Its output is the answer: what it logs
+    is errors.
+    """
+
+    own = list(signature(act).parameters)[1:]
+
+    @run_options
     @click.pass_context
-    def callback(context: click.Context, /, **values: Any) -> int:
-        mine = {str(option.name): values.pop(str(option.name)) for option in own}
+    @wraps(act)
+    def command(context: click.Context, /, **values: Any) -> int:
+        mine = {name: values.pop(name) for name in own}
         given = {key for key in values if context.get_parameter_source(key) is not ParameterSource.DEFAULT}
-        return act(in_force(read(values), given), mine)
+        logs.configure("console", "error")
+        return act(_in_force(settings_of(values), given), **mine)
 
-    return click.Command(name, params=[*own, *run.params], callback=callback, help=act.__doc__)
+    return command
 
 
-def in_force(told: Settings, given: set[str]) -> Settings:
+def _in_force(told: Settings, given: set[str]) -> Settings:
     """The running agent's settings, with what was `given` (by the names of the options) on top; else what was told."""
-    import asyncio  # noqa: PLC0415 - `kroute run` does without both
-
-    from kroute.inspect import agent_settings  # noqa: PLC0415
-
     running = asyncio.run(agent_settings.ask(told.state_dir))
     if running is None:
         return told

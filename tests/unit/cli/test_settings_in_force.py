@@ -1,15 +1,14 @@
 """Commands that take what `kroute run` takes go by the agent's settings, but for what they are told."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from kroute.cli import like_run
-from kroute.cli import main as cli
+from kroute import logs
+from kroute.cli.options import output_option
+from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect import agent_settings, agent_socket
 from kroute.settings import Exemption, IpvsTimeouts, PortRange, Settings
 
@@ -26,19 +25,24 @@ AGENT = Settings(
 )
 
 
+SEEN: list[Settings] = []
+
+
+@click.command()
+@output_option("table", "json")
+@settings_in_force
+def probe(settings: Settings, *, output: str) -> int:
+    SEEN.append(settings)
+    assert output == "table"
+    return 0
+
+
 @pytest.fixture
 def in_force(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings with which the command was run."""
-    seen: list[Settings] = []
-
-    def act(settings: Settings, own: Mapping[str, Any]) -> int:
-        seen.append(settings)
-        assert own == {"output": "table"}
-        return 0
-
-    option = click.Option(["-o", "--output"], default="table")
-    monkeypatch.setattr(cli, "probe", like_run.like_run(cli.run, cli._settings, "probe", [option], act), raising=False)
-    return seen
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
+    SEEN.clear()
+    return SEEN
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, **variables: str) -> None:
-    result = CliRunner().invoke(cli.probe, arguments, env=variables)
+    result = CliRunner().invoke(probe, arguments, env=variables)
     assert result.exit_code == 0, result.output
 
 

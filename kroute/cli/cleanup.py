@@ -1,0 +1,80 @@
+"""`kroute cleanup`: undo everything that kroute did on this node."""
+
+import asyncio
+import signal
+from typing import Any
+
+import click
+
+from kroute import logs
+from kroute.checks import preflight
+from kroute.cleanup import undo_all
+from kroute.cli.options import DUMMY_INTERFACE, EXCLUDE_CIDRS, LOG_LEVEL, NODE_NAME, PROC_SYS, STATE_DIR, option
+from kroute.cli.output import DONE, FAILURE, complain
+from kroute.kernel.errors import KernelError
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.state_dir import StateDirectory, StateDirectoryError
+from kroute.settings import Settings
+
+ENDING = {signal.SIGTERM, signal.SIGINT}
+
+
+@click.command()
+@NODE_NAME
+@DUMMY_INTERFACE
+@EXCLUDE_CIDRS
+@option("--wait", is_flag=True, help="Then say that this node is clean, and do nothing until SIGTERM: for a DaemonSet.")
+@STATE_DIR
+@PROC_SYS
+@LOG_LEVEL
+def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
+    """Undo everything that kroute did on this node, and say what was undone."""
+    logs.configure("console", log_level)
+    settings = Settings(**values)
+    return _undo_and_wait(settings) if wait else _undo(settings)
+
+
+def _undo_and_wait(settings: Settings) -> int:
+    """Undo, then say that the node is clean and do nothing until SIGTERM or SIGINT.
+
+    Whoever is to keep this running, such as a DaemonSet, need not start it anew; after a failure it ends, to be started
+    anew. A signal that comes before the node is clean is heeded then.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    if code := _undo(settings):
+        complain(f"{settings.node_name} is not clean: what stands in the way is named above")
+        return code
+    click.echo(f"{settings.node_name} is clean")
+    signal.sigwait(ENDING)
+    return DONE
+
+
+def _undo(settings: Settings) -> int:
+    """Undo, and print what was undone. Returns DONE, also when there was nothing, or FAILURE when something is left."""
+    try:
+        return asyncio.run(_cleanup(settings))
+    except (KernelError, LedgerError, StateDirectoryError) as error:
+        complain(error)
+        return FAILURE
+
+
+async def _cleanup(settings: Settings) -> int:
+    if lacks := await preflight.lacks():
+        for lack in lacks:
+            complain(lack)
+        return FAILURE
+    with StateDirectory.claim(settings.state_dir) as state_dir:
+        report = await undo_all(settings, state_dir)
+    print_report(report)
+    return FAILURE if report.failed else DONE
+
+
+def print_report(report: CleanupReport) -> None:
+    """What was undone, and on standard error what was not."""
+    for line in report.undone:
+        click.echo(line)
+    for line in report.failed:
+        complain(f"not undone: {line}")
+    if not (report.undone or report.failed):
+        click.echo("nothing to undo")

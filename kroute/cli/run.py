@@ -1,0 +1,24 @@
+"""`kroute run`: the agent of a node."""
+
+from typing import Any
+
+import click
+
+from kroute import logs  # before the agent: it decides what structlog loads
+from kroute.agent import serve
+from kroute.cli.config_file import tell_of_unused_fields
+from kroute.cli.run_options import run_options, settings_of
+from kroute.migration.kube_router_flags import RunCommand
+from kroute.runtime.runner import run_to_the_end
+from kroute.telemetry.loop_watch import LoopWatch
+
+
+@click.command(cls=RunCommand)
+@run_options
+def run(**values: Any) -> int:
+    """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""
+    settings = settings_of(values)
+    logs.configure(settings.log_format, settings.log_level)
+    tell_of_unused_fields(click.get_current_context())
+    loop_watch = LoopWatch()
+    return run_to_the_end(serve(settings, loop_watch), loop_watch.new_loop)

@@ -1,0 +1,206 @@
+"""The options of `kroute run`, which other commands take as well, and the settings that they make."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kroute import settings
+from kroute.cli.config_file import CONFIG
+from kroute.cli.options import (
+    DUMMY_INTERFACE,
+    DURATION,
+    EXCLUDE_CIDRS,
+    HEALTHZ_BIND_ADDRESS,
+    INTERFACE,
+    IPVS_TCP_TIMEOUT,
+    IPVS_TCPFIN_TIMEOUT,
+    IPVS_UDP_TIMEOUT,
+    KUBECONFIG,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    MASTER,
+    METRICS_BIND_ADDRESS,
+    METRICS_SERVICES,
+    NETWORKS,
+    NODE_NAME,
+    PROC_SYS,
+    STATE_DIR,
+    Command,
+    Parsed,
+    ipvs_timeouts,
+    option,
+)
+from kroute.settings import Settings
+
+OPTIONS = (
+    CONFIG,
+    KUBECONFIG,
+    MASTER,
+    option(
+        "--manifests",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Read Services and EndpointSlices from the YAML and JSON files of this directory; "
+        "no API server is needed.",
+    ),
+    NODE_NAME,
+    option(
+        "--node-ip",
+        "node_ips",
+        type=Parsed("IP[,IP]", settings.parse_node_ips),
+        default=(),
+        help="Overrides the Node's.",
+    ),
+    DUMMY_INTERFACE,
+    option(
+        "--scheduler", type=click.Choice(settings.SCHEDULERS), default="rr", show_default=True, help="IPVS scheduler."
+    ),
+    option(
+        "--service-proxy-name",
+        type=Parsed("NAME", settings.parse_proxy_name),
+        default=settings.OUR_PROXY_NAME,
+        show_default=True,
+        help="Serve Services with this value of the label service.kubernetes.io/service-proxy-name "
+        "besides those without.",
+    ),
+    option(
+        "--nodeport-addresses",
+        type=Parsed("CIDR[,CIDR]|primary", settings.parse_nodeport_addresses),
+        default=(),
+        help="Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
+    ),
+    option(
+        "--service-cidr", "service_cidrs", type=NETWORKS, default=(), help="The Service range: no external address."
+    ),
+    option(
+        "--external-ip-range",
+        "external_ip_ranges",
+        type=NETWORKS,
+        default=(),
+        help="The only networks that external IPs may be in.",
+    ),
+    option(
+        "--loadbalancer-ip-range",
+        "load_balancer_ip_ranges",
+        type=NETWORKS,
+        default=(),
+        help="The only networks that LoadBalancer addresses may be in.",
+    ),
+    option("--strict-external-ips", is_flag=True, help="Where no such range is given, allow no such address at all."),
+    option(
+        "--protected-ports",
+        type=Parsed("PORT[-PORT][,...]", settings.parse_ports),
+        default="22,2379-2380,6443,10250,10256",
+        show_default=True,
+        help="Never taken by a Service on an address that is a node's own.",
+    ),
+    option(
+        "--strict-arp",
+        type=click.Choice(["on", "off"]),
+        default="on",
+        show_default=True,
+        help="Answer ARP only for the addresses of the interface that is asked: a VIP is its owner's to answer for.",
+    ),
+    option("--masquerade-all", is_flag=True, help="Masquerade every connection to a ClusterIP."),
+    option(
+        "--detect-local-mode",
+        type=click.Choice(settings.LOCAL_MODES),
+        default="ClusterCIDR",
+        show_default=True,
+        help="How pods are told from clients outside; what is outside is masqueraded when it calls a ClusterIP.",
+    ),
+    option("--cluster-cidr", "cluster_cidrs", type=NETWORKS, default=(), help="The pod networks, for ClusterCIDR."),
+    option("--pod-bridge-interface", type=INTERFACE, default=None, help="The pods' bridge, for BridgeInterface."),
+    option(
+        "--pod-interface-name-prefix",
+        type=INTERFACE,
+        default=None,
+        help="How the names of the pods' interfaces begin, for InterfaceNamePrefix.",
+    ),
+    option(
+        "--snat-source",
+        type=click.Choice(["masquerade", "node-ip"]),
+        default="masquerade",
+        show_default=True,
+        help="The source of masqueraded packets: the kernel's choice for the interface, or the node's own address.",
+    ),
+    option(
+        "--hairpin",
+        type=click.Choice(["on", "off"]),
+        default="on",
+        show_default=True,
+        help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
+    ),
+    option(
+        "--masquerade-exempt",
+        "masquerade_exemptions",
+        type=Parsed("SRC:DST", settings.parse_exemption),
+        multiple=True,
+        help="Never masquerade from SRC to DST, two networks. May be given many times.",
+    ),
+    option(
+        "--masquerade-mark",
+        type=Parsed("MARK", settings.parse_mark),
+        default="0x4000",
+        show_default=True,
+        help="Packet mark bit of connections to masquerade.",
+    ),
+    option("--resync-period", type=DURATION, default="30s", show_default=True, help="How often the kernel is audited."),
+    option(
+        "--drain-timeout",
+        type=DURATION,
+        default="0s",
+        show_default=True,
+        help="Delete a draining TCP real server after this time; 0s waits for its last connection.",
+    ),
+    EXCLUDE_CIDRS,
+    IPVS_TCP_TIMEOUT,
+    IPVS_TCPFIN_TIMEOUT,
+    IPVS_UDP_TIMEOUT,
+    HEALTHZ_BIND_ADDRESS,
+    METRICS_BIND_ADDRESS,
+    METRICS_SERVICES,
+    option("--cleanup-on-exit", is_flag=True, help="When told to stop, undo everything as `kroute cleanup` does."),
+    option(
+        "--ipvs-estimation",
+        type=click.Choice(["on", "off", "leave"]),
+        default="leave",
+        show_default=True,
+        help="Whether IPVS sums up the statistics of all its servers every two seconds.",
+    ),
+    option("--ipvs-estimation-nice", type=click.IntRange(-20, 19), default=None, help="The niceness of doing that."),
+    STATE_DIR,
+    PROC_SYS,
+    LOG_FORMAT,
+    LOG_LEVEL,
+)
+
+
+def run_options(command: Command) -> Command:
+    """Give a command all of these options, in this order and after its own."""
+    for each in reversed(OPTIONS):
+        command = each(command)
+    return command
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings that the values of these options make; UsageError for those that do not fit together."""
+    if values["manifests"] and (values["kubeconfig"] or values["master"]):
+        raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
+    if values["resync_period"] < 1:
+        raise click.UsageError("--resync-period must be at least 1s")
+    for mode, name in (
+        ("BridgeInterface", "pod_bridge_interface"),
+        ("InterfaceNamePrefix", "pod_interface_name_prefix"),
+    ):
+        if (values["detect_local_mode"] == mode) != bool(values[name]):
+            raise click.UsageError(f"--detect-local-mode {mode} and --{name.replace('_', '-')} need each other")
+    fields: dict[str, Any] = {
+        name: "" if value is None and name.startswith("pod_") else value for name, value in values.items()
+    }
+    fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
+    fields["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
+    fields["masquerade_exemptions"] = tuple(values["masquerade_exemptions"])
+    fields["ipvs_timeouts"] = ipvs_timeouts(values)
+    return Settings(**{name: fields[name] for name in Settings.__struct_fields__})

@@ -1,0 +1,32 @@
+"""Every command is in the table of `kroute.cli.main`, which names its module."""
+
+import pkgutil
+from importlib import import_module
+
+import click
+import pytest
+
+import kroute.cli
+from kroute.cli.main import COMMANDS, cli, load
+
+LONG = 1000
+"""Characters of a help's first sentence, more than any has."""
+
+
+def test_every_command_of_the_folder_is_in_the_table() -> None:
+    modules = [each.name for each in pkgutil.walk_packages(kroute.cli.__path__, "kroute.cli.")]
+    found = {
+        command.name: module
+        for module in modules
+        for command in vars(import_module(module)).values()
+        if isinstance(command, click.Command) and command is not cli
+    }
+    assert found == {name: entry.module for name, entry in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_what_the_command_says_of_itself(name: str) -> None:
+    command = load(name)
+    assert command.name == name
+    listed = click.Command(name, help=COMMANDS[name].summary)
+    assert command.get_short_help_str(LONG) == listed.get_short_help_str(LONG)

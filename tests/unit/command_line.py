@@ -1,0 +1,16 @@
+"""The command line, as tests call it."""
+
+from unittest.mock import patch
+
+import pytest
+
+from kroute import logs
+from kroute.cli.main import main
+
+
+def exit_code(*arguments: object) -> int:
+    """Run `kroute` with these arguments in this process, whose logs stay as they are."""
+    with patch.object(logs, "configure"), pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
