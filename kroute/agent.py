@@ -81,7 +81,7 @@ class Agent:
         self._collector = Collector()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
-        self._controllers.milestones.follow(self._changes.passed)
+        self._controllers.stage_gate.follow(self._changes.passed)
         self._observation = Observation(
             settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
         )

@@ -1,5 +1,6 @@
 """Objects for tests: each builder makes a plain, valid object, so that a test names only what it is about."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 from kroute.model.node_facts import NodeFacts
@@ -38,6 +39,7 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.reconcile.stage_gate import GOING_LIVE, StageGate
 from kroute.settings import Settings
 
 NODE = "node1"
@@ -192,3 +194,10 @@ def plan(
             for it in servers
         ),
     )
+
+
+def stage_gate() -> StageGate:
+    """A gate at which somebody says each stage of going live, and no candidate passes by itself."""
+    gate = StageGate()
+    gate.join(asyncio.Event(), says=dict.fromkeys(GOING_LIVE, lambda _: False))
+    return gate

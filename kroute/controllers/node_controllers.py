@@ -29,7 +29,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import ControllerStatistics, Report
-from kroute.reconcile.stages import Milestones
+from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
 
@@ -40,7 +40,7 @@ class NodeControllers:
     """
 
     def __init__(self, settings: Settings, broadcaster: Broadcaster, report: Report) -> None:
-        self.milestones = milestones = Milestones()
+        self.stage_gate = gate = StageGate()
         self._broadcaster = broadcaster
         self._patience = RESYNC_PERIODS * settings.resync_period
         self._ledger = Ledger.open(settings.state_dir)
@@ -67,7 +67,7 @@ class NodeControllers:
         self._service_proxy = ServiceProxy(
             settings,
             broadcaster.subscribe(ServiceProxy.name),
-            milestones,
+            gate,
             interface=self._interface,
             ledger=self._ledger,
             ipvs=ipvs,
@@ -81,13 +81,13 @@ class NodeControllers:
         self._route_fix = RouteFix(
             settings,
             broadcaster.subscribe(RouteFix.name),
-            milestones,
+            gate,
             interface=self._interface,
             routes=routes,
             monitor=monitors[1],
         )
         self._masquerade = Masquerade(
-            settings, broadcaster.subscribe(Masquerade.name), milestones, ipset=ipset, xtables=xtables
+            settings, broadcaster.subscribe(Masquerade.name), gate, ipset=ipset, xtables=xtables
         )
         self._health_checks = HealthChecks(
             settings,

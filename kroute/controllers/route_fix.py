@@ -23,9 +23,9 @@ from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, 
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.desired_state import Claims, Difference
-from kroute.reconcile.staged_controller import Preparer
-from kroute.reconcile.stages import Milestones, Stage
+from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate
+from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
 
 
@@ -69,46 +69,46 @@ def _stale_behind(address: str, applied: SourceRoute | None, wanted: SourceRoute
     return [source for source in applied.sources if source not in wanted.sources]
 
 
-class RouteFix(Preparer[str, SourceRoute]):
+class RouteFix(StagedController[str, SourceRoute]):
     """Owns the source route of each VIP. `monitor` tells of its interface's routes and of others' addresses."""
 
     name = "route_fix"
-    stage = Stage.ROUTES_PREPARED
+    stage = ROUTES_PREPARED
+    waits_for = (WITHDRAWN, SERVED)
     first_audit = 2 / 3
 
     def __init__(
         self,
         settings: Settings,
         subscription: Subscription,
-        milestones: Milestones,
+        gate: StageGate,
         *,
         interface: DummyInterface,
         routes: Routes,
         monitor: Monitor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, subscription, milestones, Claims(_agree), monitor, clock)
+        super().__init__(settings, subscription, gate, DesiredState(_agree), monitor, clock)
         self._interface = interface
         self._routes = routes
         self._revision = 0
         self._is_reading = False
         self._absent_sources: set[str] = set()
         interface.watch(self.wake)
-        milestones.watch(self.wake, Stage.SERVED)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""
         return {vip.address: _route_from(vip.source) if vip.source else ANY_SOURCE for vip in plan.vips}
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Claim the routes; where the node's own address is not known there is nothing to write."""
+        """Want the routes; where the node's own address is not known there is nothing to write."""
         super().accept(plans)
         if not self.has_adopted:
             return
         for plan in plans:
             for vip in plan.vips:
-                if vip.source is None and vip.address not in self.claims.applied:
-                    self.claims.note(vip.address, ANY_SOURCE)
+                if vip.source is None and vip.address not in self.desired.applied:
+                    self.desired.note_applied(vip.address, ANY_SOURCE)
 
     def notice(self, events: Sequence[Event]) -> None:
         """A route of ours has gone, or the kernel's own has come before it; or a source has come back to the node."""
@@ -121,15 +121,15 @@ class RouteFix(Preparer[str, SourceRoute]):
             if isinstance(event, RouteEvent) and event.interface == self._interface.name
         }
         for (address, source), event in newest.items():
-            applied = self.claims.applied.get(address)
+            applied = self.desired.applied.get(address)
             if applied is None:
                 continue
             if event.gone and source in applied.sources:
-                self.gone(address)
-                if self.claims.wanted(address) is not None:
+                self.desired.note_applied(address, None)
+                if self.desired.desired(address) is not None:
                     self.account.repaired([f"route to {address} with source {source} was missing"])
             elif not event.gone and source is None and ":" in address:
-                self.claims.note(address, applied._replace(wins=False))
+                self.desired.note_applied(address, applied._replace(wins=False))
 
     def _notice_source(self, event: AddressEvent) -> None:
         if event.gone:
@@ -138,10 +138,10 @@ class RouteFix(Preparer[str, SourceRoute]):
         elif not event.tentative and event.address in self._absent_sources:
             self._absent_sources.discard(event.address)
             for address in self._addresses_from(event.address):
-                self.claims.note(address, ANY_SOURCE)
+                self.desired.note_applied(address, ANY_SOURCE)
 
     def _addresses_from(self, source: str) -> list[str]:
-        return [address for address, applied in self.claims.applied.items() if source in applied.sources]
+        return [address for address, applied in self.desired.applied.items() if source in applied.sources]
 
     async def read(self) -> Iterable[str]:
         """Read the routes on the dummy interface. Without the interface there are none."""
@@ -153,23 +153,23 @@ class RouteFix(Preparer[str, SourceRoute]):
 
     async def _read(self) -> list[str]:
         self._revision = self._interface.revision
-        reading = self.claims.read_anew()
+        resync = self.desired.resync()
         if self._interface.index is None:
-            await reading.complete()
+            await resync.complete()
             return []
-        unwritten = {address for address in self.claims.claimed() if self.claims.wanted(address) == ANY_SOURCE}
+        unwritten = {address for address in self.desired.desired_keys() if self.desired.desired(address) == ANY_SOURCE}
         async for batch in sliced((await self._routes.read(self._interface.name)).items()):
             for address, routes in batch:
                 ours = ours_among(address, routes)
                 if ours is not None and self._is_ours(address):
-                    reading.found(address, ours)
+                    resync.found(address, ours)
                     unwritten.discard(address)
             await self.meanwhile()
         for address in unwritten:
-            reading.found(address, ANY_SOURCE)
+            resync.found(address, ANY_SOURCE)
         return [
             f"route to {drift.key} had source {drift.applied}" if drift.applied else f"route to {drift.key} was missing"
-            for drift in await reading.complete()
+            for drift in await resync.complete()
         ]
 
     async def write(self) -> None:
@@ -183,17 +183,17 @@ class RouteFix(Preparer[str, SourceRoute]):
             self.account.retries.clear()
         await super().write()
 
-    def may_write(self, difference: Difference[str, SourceRoute]) -> bool:
+    def may_write(self, delta: Delta[str, SourceRoute]) -> bool:
         """A route that is new comes after its Service's virtual servers: it brings them packets by itself."""
-        if difference.wanted is None or difference.applied is not None:
-            return super().may_write(difference)
-        owners = self.claims.owners(difference.key)
-        return any(self.milestones.has_reached(self._plans[owner], Stage.SERVED) for owner in owners)
+        if delta.desired is None or delta.applied is not None:
+            return super().may_write(delta)
+        owners = self.desired.owners(delta.key)
+        return any(self.gate.has_passed(self._plans[owner], SERVED) for owner in owners)
 
-    async def apply(self, differences: Sequence[Difference[str, SourceRoute]]) -> Mapping[str, str]:
+    async def apply(self, deltas: Sequence[Delta[str, SourceRoute]]) -> Mapping[str, str]:
         """Write routes; deleting one that is not there is success."""
         changes: list[RouteChange] = []
-        for address, applied, wanted in differences:
+        for address, applied, wanted in deltas:
             if wanted is not None:
                 changes += [SetLocalRoute(address, source) for source in wanted.sources]
                 changes += [DeleteLocalRoute(address, source) for source in _stale_behind(address, applied, wanted)]
@@ -206,23 +206,23 @@ class RouteFix(Preparer[str, SourceRoute]):
             if not (isinstance(failure.change, DeleteLocalRoute) and failure.errno == ESRCH)
         }
 
-    def event_of(self, difference: Difference[str, SourceRoute]) -> str:
+    def event_of(self, delta: Delta[str, SourceRoute]) -> str:
         """`route.set`, `route.removed`."""
-        return "route.set" if difference.wanted else "route.removed"
+        return "route.set" if delta.desired else "route.removed"
 
-    def fields_of(self, difference: Difference[str, SourceRoute]) -> dict[str, object]:
+    def fields_of(self, delta: Delta[str, SourceRoute]) -> dict[str, object]:
         """The VIP and the source."""
-        return {"vip": difference.key, "src": str(difference.wanted or difference.applied)}
+        return {"vip": delta.key, "src": str(delta.desired or delta.applied)}
 
     def _is_ours(self, address: str) -> bool:
-        is_known = address in self.claims.applied or bool(self.claims.owners(address))
+        is_known = address in self.desired.applied or bool(self.desired.owners(address))
         return (self._interface.is_ours or is_known) and not self._exclusion.covers(address)
 
     def retracted(self, plan: ServicePlan) -> None:
         """Take the plan's routes for lost: with an address the kernel may delete routes and not say so."""
         for vip in plan.vips:
             if vip.source is not None:
-                self.claims.note(vip.address, None)
+                self.desired.note_applied(vip.address, None)
         super().retracted(plan)
 
     async def cleanup(self, report: CleanupReport) -> None:

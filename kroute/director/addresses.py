@@ -19,7 +19,7 @@ from kroute.kernel.net.announcements import Announcer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
 from kroute.reconcile.change_log import log_changes
-from kroute.reconcile.desired_state import Claims
+from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
 from kroute.reconcile.pass_status import Account, names_of
 
@@ -47,7 +47,7 @@ class DirectorAddresses:
         interface: str,
         lifetime: int,
     ) -> None:
-        self.claims: Claims[str, Vip] = Claims(_agree)
+        self.desired: DesiredState[str, Vip] = DesiredState(_agree)
         self.interface = interface
         self._account = account
         self._addresses = addresses
@@ -64,24 +64,20 @@ class DirectorAddresses:
         present = await self._addresses.of_node()
         ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
         self._foreign = {it.address for it in present} - ours
-        reading = self.claims.read_anew()
+        resync = self.desired.resync()
         for address in ours:
-            reading.found(address, self.claims.wanted(address) or Vip(address, None))
-        return [f"address {drift.key} was missing" for drift in await reading.complete() if drift.applied is None]
+            resync.found(address, self.desired.desired(address) or Vip(address, None))
+        return [f"address {drift.key} was missing" for drift in await resync.complete() if drift.applied is None]
 
     def lost(self, address: str) -> bool:
         """Somebody has taken the address away; whether it was ours."""
-        known = address in self.claims.applied
-        self.claims.note(address, None)
+        known = address in self.desired.applied
+        self.desired.note_applied(address, None)
         return known
 
-    def is_leaving(self, address: str) -> bool:
-        """Whether the address is still to be taken away."""
-        return address in self.claims.applied and self.claims.wanted(address) is None
-
     async def unbind(self, *, everything: bool) -> None:
-        """Take away what nobody claims any more, or all that is ours."""
-        due = sorted(self.claims.applied) if everything else self.claims.unclaimed()
+        """Take away what nobody wants any more, or all that is ours."""
+        due = sorted(self.desired.applied) if everything else self.desired.unwanted()
         if not due:
             return
         async with self._writing:
@@ -90,21 +86,21 @@ class DirectorAddresses:
             gone = [address for address in due if address not in refusals]
             log_changes(log, gone, lambda _: "vip.unbound", self._fields)
             for address in gone:
-                self.claims.note(address, None)
+                self.desired.note_applied(address, None)
                 self._announcements.pop(address, None)
             self._ledger.record(AddressDeleted(self.interface, address) for address in gone)
         self._account.wrote(len(gone))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
-        """Bind what is claimed by a Service whose virtual servers are there, and announce it."""
+        """Bind what is wanted by a Service whose virtual servers are there, and announce it."""
         due = [
-            difference.key
-            for difference in self.claims.differences()
-            if difference.applied is None
-            and difference.key not in self._foreign
-            and not self._account.is_waiting(difference.key)
-            and any(is_served(owner) for owner in self.claims.owners(difference.key))
+            delta.key
+            for delta in await self.desired.all_pending()
+            if delta.applied is None
+            and delta.key not in self._foreign
+            and not self._account.is_waiting(delta.key)
+            and any(is_served(owner) for owner in self.desired.owners(delta.key))
         ]
         if not due:
             return
@@ -120,12 +116,12 @@ class DirectorAddresses:
             self._foreign |= {it.change.address for it in failures if it.errno == EEXIST} - recorded
             done = [address for address in due if address not in refusals]
             for address in done:
-                self.claims.note(address, self.claims.wanted(address))
+                self.desired.note_applied(address, self.desired.desired(address))
                 self._announcements[address] = [self._account.clock() + delay for delay in ANNOUNCE_AFTER]
             self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
         log_changes(log, done, lambda _: "vip.bound", self._fields)
         self._account.wrote(len(done))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def announce(self) -> None:
         """Send the announcements that are due; a link that is down gets the next one."""
@@ -156,7 +152,7 @@ class DirectorAddresses:
     async def renew(self) -> None:
         """Give every address that is bound its whole lifetime again."""
         async with self._writing:
-            renewals = [RenewAddress(address, self._lifetime) for address in self.claims.applied]
+            renewals = [RenewAddress(address, self._lifetime) for address in self.desired.applied]
             for failure in await self._addresses.write(self.interface, renewals):
                 log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")
 
@@ -172,5 +168,5 @@ class DirectorAddresses:
         return {address for interface, address in self._ledger.addresses if interface == self.interface}
 
     def _fields(self, address: str) -> dict[str, object]:
-        owners: Iterable[ObjectKey] = self.claims.owners(address)
+        owners: Iterable[ObjectKey] = self.desired.owners(address)
         return {"service": " ".join(names_of(owners)), "vip": address, "interface": self.interface}

@@ -29,7 +29,6 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
-from kroute.reconcile.stages import PREDECESSOR
 
 _SHARED_SYSCTLS = {
     "net.ipv4.vs.expire_nodest_conn",
@@ -91,7 +90,6 @@ class DirectRouting(Controller):
             suspect=lambda _: None,
         )
         self._leading: bool | None = None
-        self._first_write = True
         self._is_owner_settled = False
         self._has_withdrawn = asyncio.Event()
         self.live = asyncio.Event()
@@ -108,13 +106,11 @@ class DirectRouting(Controller):
         await self._has_withdrawn.wait()
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Claim what the plans name, and let go of what they name no longer."""
+        """Want what the plans name, and let go of what they name no longer."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
-            self._servers.departures.add(plan, self._servers.claims.claim(plan.key, servers))
-            for key in servers:
-                self._servers.departures.over(key)
-            self.vips.claims.claim(plan.key, {vip.address: vip for vip in plan.vips})
+            self._servers.desired.want(plan, servers)
+            self.vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
 
     def notice(self, events: Sequence[Event]) -> None:
         """An address has gone: put it back at once. A link has changed: look at everything."""
@@ -153,15 +149,12 @@ class DirectRouting(Controller):
 
     async def write(self) -> None:
         """Write the difference in the order in which things must be true."""
-        if self._first_write:
-            self._first_write = False
-            self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
         await self._give_up()
-        await self._servers.write(self.vips.is_leaving, _is_free)
+        await self._servers.write(self.vips.desired.is_leaving, _is_free)
         if self._leading is not None:
             await self._synchronization.ensure(leading=self._leading)
         if self._leading:
-            await self.vips.bind(self._servers.claims.is_settled)
+            await self.vips.bind(self._servers.desired.is_settled)
             await self.vips.announce()
         self.live.set()
 
@@ -179,7 +172,7 @@ class DirectRouting(Controller):
         if self._leading is None:
             return
         await self.vips.unbind(everything=not self._leading)
-        if not self._leading and not self.vips.claims.applied:
+        if not self._leading and not self.vips.desired.applied:
             self._has_withdrawn.set()
 
 

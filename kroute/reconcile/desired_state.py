@@ -1,180 +1,222 @@
-"""What Services want of the kernel, what the kernel has, and the difference.
+"""What is desired of the kernel, what is applied there, and the difference between the two.
 
-All three controllers ask for everything that should be and act on the difference. A Service claims kernel objects
-(virtual servers, addresses, routes, set entries), each by a key with a value; several Services may claim one object,
-and it stays until the last of them lets go. Beside the claims stands what was applied, or found in the kernel. Only
-objects for which either side has changed are compared, so a change does not cost more where there is more.
+All controllers ask for everything that should be and act on the difference. An owner (a Service, or the node) wants
+kernel objects (virtual servers, addresses, routes, set entries), each by a key with a value; several owners may want
+one object, and it stays until the last of them lets go. Beside that stands what was applied, or found in the kernel.
+Only objects for which either side has changed are compared, so a change does not cost more where there is more.
+
+Of an object that is there and that nobody wants any more it is known, until it has gone, who let it go last: what
+leaves waits for stages of that plan.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import sliced
+from kroute.reconcile.stage_gate import EARLIER_RUN, Revision
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Difference(NamedTuple, Generic[K, V]):
+class Delta(NamedTuple, Generic[K, V]):
     """One object that is not as it should be. None: it is not there, or should not be."""
 
     key: K
     applied: V | None
-    wanted: V | None
+    desired: V | None
 
 
-def _same(applied: V, wanted: V) -> bool:
-    return applied == wanted
+def _same(applied: V, desired: V) -> bool:
+    return applied == desired
 
 
-def _never(_wanted: V) -> bool:
+def _never(_desired: V) -> bool:
     return False
 
 
-class Claims(Generic[K, V]):
-    """The claims on one kind of kernel object. Values are never None.
+class DesiredState(Generic[K, V]):
+    """The desired and the applied state of one kind of kernel object. Values are never None.
 
-    `agree` says whether an applied value is as good as the wanted one, `is_nothing` whether an object that is wanted
-    so is right when it is not there. Of several claims to one object the newest counts; the catalog sees to it that
-    this matters only for as long as a batch of plans is being taken in.
+    `agree` says whether an applied value is as good as the desired one, `is_nothing` whether an object that is desired
+    so is right when it is not there. If several owners want one object, the newest value counts; the catalog sees to it
+    that this matters only for as long as a batch of plans is being taken in.
     """
 
     def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
         self.agree = agree
         self._is_nothing = is_nothing
-        self._claims: dict[ObjectKey, Mapping[K, V]] = {}
+        self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
-        self._dirty: set[K] = set()
-        self._reading: Callable[[], Reading[K, V] | None] = lambda: None
+        self._in_doubt: set[K] = set()
+        self._departed: dict[K, Revision] = {}
+        self._departing: Counter[ObjectKey] = Counter()
+        self._resync: Callable[[], Resync[K, V] | None] = lambda: None
+
+    # What is desired
+
+    def want(self, revision: Revision, objects: Mapping[K, V]) -> None:
+        """These are all the objects that the revision's owner wants from now on; it lets go of all others."""
+        owner = revision.key
+        before = self._wanted.get(owner, {})
+        for key in before:
+            if key not in objects and self._release(key, owner) and key in self._applied:
+                self._departs(key, revision)
+        alone = (owner,)
+        for key, value in objects.items():
+            if key not in before or before[key] != value:
+                self._own(key, alone)
+                self._has_gone(key)
+                self._in_doubt.discard(key)  # an equal key of a resync's: the plan's own is the one to keep
+                self._in_doubt.add(key)
+        if objects:
+            self._wanted[owner] = objects
+        else:
+            self._wanted.pop(owner, None)
+
+    def let_go_unwanted(self, revision: Revision) -> None:
+        """All that is applied, and that nobody wants nor ever wanted, leaves with this revision."""
+        for key in self.unwanted():
+            if key not in self._departed:
+                self._departs(key, revision)
+
+    def desired(self, key: K) -> V | None:
+        """The object as it should be; None if nobody wants it."""
+        owners = self._owners.get(key)
+        return self._wanted[owners[-1]][key] if owners else None
+
+    def desired_key(self, key: K) -> K:
+        """The equal key with which the newest owner names the object, so that it is in memory once; or `key` itself."""
+        if owners := self._owners.get(key):
+            for own in self._wanted[owners[-1]]:
+                if own == key:
+                    return own
+        return key
+
+    def desired_keys(self) -> Set[K]:
+        """All that somebody wants."""
+        return self._owners.keys()
+
+    def wanted_by(self, owner: ObjectKey) -> Set[K]:
+        """All that this owner wants."""
+        return self._wanted.get(owner, {}).keys()
+
+    def owners(self, key: K) -> tuple[ObjectKey, ...]:
+        """Those who want the object, the newest last."""
+        return self._owners.get(key, ())
+
+    # What is applied
 
     @property
     def applied(self) -> Mapping[K, V]:
         """What is in the kernel, as far as is known."""
         return self._applied
 
-    def claim(self, owner: ObjectKey, wanted: Mapping[K, V]) -> list[K]:
-        """Replace all that `owner` claims. Returns the applied objects that nobody claims any more."""
-        before = self._claims.get(owner, {})
-        released = [key for key in before if key not in wanted and self._release(key, owner)]
-        alone = (owner,)
-        for key, value in wanted.items():
-            if key not in before or before[key] != value:
-                self._own(key, alone)
-                self._dirty.discard(key)  # an equal key of a reading's: the plan's own is the one to keep
-                self._dirty.add(key)
-        if wanted:
-            self._claims[owner] = wanted
-        else:
-            self._claims.pop(owner, None)
-        return released
+    def note_applied(self, key: K, value: V | None) -> None:
+        """Remember that the kernel now has the object with this value; None: that it is not there."""
+        self._overtake_resync(key)
+        self._remember(key, value)
 
-    def wanted(self, key: K) -> V | None:
-        """The object as it should be; None if nobody claims it."""
-        owners = self._owners.get(key)
-        return self._claims[owners[-1]][key] if owners else None
+    def recheck(self, key: K) -> None:
+        """What makes the object right has changed: compare it again."""
+        self._overtake_resync(key)
+        self._in_doubt.add(key)
 
-    def owners(self, key: K) -> tuple[ObjectKey, ...]:
-        """The Services that claim the object, the newest claim last."""
-        return self._owners.get(key, ())
+    def resync(self) -> "Resync[K, V]":
+        """Begin to take in a whole reading of the kernel, which is yet to be made."""
+        resync = Resync(self, self._remember)
+        self._resync = weakref.ref(resync)  # one that its reader has dropped, complete or not, is over
+        return resync
 
-    def claimed_key(self, key: K) -> K:
-        """The equal key with which the newest claim names the object, so that it is in memory once; or `key` itself."""
-        if owners := self._owners.get(key):
-            for own in self._claims[owners[-1]]:
-                if own == key:
-                    return own
-        return key
+    # What leaves
 
-    def claimed_by(self, owner: ObjectKey) -> Set[K]:
-        """All that this Service claims."""
-        return self._claims.get(owner, {}).keys()
-
-    def claimed(self) -> Set[K]:
-        """All that some Service claims."""
-        return self._owners.keys()
-
-    def unclaimed(self) -> list[K]:
-        """All that is in the kernel and that no Service claims."""
+    def unwanted(self) -> list[K]:
+        """All that is in the kernel and that nobody wants."""
         return [key for key in self._applied if key not in self._owners]
+
+    def is_leaving(self, key: K) -> bool:
+        """Whether the object is still there, and nobody wants it."""
+        return key in self._applied and key not in self._owners
+
+    def let_go_by(self, key: K) -> Revision:
+        """Who let the object go last; an earlier run, if nobody in this one ever wanted it."""
+        return self._departed.get(key, EARLIER_RUN)
+
+    def responsible(self, key: K) -> Sequence[ObjectKey]:
+        """Those who want the object, or else who let it go last."""
+        return self.owners(key) or (self.let_go_by(key).key,)
+
+    def has_departed(self, owner: ObjectKey) -> bool:
+        """Whether everything that this owner let go has gone."""
+        return not self._departing[owner]
+
+    # The difference
 
     def is_right(self, key: K) -> bool:
         """Whether the kernel has the object as it should be (which may be: not at all)."""
-        applied, wanted = self._applied.get(key), self.wanted(key)
+        applied, desired = self._applied.get(key), self.desired(key)
         if applied is None:
-            return wanted is None or self._is_nothing(wanted)
-        return wanted is not None and self.agree(applied, wanted)
+            return desired is None or self._is_nothing(desired)
+        return desired is not None and self.agree(applied, desired)
 
     def is_settled(self, owner: ObjectKey) -> bool:
-        """Whether everything that this Service claims is as it should be."""
-        return all(self.is_right(key) for key in self.claimed_by(owner))
+        """Whether everything that this owner wants is as it should be."""
+        return all(self.is_right(key) for key in self.wanted_by(owner))
 
-    def differences(self, keys: Iterable[K] | None = None) -> list[Difference[K, V]]:
-        """Those of these objects (None: of all) that are not as they should be. What is right is not compared again.
+    def is_in_doubt(self, key: K) -> bool:
+        """Whether the object may not be as it should be: it is yet to be compared, or to be written."""
+        return key in self._in_doubt
 
-        An applied object that equals the wanted one gives way to it, so that it is in memory once.
+    async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
+        """The deltas that are yet to be written, in slices. Other tasks run in between, and may not touch this state.
+
+        An applied object that equals the desired one gives way to it, so that it is in memory once.
         """
-        found: list[Difference[K, V]] = []
-        for key in self.doubtful() if keys is None else keys:
-            applied, wanted = self._applied.get(key), self.wanted(key)
-            if not self.is_right(key):
-                found.append(Difference(key, applied, wanted))
-                continue
-            self._dirty.discard(key)
-            if wanted is not None and applied is not None and applied == wanted:
-                del self._applied[key]  # an assignment alone would keep the key that a reading has made
-                self._applied[key] = wanted
-        return found
-
-    async def all_differences(self) -> list[Difference[K, V]]:
-        """Every object that is not as it should be; other tasks run meanwhile, which may not touch these claims."""
-        return [difference async for keys in sliced(self.doubtful()) for difference in self.differences(keys)]
-
-    def is_doubtful(self, key: K) -> bool:
-        """Whether the object may not be as it should be; it is yet to be compared, or to be written."""
-        return key in self._dirty
-
-    def doubtful(self) -> list[K]:
-        """The objects that may not be as they should be."""
         # A new set, because Python walks through the room of one that was large once, however few it holds.
-        self._dirty = set(self._dirty)
-        return list(self._dirty)
+        self._in_doubt = set(self._in_doubt)
+        async for keys in sliced(list(self._in_doubt)):
+            yield self._deltas(keys)
 
-    def note(self, key: K, value: V | None) -> None:
-        """Remember that the kernel now has the object with this value; None: that it is not there."""
-        self._overtake_reading(key)
-        self._remember(key, value)
+    async def all_pending(self) -> list[Delta[K, V]]:
+        """As `pending`, in one piece."""
+        return [delta async for deltas in self.pending() for delta in deltas]
+
+    def _deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
+        """Those of the objects that are not right. What is right is not compared again."""
+        deltas: list[Delta[K, V]] = []
+        for key in keys:
+            applied, desired = self._applied.get(key), self.desired(key)
+            if not self.is_right(key):
+                deltas.append(Delta(key, applied, desired))
+                continue
+            self._in_doubt.discard(key)
+            if desired is not None and applied is not None and applied == desired:
+                del self._applied[key]  # an assignment alone would keep the key that a resync has made
+                self._applied[key] = desired
+        return deltas
 
     def _remember(self, key: K, value: V | None) -> None:
         if value is None:
             self._applied.pop(key, None)
+            self._has_gone(key)
         else:
             self._applied[key] = value
         if self.is_right(key):
-            self._dirty.discard(key)
+            self._in_doubt.discard(key)
         else:
-            self._dirty.add(key)
+            self._in_doubt.add(key)
 
-    def recheck(self, key: K) -> None:
-        """What makes the object right has changed: compare it again."""
-        self._overtake_reading(key)
-        self._dirty.add(key)
-
-    def read_anew(self) -> "Reading[K, V]":
-        """Begin to remember a whole reading of the kernel, which is yet to be made."""
-        reading = Reading(self, self._remember)
-        self._reading = weakref.ref(reading)  # one that its reader has dropped, complete or not, is over
-        return reading
-
-    def _overtake_reading(self, key: K) -> None:
-        """What a reading finds of this object may be older than what is known now."""
-        if (reading := self._reading()) is not None:
-            reading.overtaken.add(key)
+    def _overtake_resync(self, key: K) -> None:
+        """What a resync finds of this object may be older than what is known now."""
+        if (resync := self._resync()) is not None:
+            resync.overtaken.add(key)
 
     def _own(self, key: K, alone: tuple[ObjectKey]) -> None:
-        """Put a claim behind those of others; `alone` is what one owner has in common for all that is its only."""
+        """Put an owner behind the others; `alone` is what one owner has in common for all that only it wants."""
         owners = self._owners.get(key)
         if owners is None:
             self._owners[key] = alone
@@ -182,45 +224,58 @@ class Claims(Generic[K, V]):
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
     def _release(self, key: K, owner: ObjectKey) -> bool:
-        """Take one claim away; whether it was the last on an object that is there."""
+        """This owner does not want the object any more; whether nobody does."""
         left = tuple(other for other in self._owners[key] if other != owner)
-        self._dirty.add(key)
+        self._in_doubt.add(key)
         if left:
             self._owners[key] = left
-            return False
-        del self._owners[key]
-        return key in self._applied
+        else:
+            del self._owners[key]
+        return not left
+
+    def _departs(self, key: K, revision: Revision) -> None:
+        self._has_gone(key)
+        self._departed[key] = revision
+        self._departing[revision.key] += 1
+
+    def _has_gone(self, key: K) -> None:
+        """The object has gone, or is wanted again."""
+        revision = self._departed.pop(key, None)
+        if revision is not None:
+            self._departing[revision.key] -= 1
+            if not self._departing[revision.key]:
+                del self._departing[revision.key]
 
 
-class Reading(Generic[K, V]):
-    """A reading of the kernel on its way into the claims, as it comes: no second copy of what is known is made.
+class Resync(Generic[K, V]):
+    """A reading of the kernel, taken in as it comes: no second copy of what is known is made.
 
     `overtaken` are the objects of which something newer than the reading is known: they are left as they are.
-    `remember` puts into the claims what is there; None: what is not there.
+    `remember` puts into the applied state what is there; None: what is not there.
     """
 
-    def __init__(self, claims: Claims[K, V], remember: Callable[[K, V | None], None]) -> None:
+    def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], None]) -> None:
         self.overtaken: set[K] = set()
-        self._claims = claims
+        self._state = state
         self._remember = remember
-        self._unseen = set(claims.applied)
-        self._drift: list[Difference[K, V]] = []
+        self._unseen = set(state.applied)
+        self._drift: list[Delta[K, V]] = []
 
     def found(self, key: K, value: V) -> None:
         """The kernel has this object. A value that agrees with what is remembered is dropped for that."""
         self._unseen.discard(key)
         if key in self.overtaken:
             return
-        known = self._claims.applied.get(key)
+        known = self._state.applied.get(key)
         if known is None:
-            self._note(self._claims.claimed_key(key), value)
-        elif not self._claims.agree(value, known):
+            self._note(self._state.desired_key(key), value)
+        elif not self._state.agree(value, known):
             self._note(key, value)
 
-    async def complete(self) -> list[Difference[K, V]]:
+    async def complete(self) -> list[Delta[K, V]]:
         """Nothing else is in the kernel.
 
-        Returns what is wrong now and was thought to be right: the drift, if this is not the first reading.
+        Returns what is wrong now and was thought to be right: the drift, if this is not the first resync.
         """
         async for keys in sliced(self._unseen - self.overtaken):
             for key in keys:
@@ -228,7 +283,7 @@ class Reading(Generic[K, V]):
         return self._drift
 
     def _note(self, key: K, value: V | None) -> None:
-        was_right = not self._claims.is_doubtful(key)
+        was_right = not self._state.is_in_doubt(key)
         self._remember(key, value)
-        if was_right and not self._claims.is_right(key):
-            self._drift.append(Difference(key, value, self._claims.wanted(key)))
+        if was_right and not self._state.is_right(key):
+            self._drift.append(Delta(key, value, self._state.desired(key)))

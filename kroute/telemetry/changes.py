@@ -4,7 +4,7 @@ Three kinds of figures come of these moments:
 
 - Programming latency: from the moment at which a change has been read to the kernel's being changed. A change has been
   read when the watchers pass it on: it is out of the socket and decoded. The kernel is changed when the Service's plan
-  has passed all stages (kroute/reconcile/stages.py). For a new VIP that is the moment at which its address may be
+  has passed all stages (kroute/reconcile/stage_gate.py). For a new VIP that is the moment at which its address may be
   bound, which comes next. The initial sync is none of this: it is kroute's start.
 - Network programming: from the change of a pod, as its EndpointSlice tells of it, to the same moment. This is an SLI of
   Kubernetes. The clock of whoever wrote the EndpointSlice is part of it, so it is no measure of kroute alone. Sources:
@@ -25,7 +25,7 @@ import msgspec
 from kroute.histogram import Histogram
 from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, ObjectKey
 from kroute.model.plan import Plan
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage
 from kroute.telemetry.node_eligibility import NodeEligibility
 
 LATENCY_BOUNDS = (
@@ -72,7 +72,7 @@ class LatencyStatistics(msgspec.Struct):
 
 
 class _Underway:
-    """A plan on its way: its generation, since when, and the stages that are still before it."""
+    """A plan on its way: its generation, since when, and the stages of going live that are still before it."""
 
     __slots__ = ("before", "generation", "since")
 
@@ -83,7 +83,7 @@ class _Underway:
     def replaced_by(self, generation: int) -> None:
         """What it stands for is done when this generation is."""
         self.generation = generation
-        self.before = set(Stage)
+        self.before = set(GOING_LIVE)
 
 
 class ChangeObserver:
@@ -152,7 +152,7 @@ class ChangeObserver:
                 self._observe_triggers(triggered)
         self._triggers_read.clear()
 
-    def passed(self, stage: Stage, plans: Iterable[Plan]) -> None:
+    def passed(self, stage: Stage, plans: Iterable[Revision]) -> None:
         """These plans have passed a stage."""
         if not self._underway:
             return

@@ -30,7 +30,7 @@ from kroute.model.plan import (
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.stages import Milestones
+from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack
@@ -89,7 +89,7 @@ class FakeNode:
         self.clock = Clock()
         self.problems: list[tuple[ObjectKey, Problem]] = []
         self.broadcaster = Broadcaster()
-        self.milestones = Milestones()
+        self.stage_gate = StageGate()
         self.ledger = Ledger.open(state_dir)
         self.ipvs = FakeIpvs(self.kernel)
         self.ipset = FakeIpset(self.kernel)
@@ -102,7 +102,7 @@ class FakeNode:
         self.service_proxy = ServiceProxy(
             self.settings,
             self.broadcaster.subscribe("service_proxy"),
-            self.milestones,
+            self.stage_gate,
             interface=self.interface,
             ledger=self.ledger,
             ipvs=self.ipvs,
@@ -117,7 +117,7 @@ class FakeNode:
         self.route_fix = RouteFix(
             self.settings,
             self.broadcaster.subscribe("route_fix"),
-            self.milestones,
+            self.stage_gate,
             interface=self.interface,
             routes=FakeRoutes(self.kernel),
             monitor=self._monitors["route_fix"],
@@ -127,7 +127,7 @@ class FakeNode:
         self.masquerade = Masquerade(
             self.settings,
             self.broadcaster.subscribe("masquerade"),
-            self.milestones,
+            self.stage_gate,
             ipset=self.ipset,
             xtables=self.xtables,
             clock=self.clock,

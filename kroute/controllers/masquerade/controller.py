@@ -21,9 +21,9 @@ from kroute.kernel.iptables.xtables import Xtables
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.desired_state import Claims, Difference
-from kroute.reconcile.staged_controller import Preparer
-from kroute.reconcile.stages import Milestones, Stage
+from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
+from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,24 +36,24 @@ Present = Literal[True]
 VIP_SETS = frozenset(family.set_name(AddressSet.VIP) for family in FAMILIES)
 
 
-class Masquerade(Preparer[AddEntry, Present]):
+class Masquerade(StagedController[AddEntry, Present]):
     """Owns the rules and sets named KROUTE-. `xtables` has an entry for each family that the node may have."""
 
     name = "masquerade"
-    stage = Stage.ENTRIES_PREPARED
+    stage = ENTRIES_PREPARED
     first_audit = 1 / 3
 
     def __init__(
         self,
         settings: Settings,
         subscription: Subscription,
-        milestones: Milestones,
+        gate: StageGate,
         *,
         ipset: Ipset,
         xtables: Mapping[Family, Xtables],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, subscription, milestones, Claims(), None, clock)
+        super().__init__(settings, subscription, gate, DesiredState(), None, clock)
         self._ipset = ipset
         self._rules = NodeRules(settings, xtables, self.account)
         self._node: NodeFacts | None = None
@@ -63,7 +63,7 @@ class Masquerade(Preparer[AddEntry, Present]):
         self._kept_sets: set[str] = set()
 
     def accept_node(self, plan: NodePlan) -> None:
-        """Claim what the plan names, and take in what the rules need to know of the node."""
+        """Want what the plan names, and take in what the rules need to know of the node."""
         super().accept_node(plan)
         if plan.node != self._node:
             self._node = plan.node
@@ -89,60 +89,58 @@ class Masquerade(Preparer[AddEntry, Present]):
             elif not await self._fits(definition):
                 await self._remake(definition)
                 drift.append(f"set {definition.name} was of another kind")
-        reading = self.claims.read_anew()
+        resync = self.desired.resync()
         for definition in definitions:
             if definition.name not in present:
                 continue  # it is new, and so it is empty
             async for elements in sliced(await self._ipset.read(definition.name)):
                 for element in elements:
-                    reading.found(AddEntry(definition.name, element), True)
+                    resync.found(AddEntry(definition.name, element), True)
                 await self.meanwhile()
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
         self._rules_due = True
         drift += [
-            f"entry {one.key} was {'not wanted' if one.applied else 'missing'}" for one in await reading.complete()
+            f"entry {one.key} was {'not wanted' if one.applied else 'missing'}" for one in await resync.complete()
         ]
         return drift
 
-    def may_write(self, difference: Difference[AddEntry, Present]) -> bool:
+    def may_write(self, delta: Delta[AddEntry, Present]) -> bool:
         """A VIP comes after the ports of its Services; it goes at once, and its ports go after it.
 
         At once, because the address may have become one of the node's own, which must not be cut off.
         """
-        entry, comes = difference.key, difference.wanted is not None
+        entry, comes = delta.key, delta.desired is not None
         if entry.set in VIP_SETS:
             return not comes or self._are_ports_known(entry)
-        return super().may_write(difference) and (comes or not self._is_vip_leaving(entry))
+        return super().may_write(delta) and (comes or not self._is_vip_leaving(entry))
 
     async def write(self) -> None:
         """Fill the sets, then see to the rules. At first, no plan is prepared before the rules have been seen to."""
-        await self.write_differences()
-        await self.write_differences()  # what had to wait for the first: VIPs that come, ports of VIPs that went
+        await self.write_deltas()
+        await self.write_deltas()  # what had to wait for the first: VIPs that come, ports of VIPs that went
         if self._node is None:
             return  # what an earlier run's rules do may be right: that shows only with the first plans
         if self._rules_due:
             if self._looked_at_rules:
-                await self._unprepared.promote()  # an audit of the rules may wait for the xtables lock
+                await self.gate.advance(self.stage)  # an audit of the rules may wait for the xtables lock
             self._rules_due, self._looked_at_rules = False, True
             await self._rules.ensure(self._node)
             await self._destroy_leftover_sets()
-        await self._unprepared.promote()
+        await self.gate.advance(self.stage)
 
-    async def apply(self, differences: Sequence[Difference[AddEntry, Present]]) -> Mapping[AddEntry, str]:
+    async def apply(self, deltas: Sequence[Delta[AddEntry, Present]]) -> Mapping[AddEntry, str]:
         """Write set entries."""
-        changes: list[SetChange] = [
-            difference.key if difference.wanted else DeleteEntry(*difference.key) for difference in differences
-        ]
+        changes: list[SetChange] = [delta.key if delta.desired else DeleteEntry(*delta.key) for delta in deltas]
         failures = await self._ipset.write(changes)
         return {AddEntry(*failure.change): str(failure) for failure in failures}
 
-    def event_of(self, difference: Difference[AddEntry, Present]) -> str:
+    def event_of(self, delta: Delta[AddEntry, Present]) -> str:
         """`set_entry.added`, `set_entry.removed`."""
-        return "set_entry.added" if difference.wanted else "set_entry.removed"
+        return "set_entry.added" if delta.desired else "set_entry.removed"
 
-    def fields_of(self, difference: Difference[AddEntry, Present]) -> dict[str, object]:
+    def fields_of(self, delta: Delta[AddEntry, Present]) -> dict[str, object]:
         """The set and its element."""
-        return {"set": difference.key.set, "entry": difference.key.element}
+        return {"set": delta.key.set, "entry": delta.key.element}
 
     async def has_sets(self) -> bool:
         """Whether there is a set of ours, from whatever run."""
@@ -159,9 +157,9 @@ class Masquerade(Preparer[AddEntry, Present]):
     def _are_ports_known(self, vip: AddEntry) -> bool:
         """Whether the sets hold everything else that the Services with this VIP want in them."""
         return all(
-            self.claims.is_right(entry)
-            for owner in self.claims.owners(vip)
-            for entry in self.claims.claimed_by(owner)
+            self.desired.is_right(entry)
+            for owner in self.desired.owners(vip)
+            for entry in self.desired.wanted_by(owner)
             if entry.set not in VIP_SETS
         )
 
@@ -169,7 +167,7 @@ class Masquerade(Preparer[AddEntry, Present]):
         """Whether the port's address is a VIP that has yet to go."""
         address = str(port.element[0])
         vip = AddEntry(family_of(address).set_name(AddressSet.VIP), (address,))
-        return vip in self.claims.applied and self.claims.wanted(vip) is None
+        return self.desired.is_leaving(vip)
 
     async def _fits(self, definition: SetDefinition) -> bool:
         found = await self._ipset.definition(definition.name)

@@ -8,7 +8,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import NAMED_SERVICES, names_of
-from kroute.reconcile.stages import Milestones, Stage
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, StageGate
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +28,8 @@ class Readiness:
     now: there may be later, when its last real server has drained.
     """
 
-    def __init__(self, milestones: Milestones) -> None:
-        self._milestones = milestones
+    def __init__(self, gate: StageGate) -> None:
+        self._gate = gate
         self._waiting: dict[ObjectKey, ServicePlan] = {}
         self._since: dict[ObjectKey, float] = {}
         self._overdue: set[ObjectKey] = set()
@@ -55,7 +55,7 @@ class Readiness:
         late: list[ObjectKey] = []
         async for waiting in sliced(list(self._waiting.items())):
             for key, plan in waiting:
-                if self._milestones.has_reached(plan, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED) and is_served(key):
+                if self._gate.has_passed(plan, ROUTES_PREPARED, ENTRIES_PREPARED) and is_served(key):
                     self.forget(key)
                 elif key in self._overdue:
                     late.append(key)
@@ -77,14 +77,14 @@ class Readiness:
     def may_let_in(self, key: ObjectKey) -> bool:
         """Whether virtual servers may be made and edited for the Service's newest plan."""
         plan = self._waiting.get(key)
-        return plan is None or key in self._overdue or self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+        return plan is None or key in self._overdue or self._gate.has_passed(plan, ENTRIES_PREPARED)
 
     def next_due(self) -> float | None:
         """When the next Service has been waited for long enough."""
         return self._due(min(self._since.values())) if self._since else None
 
     def _due(self, since: float) -> float:
-        return min(max(since, self._milestones.progress) + PATIENCE, since + LONGEST_PATIENCE)
+        return min(max(since, self._gate.progress) + PATIENCE, since + LONGEST_PATIENCE)
 
 
 def _warn(keys: Iterable[ObjectKey]) -> None:

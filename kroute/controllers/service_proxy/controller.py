@@ -1,6 +1,6 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
-What comes first in one pass is what must be true first. Addresses that nobody claims go away, then their virtual
+What comes first in one pass is what must be true first. Addresses that nobody wants go away, then their virtual
 servers; new virtual servers are made with their real servers when masquerade has said that the plan's set entries are
 there; and an address is bound only when the plan's virtual servers are there and route_fix has said that its routes
 are. All of them are waited for only so long.
@@ -26,14 +26,21 @@ from kroute.kernel.net.addresses import Addresses, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
+from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.candidates import Candidates
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
-from kroute.reconcile.stages import PREDECESSOR, Milestones, Stage
+from kroute.reconcile.stage_gate import (
+    EARLIER_RUN,
+    ENTRIES_PREPARED,
+    ROUTES_PREPARED,
+    SERVED,
+    WITHDRAWN,
+    Revision,
+    StageGate,
+)
 from kroute.settings import Settings
 
 
@@ -44,12 +51,13 @@ class ServiceProxy(Controller):
     """
 
     name = "service_proxy"
+    waits_for = (ENTRIES_PREPARED, ROUTES_PREPARED)
 
     def __init__(
         self,
         settings: Settings,
         subscription: Subscription,
-        milestones: Milestones,
+        gate: StageGate,
         *,
         interface: DummyInterface,
         ledger: Ledger,
@@ -63,7 +71,7 @@ class ServiceProxy(Controller):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(settings, subscription, monitor, clock)
-        self._milestones = milestones
+        self._gate = gate
         self._interface = interface
         self._ledger = ledger
         self._ipvs = ipvs
@@ -82,10 +90,8 @@ class ServiceProxy(Controller):
             report=report,
             suspect=self._flows.suspect,
         )
-        self._readiness = Readiness(milestones)
+        self._readiness = Readiness(gate)
         self._plans: dict[ObjectKey, ServicePlan] = {}
-        self._unserved = Candidates(milestones, Stage.SERVED, self._is_served)
-        self._withdrawing = Candidates(milestones, Stage.WITHDRAWN, self._is_withdrawn)
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
         self._first_write = True
@@ -93,18 +99,16 @@ class ServiceProxy(Controller):
         self._sysctls_due = False
         self._is_owner_settled = False
         self.live = asyncio.Event()
-        milestones.watch(self.wake, Stage.ROUTES_PREPARED, Stage.ENTRIES_PREPARED)
+        says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
+        gate.join(self.wake, says=says, waits_for=self.waits_for)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Claim what the plans name, and let go of what they name no longer."""
+        """Want what the plans name, and let go of what they name no longer."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
-            self._servers.departures.add(plan, self._servers.claims.claim(plan.key, servers))
-            for key in servers:
-                self._servers.departures.over(key)
-            self._vips.claim(plan)
-            self._withdrawing.add(plan)
-            self._unserved.add(plan)
+            self._servers.desired.want(plan, servers)
+            self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
+            self._gate.submit(plan, SERVED, WITHDRAWN)
             if not self._serves_ipv6 and any(":" in key.address for key in servers):
                 self._serves_ipv6 = self._sysctls_due = True
             if plan.is_empty:
@@ -116,23 +120,22 @@ class ServiceProxy(Controller):
             else:
                 self._readiness.forget(plan.key)
             if self._are_routes_in_doubt:
-                self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.claims.applied)
+                self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
     def accept_node(self, plan: NodePlan) -> None:
         """The node's plan names nothing that is served, but it passes the stages that others wait for."""
-        self._withdrawing.add(plan)
-        self._unserved.add(plan)
+        self._gate.submit(plan, SERVED, WITHDRAWN)
 
     def notice(self, events: Sequence[Event]) -> None:
         """A link or an address has gone: put it back at once."""
         on_link = [event for event in events if event.interface == self._interface.name]
         self._notice_links([event for event in on_link if isinstance(event, LinkEvent)])
         newest = {event.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
-        lost = [address for address, gone in newest.items() if gone and address in self._vips.claims.applied]
+        lost = [address for address, gone in newest.items() if gone and address in self._vips.desired.applied]
         for address in lost:
-            self._vips.lost(address)
+            self._vips.desired.note_applied(address, None)
         if lost:
-            lost = [address for address in lost if self._vips.claims.wanted(address) is not None]
+            lost = [address for address in lost if self._vips.desired.desired(address) is not None]
             self.account.repaired(f"address {address} was missing" for address in lost)
             self._lose(lost)
 
@@ -166,16 +169,16 @@ class ServiceProxy(Controller):
             await self._prepare_again(())
         self._readiness.look_at_clock(self.clock())
         written = self.account.counters.writes
-        await self._servers.write(self._vips.is_leaving, self._is_held)
+        await self._servers.write(self._vips.desired.is_leaving, self._is_held)
         if self.account.counters.writes > written:
-            self._milestones.proceed(self.clock())
-        await self._readiness.settle(self._servers.claims.is_settled, self.clock())
-        await self._unserved.promote()
+            self._gate.proceed(self.clock())
+        await self._readiness.settle(self._servers.desired.is_settled, self.clock())
+        await self._gate.advance(SERVED)
         await self._vips.bind(self._readiness.is_ready, self._has_route)
         if self._readiness.is_over:
             self.live.set()
-        await self._withdrawing.promote()
-        if not self._withdrawing:
+        await self._gate.advance(WITHDRAWN)
+        if not self._gate.has_candidates(WITHDRAWN):
             self._are_routes_in_doubt = False
         await self._flows.end_stale(self._servers.serving)
 
@@ -253,45 +256,45 @@ class ServiceProxy(Controller):
         """
         self._lost = None
         addresses = set(lost)
-        if not any(":" not in address for address in self._vips.claims.applied):
+        if not any(":" not in address for address in self._vips.desired.applied):
             addresses.update(await self._vips.missing())
             self._are_routes_in_doubt = True
         async for batch in sliced(addresses):
-            keys = {owner for address in batch for owner in self._vips.claims.owners(address)}
+            keys = {owner for address in batch for owner in self._vips.desired.owners(address)}
             for key in keys:
                 self._readiness.await_(self._plans[key])
-            self._milestones.retract(Stage.ROUTES_PREPARED, keys)
+            self._gate.retract(ROUTES_PREPARED, keys)
 
     def _has_route(self, key: ObjectKey) -> bool:
-        return self._milestones.has_reached(self._plans[key], Stage.ROUTES_PREPARED)
+        return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
 
     def _leave_the_rest(self) -> None:
         """What an earlier run left and no plan names leaves as if a plan had let it go."""
-        self._vips.departures.add(PREDECESSOR, self._vips.claims.unclaimed())
-        self._servers.departures.add(PREDECESSOR, self._servers.claims.unclaimed())
-        self._withdrawing.add(PREDECESSOR)
+        self._vips.desired.let_go_unwanted(EARLIER_RUN)
+        self._servers.desired.let_go_unwanted(EARLIER_RUN)
+        self._gate.submit(EARLIER_RUN, WITHDRAWN)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
         """Whether the rules may not be ready yet for packets that this virtual server would take at once.
 
         It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
         """
-        owners = self._servers.claims.owners(key)
+        owners = self._servers.desired.owners(key)
         return bool(owners) and not self._readiness.may_let_in(owners[-1])
 
-    def _is_served(self, plan: Plan) -> bool:
+    def _is_served(self, plan: Revision) -> bool:
         """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
         return self._readiness.is_ready(plan.key) or (
-            self._servers.claims.is_settled(plan.key) and self._milestones.has_reached(plan, Stage.ENTRIES_PREPARED)
+            self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
-    def _is_withdrawn(self, plan: Plan) -> bool:
+    def _is_withdrawn(self, plan: Revision) -> bool:
         """What leaves a virtual server that stays must have left too, as far as it was waited for.
 
         The first full list stands for what an earlier run left.
         """
-        if not (self._vips.departures.is_over(plan.key) and self._servers.departures.is_over(plan.key)):
+        if not (self._vips.desired.has_departed(plan.key) and self._servers.desired.has_departed(plan.key)):
             return False
-        if plan is PREDECESSOR:
+        if plan is EARLIER_RUN:
             return self.live.is_set()
-        return self._servers.claims.is_settled(plan.key) or self._readiness.is_ready(plan.key)
+        return self._servers.desired.is_settled(plan.key) or self._readiness.is_ready(plan.key)

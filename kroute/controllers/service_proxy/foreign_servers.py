@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
-from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import Account, Report
 
 if TYPE_CHECKING:
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 class ForeignServers:
     """Those that are known. A plan that wants one fails for this key, alone, and is tried again."""
 
-    def __init__(self, account: Account, claims: Claims[VirtualServerKey, VirtualServer], report: Report) -> None:
+    def __init__(
+        self, account: Account, desired: DesiredState[VirtualServerKey, VirtualServer], report: Report
+    ) -> None:
         self.keys: set[KernelKey] = set()
         self._account = account
-        self._claims = claims
+        self._desired = desired
         self._report = report
 
     def tell(self, key: VirtualServerKey) -> str:
@@ -29,13 +31,13 @@ class ForeignServers:
             "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
         )
         if key not in self._account.retries:
-            for owner in self._claims.owners(key):
+            for owner in self._desired.owners(key):
                 self._report(owner, Problem("ForeignVirtualServer", subject, message))
         return message
 
-    def leave_out(self, differences: Sequence[Difference[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
+    def leave_out(self, deltas: Sequence[Delta[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
         """The keys of what may be written; the others are refused."""
-        taken = [difference.key for difference in differences if difference.key in self.keys]
+        taken = [delta.key for delta in deltas if delta.key in self.keys]
         refusals = {key: self.tell(key) for key in taken}
-        self._account.refused(refusals, (owner for key in taken for owner in self._claims.owners(key)))
-        return [difference.key for difference in differences if difference.key not in self.keys]
+        self._account.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
+        return [delta.key for delta in deltas if delta.key not in self.keys]

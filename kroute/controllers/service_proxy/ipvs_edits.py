@@ -21,7 +21,7 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-from kroute.reconcile.desired_state import Difference
+from kroute.reconcile.desired_state import Delta
 
 SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
 """The others ignore flags, and the kernel does not show them for the others."""
@@ -180,11 +180,11 @@ def is_taken(failure: Failure[IpvsChange]) -> bool:
     return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
 
 
-def describe(drift: Difference[VirtualServerKey, VirtualServer]) -> str:
-    """What an audit has found, in words."""
+def describe(drift: Delta[VirtualServerKey, VirtualServer]) -> str:
+    """What a resync has found, in words."""
     if drift.applied is None:
         return f"virtual server {drift.key} was missing"
-    is_wanted = drift.wanted is not None and not is_nothing(drift.wanted)
+    is_wanted = drift.desired is not None and not is_nothing(drift.desired)
     return f"virtual server {drift.key} was changed" if is_wanted else f"virtual server {drift.key} is not wanted"
 
 

@@ -1,6 +1,6 @@
 """The part of service_proxy that owns the VIP addresses on the dummy interface.
 
-An address goes live last: it is bound when a Service that claims it is ready, which is somebody else's to say. It goes
+An address goes live last: it is bound when a Service that wants it is ready, which is somebody else's to say. It goes
 away first. One that somebody has taken away is bound again in the same order as at first.
 """
 
@@ -12,11 +12,10 @@ import structlog
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import ServicePlan, Vip
+from kroute.model.plan import Vip
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
-from kroute.reconcile.departures import Departures
-from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.pass_status import Account, names_of
 
@@ -28,8 +27,8 @@ def _agree(_applied: Vip, _wanted: Vip) -> bool:
     return True
 
 
-def describe(drift: Difference[str, Vip]) -> str:
-    """What an audit has found, in words."""
+def describe(drift: Delta[str, Vip]) -> str:
+    """What a resync has found, in words."""
     return f"address {drift.key} is not wanted" if drift.applied else f"address {drift.key} was missing"
 
 
@@ -37,52 +36,34 @@ class VipAddresses:
     """The addresses on the dummy interface."""
 
     def __init__(self, account: Account, addresses: Addresses, interface: DummyInterface) -> None:
-        self.claims: Claims[str, Vip] = Claims(_agree)
-        self.departures: Departures[str] = Departures()
+        self.desired: DesiredState[str, Vip] = DesiredState(_agree)
         self._account = account
         self._addresses = addresses
         self._interface = interface
 
-    def claim(self, plan: ServicePlan) -> None:
-        """Take the plan's addresses into memory."""
-        vips = {vip.address: vip for vip in plan.vips}
-        self.departures.add(plan, self.claims.claim(plan.key, vips))
-        for address in vips:
-            self.departures.over(address)
-
-    async def learn(self, exclusion: Exclusion) -> list[Difference[str, Vip]]:
+    async def learn(self, exclusion: Exclusion) -> list[Delta[str, Vip]]:
         """Read the bound addresses into memory; says what is not as it was left."""
-        reading = self.claims.read_anew()
+        resync = self.desired.resync()
         async for addresses in sliced(await self._addresses.read(self._interface.name)):
             for address in addresses:
-                wanted, known = self.claims.wanted(address), self.claims.applied.get(address)
+                wanted, known = self.desired.desired(address), self.desired.applied.get(address)
                 is_known = wanted is not None or known is not None
                 if (self._interface.is_ours or is_known) and not exclusion.covers(address):
-                    reading.found(address, wanted or known or Vip(address, None))
-        return await reading.complete()
-
-    def lost(self, address: str) -> None:
-        """Somebody has taken the address away."""
-        self.claims.note(address, None)
-        if self.claims.wanted(address) is None:
-            self.departures.over(address)
+                    resync.found(address, wanted or known or Vip(address, None))
+        return await resync.complete()
 
     def lost_all(self) -> None:
         """The link has gone, and all its addresses with it."""
-        for address in list(self.claims.applied):
-            self.lost(address)
-
-    def is_leaving(self, address: str) -> bool:
-        """Whether the address is still to be taken away."""
-        return address in self.claims.applied and self.claims.wanted(address) is None
+        for address in list(self.desired.applied):
+            self.desired.note_applied(address, None)
 
     async def missing(self) -> list[str]:
-        """The addresses that are claimed and not bound."""
-        return [difference.key for difference in await self.claims.all_differences() if difference.applied is None]
+        """The addresses that are wanted and not bound."""
+        return [delta.key for delta in await self.desired.all_pending() if delta.applied is None]
 
     async def unbind(self) -> list[str]:
-        """Take away what nobody claims any more; returns what has gone."""
-        due = [difference.key for difference in await self.claims.all_differences() if difference.wanted is None]
+        """Take away what nobody wants any more; returns what has gone."""
+        due = [delta.key for delta in await self.desired.all_pending() if delta.desired is None]
         gone: list[str] = []
         async for batch in sliced([address for address in due if not self._account.is_waiting(address)]):
             failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
@@ -94,19 +75,16 @@ class VipAddresses:
             done = [address for address in batch if address not in refusals]
             log_changes(log, done, lambda _: "vip.unbound", self._fields)
             for address in done:
-                self.claims.note(address, None)
-                self.departures.over(address)
+                self.desired.note_applied(address, None)
             self._account.wrote(len(done))
-            self._account.refused(
-                refusals, (self.departures.plan_of(address).key for address in batch if address in refusals)
-            )
+            self._account.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
             gone += done
         return gone
 
     async def bind(self, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]) -> None:
-        """Bind what is claimed by a Service that is ready.
+        """Bind what is wanted by a Service that is ready.
 
-        Where a claimant's route stands, the kernel's own would only be in its way, and goes with the same write.
+        Where an owner's route stands, the kernel's own would only be in its way, and goes with the same write.
         """
         async for batch in sliced(await self.missing()):
             if changes := [it for address in batch if (it := self._binding(address, is_ready, has_route))]:
@@ -115,10 +93,10 @@ class VipAddresses:
     def _binding(
         self, address: str, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]
     ) -> BindAddress | None:
-        owners = self.claims.owners(address)
+        owners = self.desired.owners(address)
         if self._account.is_waiting(address) or not any(is_ready(owner) for owner in owners):
             return None
-        vip = self.claims.wanted(address)
+        vip = self.desired.desired(address)
         routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
         return BindAddress(address, keep_kernel_route=not routed)
 
@@ -128,10 +106,9 @@ class VipAddresses:
         done = [change.address for change in batch if change.address not in refusals]
         log_changes(log, done, lambda _: "vip.bound", self._fields)
         for address in done:
-            self.claims.note(address, self.claims.wanted(address))
+            self.desired.note_applied(address, self.desired.desired(address))
         self._account.wrote(len(done))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.claims.owners(address)))
+        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     def _fields(self, address: str) -> dict[str, object]:
-        owners = self.claims.owners(address) or [self.departures.plan_of(address).key]
-        return {"service": " ".join(names_of(owners)), "vip": address}
+        return {"service": " ".join(names_of(self.desired.responsible(address))), "vip": address}

@@ -48,8 +48,7 @@ from kroute.kernel.ipvs.client import (
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
-from kroute.reconcile.departures import Departures
-from kroute.reconcile.desired_state import Claims
+from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import Account, Report, names_of
@@ -80,8 +79,7 @@ class VirtualServers:
         report: Report,
         suspect: Suspect,
     ) -> None:
-        self.claims: Claims[VirtualServerKey, VirtualServer] = Claims(self._is_as_wanted, is_nothing)
-        self.departures: Departures[VirtualServerKey] = Departures()
+        self.desired: DesiredState[VirtualServerKey, VirtualServer] = DesiredState(self._is_as_desired, is_nothing)
         self._account = account
         self._ipvs = ipvs
         self._ledger = ledger
@@ -89,18 +87,18 @@ class VirtualServers:
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
-        self._foreign = ForeignServers(account, self.claims, report)
+        self._foreign = ForeignServers(account, self.desired, report)
         self._ask_again = False
 
     async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
         """Read the kernel's table into memory; says what is not as it was left."""
-        reading = self.claims.read_anew()
+        resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign.keys)
         now = self._account.clock()
         async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
-                if found in reading.overtaken:
+                if found in resync.overtaken:
                     continue
                 if found not in self._ledger.virtual_servers:
                     no_longer_foreign.discard(found)
@@ -110,20 +108,20 @@ class VirtualServers:
                     known = self._if_unchanged(found, state)
                     if known is None:
                         key = planned_key(found)
-                        if idle := idle_real_servers(state, self.claims.wanted(key)):
+                        if idle := idle_real_servers(state, self.desired.desired(key)):
                             draining.add(key)
                         self._drains.found(key, idle, now)
                         known = from_kernel(key, state, idle)
-                    reading.found(known.key, known)
+                    resync.found(known.key, known)
             await meanwhile()
         self._foreign.keys -= no_longer_foreign
-        self._drains.keep_only(draining | reading.overtaken)
+        self._drains.keep_only(draining | resync.overtaken)
         self._ask_again = True
-        return [describe(drift) for drift in await reading.complete()]
+        return [describe(drift) for drift in await resync.complete()]
 
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
         """The very object that is remembered, or else wanted, if the kernel has just that, and nothing drains there."""
-        known = self.claims.applied.get(key) or self.claims.wanted(key)
+        known = self.desired.applied.get(key) or self.desired.desired(key)
         if known is None or self._drains.of(key) or not is_unchanged(known, state):
             return None
         return known
@@ -147,31 +145,31 @@ class VirtualServers:
 
     def ours(self) -> Set[VirtualServerKey]:
         """The virtual servers that are there or should be, without those that somebody else has made."""
-        return (self.claims.applied.keys() | self.claims.claimed()) - self._foreign.keys
+        return (self.desired.applied.keys() | self.desired.desired_keys()) - self._foreign.keys
 
     def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
         """The real servers that a virtual server should have."""
-        wanted = self.claims.wanted(key)
+        wanted = self.desired.desired(key)
         return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
-        async for doubtful in sliced(self.claims.doubtful()):
+        async for deltas in self.desired.pending():
             due = []
-            for difference in self.claims.differences(doubtful):
-                key, applied, wanted = difference
+            for delta in deltas:
+                key, applied, wanted = delta
                 if wanted is None:
                     must_wait = is_leaving(key.address)
                 else:
                     must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
                 if not must_wait and not self._account.is_waiting(key):
-                    due.append(difference)
+                    due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
                 await self._write(self._foreign.leave_out(batch))
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
         edits = {key: self._edit(key) for key in keys}
-        made = [key for key in keys if key not in self.claims.applied and key not in self._ledger.virtual_servers]
+        made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
         self._suspect(key for key, one in edits.items() if one.takes_away)
@@ -180,14 +178,14 @@ class VirtualServers:
         refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
-        self._suspect(key for key in keys if key not in taken and key not in self.claims.applied)
+        self._suspect(key for key in keys if key not in taken and key not in self.desired.applied)
         refusals |= {key: self._foreign.tell(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
         self._account.wrote(len(done))
         log_changes(log, done, event_of, self._fields)
-        self._account.refused(refusals, (owner for key in refusals for owner in self.claims.owners(key)))
+        self._account.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
@@ -202,19 +200,18 @@ class VirtualServers:
         return [failure for failure in failures if not is_absent(failure)]
 
     def _edit(self, key: VirtualServerKey) -> Edit:
-        wanted = self.claims.wanted(key)
+        wanted = self.desired.desired(key)
         if wanted is None:
             return Edit([DeleteVirtualServer(key)], [])
         if wanted.real_servers and wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
             self._tell(key, self._schedulers.problem(wanted.scheduler))
-        return edit(self.claims.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
+        return edit(self.desired.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
-        wanted = self.claims.wanted(key)
+        wanted = self.desired.desired(key)
         if wanted is None or one.is_deletion:
             self._drains.forget(key)
-            self.claims.note(key, None)
-            self.departures.over(key)
+            self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
             for address, port, _ in wanted.real_servers:
@@ -222,21 +219,21 @@ class VirtualServers:
         for real_server in one.draining:
             self._drains.start(key, real_server, self._account.clock())
         # What loses its last real server keeps its options for now.
-        served = with_real_servers(self.claims.applied[key], ()) if is_nothing(wanted) else wanted
-        self.claims.note(key, self._schedulers.effective(served))
+        served = with_real_servers(self.desired.applied[key], ()) if is_nothing(wanted) else wanted
+        self.desired.note_applied(key, self._schedulers.effective(served))
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
         """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
         for key in keys:
-            wanted = self.claims.wanted(key)
+            wanted = self.desired.desired(key)
             if wanted is not None and wanted.real_servers and not self._schedulers.is_known(wanted.scheduler):
                 await self._ask_for_scheduler(wanted)
 
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.missing:
-            candidates = (self.claims.wanted(key) for key in self._schedulers.waiting_for(scheduler))
+            candidates = (self.desired.desired(key) for key in self._schedulers.waiting_for(scheduler))
             wanted = [one for one in candidates if one is not None and one.scheduler == scheduler]
-            applied = next((one for one in wanted if one.key in self.claims.applied), None)
+            applied = next((one for one in wanted if one.key in self.desired.applied), None)
             if not wanted:
                 self._schedulers.forget(scheduler)
             elif applied is not None:
@@ -244,7 +241,7 @@ class VirtualServers:
 
     async def _ask_for_scheduler(self, wanted: VirtualServer) -> None:
         """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
-        key, applied = wanted.key, self.claims.applied.get(wanted.key)
+        key, applied = wanted.key, self.desired.applied.get(wanted.key)
         question = SetVirtualServer(key, options_of(wanted)) if applied else AddVirtualServer(key, options_of(wanted))
         is_new = key not in self._ledger.virtual_servers
         if is_new:
@@ -254,9 +251,9 @@ class VirtualServers:
             self._account.wrote(1)
             if applied is None:
                 self._suspect([key])
-            self.claims.note(key, with_real_servers(wanted, applied.real_servers if applied else ()))
+            self.desired.note_applied(key, with_real_servers(wanted, applied.real_servers if applied else ()))
             for waiting in self._schedulers.found(wanted.scheduler):
-                self.claims.recheck(waiting)
+                self.desired.recheck(waiting)
         elif failures[0].errno == ENOENT:
             self._schedulers.lacks(wanted.scheduler)
         elif is_new and is_taken(failures[0]):
@@ -276,21 +273,20 @@ class VirtualServers:
         done = [change for change in changes if change not in refusals]
         for change in done:
             self._drains.stop(changes[change], change.real_server)
-            self.claims.recheck(changes[change])
+            self.desired.recheck(changes[change])
         self._account.wrote(len(done))
         log_changes(log, done, event_of, self._fields)
-        self._account.refused(refusals, {owner for key in changes.values() for owner in self.claims.owners(key)})
+        self._account.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
 
-    def _is_as_wanted(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
+    def _is_as_desired(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
         if not wanted.real_servers:
             return not applied.real_servers and not is_served_out(applied, self._drains.of(applied.key))
         return serve_alike(applied, self._schedulers.effective(wanted))
 
     def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
-        for owner in self.claims.owners(key):
+        for owner in self.desired.owners(key):
             self._report(owner, problem)
 
     def _fields(self, change: IpvsChange) -> dict[str, object]:
         key = planned_key(change.key)
-        services = names_of(self.claims.owners(key) or [self.departures.plan_of(key).key])
-        return {"service": " ".join(services), **fields_of(change)}
+        return {"service": " ".join(names_of(self.desired.responsible(key))), **fields_of(change)}

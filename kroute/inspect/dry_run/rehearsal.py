@@ -44,7 +44,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
-from kroute.reconcile.stages import Milestones
+from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ class _Stage:
         self._now = 0.0
         self._broadcaster = Broadcaster()
         self._ledger = Ledger.open(settings.state_dir)
-        milestones = Milestones()
+        gate = StageGate()
         interface = DummyInterface(settings.dummy_interface, RecordingLinks(node.links, recorder), self._ledger)
         self._service_proxy = ServiceProxy(
             settings,
             self._broadcaster.subscribe(ServiceProxy.name),
-            milestones,
+            gate,
             interface=interface,
             ledger=self._ledger,
             ipvs=RecordingIpvs(node.ipvs, recorder),
@@ -156,7 +156,7 @@ class _Stage:
         route_fix = RouteFix(
             settings,
             self._broadcaster.subscribe(RouteFix.name),
-            milestones,
+            gate,
             interface=interface,
             routes=RecordingRoutes(node.routes, recorder),
             monitor=Monitor(only_interface=settings.dummy_interface),
@@ -165,7 +165,7 @@ class _Stage:
         masquerade = Masquerade(
             settings,
             self._broadcaster.subscribe(Masquerade.name),
-            milestones,
+            gate,
             ipset=RecordingIpset(node.ipset, recorder),
             xtables={family: RecordingXtables(it, recorder, family.name) for family, it in node.xtables.items()},
             clock=self._clock,

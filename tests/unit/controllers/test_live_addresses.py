@@ -20,7 +20,7 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.model.plan import AddressSet, Protocol, ServicePlan
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import WITHDRAWN
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, plan, server
 
 NODE_PORT = (6, NODE_IPV4, 30080)
@@ -130,7 +130,7 @@ async def test_what_leaves_for_good_waits_for_nothing(tmp_path: Path) -> None:
     node.broadcaster.publish([plan("web", 2)])
     await node.service_proxy.step()
     assert node.kernel.writes == [DeleteVirtualServer(NODE_PORT)]
-    assert node.milestones.has_reached(plan("web", 2), Stage.WITHDRAWN)
+    assert node.stage_gate.has_passed(plan("web", 2), WITHDRAWN)
 
 
 async def test_without_endpoints_real_servers_go_at_once_and_the_port_is_not_the_hosts_before_it_is_refused(
@@ -182,11 +182,11 @@ async def test_withdrawal_is_said_only_when_the_edit_is_written(tmp_path: Path) 
     newer = web(2, "10.1.0.1", external=SERVED_HERE)
     node.broadcaster.publish([newer])
     await node.service_proxy.step()
-    assert not node.milestones.has_reached(newer, Stage.WITHDRAWN)
+    assert not node.stage_gate.has_passed(newer, WITHDRAWN)
     await node.masquerade.step()
     await node.service_proxy.step()
     assert weights(node) == {LOCAL: 1, REMOTE: 0}
-    assert node.milestones.has_reached(newer, Stage.WITHDRAWN)
+    assert node.stage_gate.has_passed(newer, WITHDRAWN)
 
 
 async def test_the_deadline_frees_the_withdrawal_too(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ async def test_the_deadline_frees_the_withdrawal_too(tmp_path: Path) -> None:
     unprepared(node, newer)
     await node.settle()
     await node.wait(4.9)
-    assert not node.milestones.has_reached(newer, Stage.WITHDRAWN)
+    assert not node.stage_gate.has_passed(newer, WITHDRAWN)
     await node.wait(0.2)
     assert weights(node) == {LOCAL: 1, REMOTE: 0}
-    assert node.milestones.has_reached(newer, Stage.WITHDRAWN)
+    assert node.stage_gate.has_passed(newer, WITHDRAWN)
 
 
 async def test_a_foreign_virtual_server_in_the_way_holds_the_withdrawal_up_no_longer(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_foreign_virtual_server_in_the_way_holds_the_withdrawal_up_no_lo
     await node.apply(only)
     assert ("10.96.0.1", 6, 80) in node.kernel.sets["KROUTE-CLUSTER-IP"].elements
     await node.wait(6)
-    assert node.milestones.has_reached(only, Stage.WITHDRAWN)
+    assert node.stage_gate.has_passed(only, WITHDRAWN)
     assert node.kernel.sets["KROUTE-CLUSTER-IP"].elements == set()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.controllers.route_fix import SourceRoute, ours_among
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import ROUTES_PREPARED
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 
 OTHER = "192.168.123.239"
@@ -59,10 +59,10 @@ async def test_a_route_is_not_prepared_while_the_kernel_refuses_it(tmp_path: Pat
     node = await serving(tmp_path)
     wrong = plan("new", 2, server("10.96.0.2", 80), source="192.168.123.77")
     await node.apply(wrong)
-    assert not node.milestones.has_reached(wrong, Stage.ROUTES_PREPARED)
+    assert not node.stage_gate.has_passed(wrong, ROUTES_PREPARED)
     node.kernel.add_address("eth0", "192.168.123.77", 24)
     await node.wait(1)
-    assert node.milestones.has_reached(wrong, Stage.ROUTES_PREPARED)
+    assert node.stage_gate.has_passed(wrong, ROUTES_PREPARED)
     assert sources(node, "10.96.0.2")[0] == "192.168.123.77"
 
 
@@ -126,7 +126,7 @@ async def test_without_the_interface_it_waits_and_goes_on_when_it_is_there(tmp_p
     node.kernel.refuse(lambda change: str(change) == f"create dummy {DUMMY}", errno.ENODEV)
     new = plan("web", 1, server("10.96.0.1", 80))
     await node.start(new)
-    assert not node.milestones.has_reached(new, Stage.ROUTES_PREPARED)
+    assert not node.stage_gate.has_passed(new, ROUTES_PREPARED)
     node.kernel.accept_all()
     await node.wait(1)
     assert sources(node, "10.96.0.1")[0] == NODE_IPV4

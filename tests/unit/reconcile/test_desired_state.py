@@ -1,147 +1,151 @@
-"""Claims: what Services want, what the kernel has, and the difference."""
+"""Desired state: what Services want, what the kernel has, and the difference."""
 
 import asyncio
 
-from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import BATCH
-from kroute.reconcile.desired_state import Claims, Difference
+from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.stage_gate import EARLIER_RUN
+from tests.builders import plan
 
-A, B = ObjectKey("default", "a"), ObjectKey("default", "b")
-
-
-def test_what_is_claimed_and_not_there_is_a_difference() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    assert list(claims.differences()) == [Difference("x", None, 1)]
+A, B = plan("a"), plan("b")
 
 
-def test_what_was_written_is_no_difference_any_more() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    claims.note("x", 1)
-    assert list(claims.differences()) == []
-    assert claims.is_settled(A)
+async def test_what_is_wanted_and_not_there_is_a_difference() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    assert await state.all_pending() == [Delta("x", None, 1)]
 
 
-def test_a_changed_value_is_a_difference() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    claims.note("x", 1)
-    claims.claim(A, {"x": 2})
-    assert list(claims.differences()) == [Difference("x", 1, 2)]
-    assert not claims.is_settled(A)
+async def test_what_was_written_is_no_difference_any_more() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.note_applied("x", 1)
+    assert await state.all_pending() == []
+    assert state.is_settled(A.key)
 
 
-def test_an_object_stays_until_its_last_claimant_lets_go() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    claims.claim(B, {"x": 1})
-    claims.note("x", 1)
-    assert claims.claim(A, {}) == []
-    assert list(claims.differences()) == []
-    assert claims.claim(B, {}) == ["x"]
-    assert list(claims.differences()) == [Difference("x", 1, None)]
+async def test_a_changed_value_is_a_difference() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.note_applied("x", 1)
+    state.want(A, {"x": 2})
+    assert await state.all_pending() == [Delta("x", 1, 2)]
+    assert not state.is_settled(A.key)
 
 
-def test_what_was_never_applied_is_not_released() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    assert claims.claim(A, {}) == []
-    assert list(claims.differences()) == []
+async def test_an_object_stays_until_its_last_owner_lets_go() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.want(B, {"x": 1})
+    state.note_applied("x", 1)
+    state.want(A, {})
+    assert not state.is_leaving("x")
+    assert await state.all_pending() == []
+    state.want(B, {})
+    assert state.is_leaving("x")
+    assert await state.all_pending() == [Delta("x", 1, None)]
 
 
-def test_of_two_claims_the_newest_counts_and_the_older_one_is_back_when_it_goes() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    claims.claim(B, {"x": 2})
-    assert claims.wanted("x") == 2
-    assert claims.owners("x") == (A, B)
-    claims.note("x", 2)
-    claims.claim(B, {})
-    assert list(claims.differences()) == [Difference("x", 2, 1)]
+async def test_what_was_never_applied_is_not_released() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.want(A, {})
+    assert not state.is_leaving("x")
+    assert await state.all_pending() == []
 
 
-def test_an_object_that_failed_stays_a_difference_until_it_is_right() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    assert list(claims.differences()) == list(claims.differences()) != []
+async def test_of_two_owners_the_newest_counts_and_the_older_one_is_back_when_it_goes() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.want(B, {"x": 2})
+    assert state.desired("x") == 2
+    assert state.owners("x") == (A.key, B.key)
+    state.note_applied("x", 2)
+    state.want(B, {})
+    assert await state.all_pending() == [Delta("x", 2, 1)]
 
 
-async def read(claims: Claims[str, int], found: dict[str, int]) -> list[Difference[str, int]]:
-    reading = claims.read_anew()
+async def test_an_object_that_failed_stays_a_difference_until_it_is_right() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    assert await state.all_pending() == await state.all_pending() != []
+
+
+async def read(state: DesiredState[str, int], found: dict[str, int]) -> list[Delta[str, int]]:
+    resync = state.resync()
     for key, value in found.items():
-        reading.found(key, value)
-    return await reading.complete()
+        resync.found(key, value)
+    return await resync.complete()
 
 
-async def test_a_first_reading_that_agrees_with_the_claims_leaves_nothing_to_do() -> None:
-    claims: Claims[str, int] = Claims()
-    await read(claims, {"x": 1, "y": 2})
-    claims.claim(A, {"x": 1, "y": 2})
-    assert list(claims.differences()) == []
+async def test_a_first_resync_that_agrees_with_what_is_desired_leaves_nothing_to_do() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    await read(state, {"x": 1, "y": 2})
+    state.want(A, {"x": 1, "y": 2})
+    assert await state.all_pending() == []
 
 
-async def test_a_reading_tells_what_has_drifted_and_only_that() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1, "y": 2, "z": 3})
+async def test_a_resync_tells_what_has_drifted_and_only_that() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1, "y": 2, "z": 3})
     for key, value in {"x": 1, "y": 2, "z": 3}.items():
-        claims.note(key, value)
-    claims.claim(B, {"new": 9})
-    drift = await read(claims, {"x": 1, "y": 5, "stray": 7})
-    assert sorted(drift) == [Difference("stray", 7, None), Difference("y", 5, 2), Difference("z", None, 3)]
-    assert sorted(claims.differences(), key=str) == sorted([*drift, Difference("new", None, 9)], key=str)
+        state.note_applied(key, value)
+    state.want(B, {"new": 9})
+    drift = await read(state, {"x": 1, "y": 5, "stray": 7})
+    assert sorted(drift) == [Delta("stray", 7, None), Delta("y", 5, 2), Delta("z", None, 3)]
+    assert sorted(await state.all_pending(), key=str) == sorted([*drift, Delta("new", None, 9)], key=str)
 
 
 def test_agreement_is_the_owners_matter() -> None:
-    claims: Claims[str, int] = Claims(lambda applied, wanted: applied >= wanted)
-    claims.claim(A, {"x": 1})
-    claims.note("x", 5)
-    assert claims.is_right("x")
+    state: DesiredState[str, int] = DesiredState(lambda applied, wanted: applied >= wanted)
+    state.want(A, {"x": 1})
+    state.note_applied("x", 5)
+    assert state.is_right("x")
 
 
-async def test_what_is_there_and_nobody_claims_is_known() -> None:
-    claims: Claims[str, int] = Claims()
-    await read(claims, {"x": 1, "y": 2})
-    claims.claim(A, {"x": 1})
-    assert claims.unclaimed() == ["y"]
+async def test_what_is_there_and_nobody_wants_is_known() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    await read(state, {"x": 1, "y": 2})
+    state.want(A, {"x": 1})
+    assert state.unwanted() == ["y"]
 
 
 async def test_what_was_there_and_is_not_found_has_gone() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"x": 1})
-    claims.note("x", 1)
-    claims.note("stray", 2)
-    assert await read(claims, {}) == [Difference("x", None, 1)]
-    assert claims.applied == {}
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.note_applied("x", 1)
+    state.note_applied("stray", 2)
+    assert await read(state, {}) == [Delta("x", None, 1)]
+    assert state.applied == {}
 
 
 async def test_what_equals_the_wanted_value_is_one_object_with_it() -> None:
-    claims: Claims[str, tuple[int, ...]] = Claims()
+    state: DesiredState[str, tuple[int, ...]] = DesiredState()
     wanted, found = tuple(range(2)), tuple(range(2))
-    reading = claims.read_anew()
-    reading.found("x", found)
-    await reading.complete()
-    claims.claim(A, {"x": wanted})
-    assert claims.differences() == []
-    assert claims.applied["x"] is wanted
-    reading = claims.read_anew()
-    reading.found("x", found)
-    assert await reading.complete() == []
-    assert claims.applied["x"] is wanted
+    resync = state.resync()
+    resync.found("x", found)
+    await resync.complete()
+    state.want(A, {"x": wanted})
+    assert await state.all_pending() == []
+    assert state.applied["x"] is wanted
+    resync = state.resync()
+    resync.found("x", found)
+    assert await resync.complete() == []
+    assert state.applied["x"] is wanted
 
 
 async def test_what_only_agrees_with_the_wanted_value_is_remembered_as_it_is() -> None:
-    claims: Claims[str, int] = Claims(lambda applied, wanted: applied >= wanted)
-    claims.claim(A, {"x": 1})
-    claims.note("x", 5)
-    claims.recheck("x")
-    assert claims.differences() == []
-    assert claims.applied["x"] == 5
+    state: DesiredState[str, int] = DesiredState(lambda applied, wanted: applied >= wanted)
+    state.want(A, {"x": 1})
+    state.note_applied("x", 5)
+    state.recheck("x")
+    assert await state.all_pending() == []
+    assert state.applied["x"] == 5
 
 
-async def test_all_differences_lets_others_run_between_slices() -> None:
-    claims: Claims[int, int] = Claims()
-    claims.claim(A, dict.fromkeys(range(3 * BATCH), 1))
+async def test_what_is_pending_lets_others_run_between_slices() -> None:
+    state: DesiredState[int, int] = DesiredState()
+    state.want(A, dict.fromkeys(range(3 * BATCH), 1))
     turns: list[int] = []
 
     async def count() -> None:
@@ -150,33 +154,81 @@ async def test_all_differences_lets_others_run_between_slices() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    assert len(await claims.all_differences()) == 3 * BATCH
+    assert len(await state.all_pending()) == 3 * BATCH
     counting.cancel()
     assert len(turns) >= 2
 
 
-async def test_the_key_of_a_reading_gives_way_to_that_of_the_plan() -> None:
-    claims: Claims[tuple[int, ...], int] = Claims()
+async def test_the_key_of_a_resync_gives_way_to_that_of_the_plan() -> None:
+    state: DesiredState[tuple[int, ...], int] = DesiredState()
     found, named = tuple(range(2)), tuple(range(2))
-    reading = claims.read_anew()
-    reading.found(found, 1)
-    await reading.complete()
-    claims.claim(A, {named: 1})
-    assert claims.differences() == []
-    assert [key is named for key in claims.applied] == [True]
+    resync = state.resync()
+    resync.found(found, 1)
+    await resync.complete()
+    state.want(A, {named: 1})
+    assert await state.all_pending() == []
+    assert [key is named for key in state.applied] == [True]
 
 
-async def test_what_is_written_while_a_reading_goes_on_is_newer_than_what_it_finds() -> None:
-    claims: Claims[str, int] = Claims()
-    claims.claim(A, {"changed": 1, "gone": 1})
+async def test_what_is_written_while_a_resync_goes_on_is_newer_than_what_it_finds() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"changed": 1, "gone": 1})
     for key in ("changed", "gone"):
-        claims.note(key, 1)
-    reading = claims.read_anew()
-    claims.claim(A, {"changed": 2, "new": 2})
+        state.note_applied(key, 1)
+    resync = state.resync()
+    state.want(A, {"changed": 2, "new": 2})
     for key, value in (("changed", 2), ("gone", None), ("new", 2)):
-        claims.note(key, value)
-    reading.found("changed", 1)
-    reading.found("gone", 1)
-    assert await reading.complete() == []
-    assert claims.applied == {"changed": 2, "new": 2}
-    assert claims.differences() == []
+        state.note_applied(key, value)
+    resync.found("changed", 1)
+    resync.found("gone", 1)
+    assert await resync.complete() == []
+    assert state.applied == {"changed": 2, "new": 2}
+    assert await state.all_pending() == []
+
+
+def test_what_leaves_is_let_go_by_the_plan_that_named_it_last() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.note_applied("x", 1)
+    assert state.let_go_by("x") is EARLIER_RUN
+    state.want(A, {"x": 1})
+    gone = plan("a", generation=2)
+    state.want(gone, {})
+    assert state.let_go_by("x") is gone
+    assert state.responsible("x") == (A.key,)
+    assert not state.has_departed(A.key)
+    state.note_applied("x", None)
+    assert state.has_departed(A.key)
+
+
+def test_what_is_wanted_again_leaves_no_more() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.note_applied("x", 1)
+    state.want(plan("a", generation=2), {})
+    state.want(B, {"x": 1})
+    assert state.has_departed(A.key)
+    assert not state.is_leaving("x")
+    assert state.responsible("x") == (B.key,)
+
+
+async def test_what_a_resync_finds_gone_has_departed() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {"x": 1})
+    state.note_applied("x", 1)
+    state.want(plan("a", generation=2), {})
+    assert await read(state, {}) == []
+    assert state.has_departed(A.key)
+    assert await state.all_pending() == []
+
+
+def test_what_an_earlier_run_left_is_what_no_plan_ever_named() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    for key in ("x", "y", "z"):
+        state.note_applied(key, 1)
+    state.want(A, {"x": 1, "y": 1})
+    state.want(plan("a", generation=2), {"x": 1})
+    state.let_go_unwanted(EARLIER_RUN)
+    assert not state.has_departed(EARLIER_RUN.key)
+    state.note_applied("z", None)
+    assert state.has_departed(EARLIER_RUN.key)
+    assert not state.has_departed(A.key)

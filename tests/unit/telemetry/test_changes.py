@@ -4,8 +4,9 @@ import pytest
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.stages import Milestones, Stage
+from kroute.reconcile.stage_gate import GOING_LIVE
 from kroute.telemetry.changes import APART, LATENCY_BOUNDS, ChangeObserver
+from tests.builders import stage_gate
 
 
 class Clock:
@@ -31,7 +32,7 @@ def plan(name: str = "web", generation: int = 1) -> ServicePlan:
 
 
 def pass_all(observer: ChangeObserver, *plans: ServicePlan) -> None:
-    for stage in Stage:
+    for stage in GOING_LIVE:
         observer.passed(stage, plans)
 
 
@@ -44,11 +45,11 @@ def test_it_is_measured_from_the_reading_to_the_last_stage(clock, observer):
     clock.now += 0.002
     observer.published([plan()])
     observer.planned()
-    for stage in Stage:
+    for stage in GOING_LIVE:
         assert observer.statistics().count == 0
         clock.now += 0.01
         observer.passed(stage, [plan()])
-    assert seconds(observer) == [pytest.approx(0.002 + 0.01 * len(Stage))]
+    assert seconds(observer) == [pytest.approx(0.002 + 0.01 * len(GOING_LIVE))]
     assert observer.statistics().waiting == 0
 
 
@@ -91,7 +92,7 @@ def test_a_plan_that_is_done_does_not_wait_for_the_newer_one(clock, observer):
 
 
 def test_stages_may_be_passed_by_different_generations(clock, observer):
-    first, *others = Stage
+    first, *others = GOING_LIVE
     publish(observer, plan(generation=1))
     observer.passed(first, [plan(generation=1)])
     publish(observer, plan(generation=2))
@@ -154,11 +155,11 @@ def test_each_measurement_is_in_one_bucket(clock, observer):
     assert sum(counts) == observer.statistics().count == 3
 
 
-def test_it_follows_the_milestones(clock, observer):
-    milestones = Milestones()
-    milestones.follow(observer.passed)
+def test_it_follows_the_stage_gate(clock, observer):
+    gate = stage_gate()
+    gate.follow(observer.passed)
     observer.read([])
     observer.published([plan()])
-    for stage in Stage:
-        milestones.reach(stage, iter([plan()]))
+    for stage in GOING_LIVE:
+        gate.say(stage, iter([plan()]))
     assert observer.statistics().count == 1

@@ -4,7 +4,7 @@ import pytest
 
 from kroute.model.objects import SERVICE_NAME_LABEL, Applied, EndpointSlice, ObjectKey, ObjectMeta, Service
 from kroute.model.plan import ServicePlan
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import GOING_LIVE, Stage
 from kroute.telemetry.changes import MOST_OF_A_SERVICE, NETWORK_BOUNDS, ChangeObserver
 from kroute.watchers.kubernetes.decoding import ObjectDecoder
 
@@ -46,7 +46,7 @@ def test_a_change_is_measured_when_its_plan_has_passed_every_stage(node: Node) -
     node.reads(START + 8)
     plans = node.plans(1)
     node.now = START + 11
-    *stages, last = Stage
+    *stages, last = GOING_LIVE
     node.passes(plans, *stages)
     assert node.programming.count == 0
     node.passes(plans, last)
@@ -57,7 +57,7 @@ def test_changes_that_one_plan_brings_together_are_measured_one_by_one(node: Nod
     node.now = START + 10
     node.reads(START + 5)
     node.reads(START + 9)
-    node.passes(node.plans(1), *Stage)
+    node.passes(node.plans(1), *GOING_LIVE)
     assert (node.programming.count, node.programming.sum) == (2, 6.0)
 
 
@@ -65,11 +65,11 @@ def test_a_stage_of_an_older_plan_does_not_end_a_newer_change(node: Node) -> Non
     node.reads(START)
     old = node.plans(1)
     node.reads(START)
-    node.passes(old, *list(Stage)[:2])
+    node.passes(old, *list(GOING_LIVE)[:2])
     new = node.plans(2)
-    node.passes(old, *Stage)
+    node.passes(old, *GOING_LIVE)
     assert node.programming.count == 0
-    node.passes(new, *Stage)
+    node.passes(new, *GOING_LIVE)
     assert node.programming.count == 2
 
 
@@ -83,7 +83,7 @@ def test_a_change_that_means_nothing_here_is_done_with_its_planning(node: Node) 
 @pytest.mark.parametrize("triggered", [None, START - 1])
 def test_what_tells_no_time_or_happened_before_the_start_is_left_out(node: Node, triggered: float | None) -> None:
     node.reads(triggered)
-    node.passes(node.plans(1), *Stage)
+    node.passes(node.plans(1), *GOING_LIVE)
     assert node.programming.count == 0
 
 
@@ -99,7 +99,7 @@ def test_a_service_that_changes_without_end_keeps_so_much_and_no_more(node: Node
     for _ in range(10 * MOST_OF_A_SERVICE):
         node.reads(START)
         plans = node.plans(2)
-    node.passes(plans, *Stage)
+    node.passes(plans, *GOING_LIVE)
     assert node.programming.count == MOST_OF_A_SERVICE
 
 

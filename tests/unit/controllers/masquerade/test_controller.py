@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from kroute.kernel.ipset import AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.model.plan import AddressSet
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED
 from tests.fakes.kernel import FakeSet
 from tests.unit.fake_node import FakeNode, new_kernel, node_plan, plan, server
 
@@ -122,11 +122,11 @@ class TestTheVipBites:
         node.kernel.refuse(lambda change: change == PORT, errno.ENOMEM)
         await node.start(WEB)
         assert elements(node, "KROUTE-VIP") == elements(node, "KROUTE-6-VIP") == set()
-        assert not node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+        assert not node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
         node.kernel.accept_all()
         await node.wait(1)
         assert elements(node, "KROUTE-VIP") == {VIP.element}
-        assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+        assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
 
     async def test_for_two_services_when_the_ports_of_both_are_there_and_until_both_have_gone(
         self, tmp_path: Path
@@ -178,10 +178,10 @@ async def test_a_plan_is_not_prepared_while_an_entry_of_it_is_refused(tmp_path: 
     node.kernel.refuse(lambda change: isinstance(change, AddEntry), errno.ENOMEM)
     new = plan("new", 2, server("10.96.0.2", 80))
     await node.apply(new)
-    assert not node.milestones.has_reached(new, Stage.ENTRIES_PREPARED)
+    assert not node.stage_gate.has_passed(new, ENTRIES_PREPARED)
     node.kernel.accept_all()
     await node.wait(1)
-    assert node.milestones.has_reached(new, Stage.ENTRIES_PREPARED)
+    assert node.stage_gate.has_passed(new, ENTRIES_PREPARED)
 
 
 async def test_lost_entries_and_sets_are_back_after_the_audit_and_strays_gone(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ class TestSetsOfAnEarlierVersion:
             await node.audit()
         assert "KROUTE-CLUSTER-CIDR" in node.kernel.sets
         assert [line["set"] for line in logs if line["event"] == "set.kept"] == ["KROUTE-CLUSTER-CIDR"]
-        assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+        assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
 
 
 async def test_entries_with_excluded_addresses_are_not_made_but_those_of_pods_are(tmp_path: Path) -> None:

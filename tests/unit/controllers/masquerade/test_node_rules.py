@@ -10,7 +10,7 @@ from kroute.controllers.masquerade.address_sets import IPV4, IPV6, Family
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED
 from tests.fakes.kernel import FakeSet
 from tests.fakes.xtables import FakeXtables
 from tests.unit.fake_node import FakeNode, new_kernel, node_plan, plan, server
@@ -63,9 +63,9 @@ async def test_an_earlier_runs_rules_stay_as_they_are_until_the_node_is_known(tm
     node.broadcaster.publish([WEB])
     await node.masquerade.start()
     await node.masquerade.step()
-    assert not node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+    assert not node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
     await node.apply(node_plan(2))
-    assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+    assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
     assert rules_in(node)[LAST_RULE][-1] == before
     assert not [write for write in map(str, node.kernel.writes) if "commit" in write]
 
@@ -151,7 +151,7 @@ async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
         for name, chain in chains.items()
     }
     assert [key for key, is_there in present.items() if not is_there] == [(family.number, table)]
-    assert node.milestones.has_reached(WEB, Stage.ENTRIES_PREPARED)
+    assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
     await node.audit()
     assert chains[table] in rules_in(node, family.number, table)
 
@@ -171,7 +171,7 @@ async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later
     ensure, newest = ipv4.ensure, plan("web", 1, server("10.96.0.1", 80))
 
     async def look(rules: TableRules) -> list[str]:
-        prepared.append(node.milestones.has_reached(newest, Stage.ENTRIES_PREPARED))
+        prepared.append(node.stage_gate.has_passed(newest, ENTRIES_PREPARED))
         return await ensure(rules)
 
     monkeypatch.setattr(ipv4, "ensure", look)

@@ -4,18 +4,19 @@ import pytest
 
 from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE, Readiness
 from kroute.model.objects import ObjectKey
-from kroute.reconcile.stages import Milestones, Stage
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, Stage, StageGate
+from tests.builders import stage_gate
 from tests.unit.fake_node import plan, server
 
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
 
 
-async def waiting(now: float) -> tuple[Milestones, Readiness]:
-    milestones = Milestones()
-    readiness = Readiness(milestones)
+async def waiting(now: float) -> tuple[StageGate, Readiness]:
+    gate = stage_gate()
+    readiness = Readiness(gate)
     readiness.await_(WEB)
     await pass_(readiness, now)
-    return milestones, readiness
+    return gate, readiness
 
 
 async def pass_(readiness: Readiness, now: float) -> None:
@@ -38,9 +39,9 @@ async def test_patience_ends_when_nobody_writes_anything() -> None:
 
 
 async def test_patience_begins_anew_while_something_is_written() -> None:
-    milestones, readiness = await waiting(100.0)
+    gate, readiness = await waiting(100.0)
     for now in (104.0, 108.0, 112.0):
-        milestones.proceed(now)
+        gate.proceed(now)
         await pass_(readiness, now)
         assert readiness.next_due() == now + PATIENCE
     assert not readiness.is_ready(WEB.key)
@@ -49,18 +50,18 @@ async def test_patience_begins_anew_while_something_is_written() -> None:
 
 
 async def test_patience_has_an_end_whatever_is_written() -> None:
-    milestones, readiness = await waiting(100.0)
-    milestones.proceed(100.0 + LONGEST_PATIENCE - 1)
+    gate, readiness = await waiting(100.0)
+    gate.proceed(100.0 + LONGEST_PATIENCE - 1)
     assert readiness.next_due() == 100.0 + LONGEST_PATIENCE
     await pass_(readiness, 100.0 + LONGEST_PATIENCE)
     assert readiness.is_ready(WEB.key)
 
 
-@pytest.mark.parametrize("stages", [(Stage.ENTRIES_PREPARED,), (Stage.ENTRIES_PREPARED, Stage.ROUTES_PREPARED)])
+@pytest.mark.parametrize("stages", [(ENTRIES_PREPARED,), (ENTRIES_PREPARED, ROUTES_PREPARED)])
 async def test_what_is_prepared_need_not_wait(stages: tuple[Stage, ...]) -> None:
-    milestones, readiness = await waiting(100.0)
+    gate, readiness = await waiting(100.0)
     for stage in stages:
-        milestones.reach(stage, [WEB])
+        gate.say(stage, [WEB])
     await pass_(readiness, 100.0)
     assert readiness.may_let_in(WEB.key)
     assert readiness.is_ready(WEB.key) == (len(stages) == 2)

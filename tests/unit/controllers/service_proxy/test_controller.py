@@ -18,7 +18,7 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.net.addresses import BindAddress
 from kroute.model.plan import Persistence, Protocol
-from kroute.reconcile.stages import Stage
+from kroute.reconcile.stage_gate import WITHDRAWN
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)
@@ -404,11 +404,11 @@ class TestGoingLive:
         node.broadcaster.publish([gone])
         await node.service_proxy.step()
         assert "10.96.0.1" not in node.kernel.links[DUMMY].addresses
-        assert not node.milestones.has_reached(gone, Stage.WITHDRAWN)
+        assert not node.stage_gate.has_passed(gone, WITHDRAWN)
         node.kernel.accept_all()
         node.clock.now += 1
         await node.service_proxy.step()
-        assert node.milestones.has_reached(gone, Stage.WITHDRAWN)
+        assert node.stage_gate.has_passed(gone, WITHDRAWN)
 
     async def test_a_virtual_server_outlives_an_address_that_will_not_go(self, tmp_path: Path) -> None:
         node = await serving(tmp_path, "10.1.0.1")
@@ -441,8 +441,8 @@ class TestGoingLive:
     async def test_a_gone_service_leaves_nothing_in_memory(self, tmp_path: Path) -> None:
         node = await serving(tmp_path, "10.1.0.1")
         await node.apply(plan("web", 2))
-        assert not node.milestones.has_reached(plan("web", 2), Stage.WITHDRAWN)
+        assert not node.stage_gate.has_passed(plan("web", 2), WITHDRAWN)
         for controller in (node.route_fix, node.masquerade):
-            assert (set(controller._plans), len(controller._unprepared)) == (set(), 0)
-            assert controller._departures._plans == {}
-        assert (set(node.service_proxy._plans), len(node.service_proxy._withdrawing)) == (set(), 0)
+            assert (set(controller._plans), node.stage_gate.has_candidates(controller.stage)) == (set(), False)
+            assert controller.desired._departed == {}
+        assert (set(node.service_proxy._plans), node.stage_gate.has_candidates(WITHDRAWN)) == (set(), False)

@@ -1,0 +1,205 @@
+"""The stage gate: which stage the newest plan of each Service has passed."""
+
+import asyncio
+
+import pytest
+
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.stage_gate import (
+    EARLIER_RUN,
+    ENTRIES_PREPARED,
+    GOING_LIVE,
+    ROUTES_PREPARED,
+    WITHDRAWN,
+    Revision,
+    Stage,
+    StageGate,
+)
+from tests.builders import plan, stage_gate
+
+ROUTES, ENTRIES = ROUTES_PREPARED, ENTRIES_PREPARED
+KEY = plan().key
+
+
+def test_a_plan_has_passed_nothing_at_first() -> None:
+    assert not stage_gate().has_passed(plan(), ROUTES)
+
+
+def test_a_plan_has_passed_a_stage_when_the_controller_says_so() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan("a"), plan("b")])
+    assert gate.has_passed(plan("a"), ROUTES)
+    assert gate.has_passed(plan("b"), ROUTES)
+    assert not gate.has_passed(plan("c"), ROUTES)
+
+
+def test_every_stage_that_is_asked_for_must_be_passed() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan()])
+    assert not gate.has_passed(plan(), ROUTES, ENTRIES)
+    gate.say(ENTRIES, [plan()])
+    assert gate.has_passed(plan(), ROUTES, ENTRIES)
+
+
+def test_an_older_plan_that_passed_a_stage_says_nothing_of_a_newer_one() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan(generation=1)])
+    assert not gate.has_passed(plan(generation=2), ROUTES)
+
+
+def test_a_newer_plan_that_passed_a_stage_counts_for_the_older_one() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan(generation=2)])
+    gate.say(ROUTES, [plan(generation=1)])
+    assert gate.has_passed(plan(generation=1), ROUTES)
+    assert gate.has_passed(plan(generation=2), ROUTES)
+
+
+def test_a_gone_service_is_forgotten_once_it_has_passed_every_stage() -> None:
+    gate = stage_gate()
+    gone = ServicePlan(KEY, generation=2)
+    for stage in GOING_LIVE:
+        gate.say(stage, [plan(generation=1)])
+    for stage in GOING_LIVE:
+        assert gate.has_passed(plan(generation=1), stage)
+        gate.say(stage, [gone])
+    assert {stage: passage.passed for stage, passage in gate._passages.items()} == {stage: {} for stage in GOING_LIVE}
+
+
+def test_a_gone_service_is_remembered_while_a_stage_is_still_to_pass() -> None:
+    gate = stage_gate()
+    gone = ServicePlan(KEY, generation=2)
+    gate.say(WITHDRAWN, [gone])
+    gate.say(ROUTES, [gone])
+    assert gate.has_passed(gone, WITHDRAWN, ROUTES)
+    assert not gate.has_passed(gone, ENTRIES)
+
+
+def test_a_service_that_comes_back_before_it_was_gone_everywhere_is_remembered() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan(generation=3)])
+    gate.say(ENTRIES, [plan(generation=3)])
+    gate.say(WITHDRAWN, [ServicePlan(KEY, generation=2)])
+    assert gate.has_passed(plan(generation=3), ROUTES, ENTRIES)
+
+
+def test_what_an_earlier_run_left_is_withdrawn_once_and_for_all() -> None:
+    gate = stage_gate()
+    assert not gate.has_passed(EARLIER_RUN, WITHDRAWN)
+    for stage in GOING_LIVE:
+        gate.say(stage, [EARLIER_RUN])
+    assert gate.has_passed(EARLIER_RUN, *GOING_LIVE)
+
+
+def test_a_stage_that_was_taken_back_must_be_passed_anew() -> None:
+    gate = stage_gate()
+    gate.say(ROUTES, [plan("a"), plan("b")])
+    gate.say(ENTRIES, [plan("a")])
+    gate.retract(ROUTES, [plan("a").key])
+    assert not gate.has_passed(plan("a"), ROUTES)
+    assert gate.has_passed(plan("a"), ENTRIES)
+    assert gate.has_passed(plan("b"), ROUTES)
+    gate.say(ROUTES, [plan("a")])
+    assert gate.has_passed(plan("a"), ROUTES)
+
+
+def test_the_services_that_lost_a_stage_are_told_once() -> None:
+    gate = stage_gate()
+    gate.retract(ROUTES, [plan("a").key])
+    gate.retract(ROUTES, [plan("b").key])
+    assert gate.take_retracted(ENTRIES) == set()
+    assert gate.take_retracted(ROUTES) == {plan("a").key, plan("b").key}
+    assert gate.take_retracted(ROUTES) == set()
+
+
+def test_a_controller_is_woken_by_the_stages_that_it_waits_for_only() -> None:
+    gate, waker = stage_gate(), asyncio.Event()
+    gate.join(waker, says={}, waits_for=(ROUTES, ENTRIES))
+    gate.say(WITHDRAWN, [plan()])
+    gate.retract(ROUTES, [KEY])
+    assert not waker.is_set()
+    gate.say(ENTRIES, [plan()])
+    assert waker.is_set()
+
+
+def test_the_controller_that_says_a_stage_is_woken_when_it_is_taken_back_only() -> None:
+    gate, waker = StageGate(), asyncio.Event()
+    gate.join(waker, says={ROUTES: ready})
+    gate.join(asyncio.Event(), says={ENTRIES: ready})
+    gate.say(ROUTES, [plan()])
+    gate.retract(ENTRIES, [KEY])
+    assert not waker.is_set()
+    gate.retract(ROUTES, [KEY])
+    assert waker.is_set()
+
+
+def test_everybody_who_waits_for_a_stage_is_woken_again_and_again() -> None:
+    gate, wakers = stage_gate(), [asyncio.Event(), asyncio.Event()]
+    gate.join(wakers[0], says={}, waits_for=(WITHDRAWN,))
+    gate.join(wakers[1], says={}, waits_for=(WITHDRAWN, ROUTES))
+    for generation in (1, 2):
+        gate.say(WITHDRAWN, [plan(generation=generation)])
+        assert all(waker.is_set() for waker in wakers)
+        for waker in wakers:
+            waker.clear()
+
+
+def ready(_plan: Revision) -> bool:
+    return True
+
+
+def test_a_stage_is_said_by_one_controller_only() -> None:
+    with pytest.raises(ValueError, match="two controllers say the stage withdrawn"):
+        stage_gate().join(asyncio.Event(), says={WITHDRAWN: ready})
+
+
+async def test_candidates_pass_when_their_controller_finds_them_ready() -> None:
+    gate, prepared = StageGate(), {"a"}
+    gate.join(asyncio.Event(), says={ROUTES: lambda candidate: candidate.key.name in prepared})
+    gate.submit(plan("a"), ROUTES)
+    gate.submit(plan("b"), ROUTES)
+    await gate.advance(ROUTES)
+    assert gate.has_passed(plan("a"), ROUTES)
+    assert not gate.has_passed(plan("b"), ROUTES)
+    prepared.add("b")
+    await gate.advance(ROUTES)
+    assert gate.has_passed(plan("b"), ROUTES)
+    assert not gate.has_candidates(ROUTES)
+
+
+async def test_a_newer_candidate_takes_the_place_of_the_older_one() -> None:
+    gate = StageGate()
+    gate.join(asyncio.Event(), says={ROUTES: ready})
+    gate.submit(plan(generation=1), ROUTES)
+    gate.submit(plan(generation=2), ROUTES)
+    seen: list[int] = []
+    gate.follow(lambda _stage, plans: seen.extend(each.generation for each in plans))
+    await gate.advance(ROUTES)
+    assert seen == [2]
+
+
+ANNOUNCED = Stage("announced")
+"""Of a controller that this test adds."""
+
+
+def test_one_more_stage_holds_up_only_those_who_wait_for_it() -> None:
+    gate, advertiser, follower = stage_gate(), asyncio.Event(), asyncio.Event()
+    gate.join(advertiser, says={ANNOUNCED: ready}, waits_for=(ROUTES,))
+    gate.join(follower, says={}, waits_for=(ANNOUNCED,))
+    for stage in GOING_LIVE:
+        gate.say(stage, [plan()])
+    assert advertiser.is_set()
+    assert gate.has_passed(plan(), *GOING_LIVE)
+    assert not follower.is_set()
+    gate.say(ANNOUNCED, [plan()])
+    assert follower.is_set()
+
+
+def test_a_gone_service_is_remembered_until_one_more_stage_has_been_passed_too() -> None:
+    gate, gone = stage_gate(), ServicePlan(KEY, generation=2)
+    gate.join(asyncio.Event(), says={ANNOUNCED: ready})
+    for stage in GOING_LIVE:
+        gate.say(stage, [gone])
+    assert gate.has_passed(gone, WITHDRAWN)
+    gate.say(ANNOUNCED, [gone])
+    assert not any(passage.passed for passage in gate._passages.values())
