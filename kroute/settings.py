@@ -1,7 +1,8 @@
-"""The settings of `kroute run`, checked and typed; every other part reads them from here.
+"""The settings of `kroute run`, checked and typed; every other part reads them from here, and their defaults too.
 
 The `parse_…` functions read one value as it is written on the command line, in a KROUTE_… variable or in the
-configuration file. They raise ValueError with a sentence that says what is allowed.
+configuration file. They raise ValueError with a sentence that says what is allowed. The `write_…` functions do the
+opposite; with them the command line shows the defaults of `Settings`.
 """
 
 import re
@@ -23,9 +24,6 @@ LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefi
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
-DEFAULT_STATE_DIR = Path("/run/kroute")
-DEFAULT_PROC_SYS = Path("/proc/sys")
-DEFAULT_DUMMY_INTERFACE = "kube-dummy-if"
 OTHER_VIP_INTERFACES = ("kube-ipvs0", "kube-dummy-if")
 """Where kube-proxy and kube-router have VIPs: what is there are no addresses of the node's own, while they leave."""
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
@@ -42,6 +40,9 @@ class PortRange(NamedTuple):
     first: int
     last: int
 
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
 
 class BindAddress(NamedTuple):
     """Where to listen; an empty `host` is every address of both families."""
@@ -51,20 +52,6 @@ class BindAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-DEFAULT_HEALTHZ = BindAddress("", 10256)
-DEFAULT_METRICS = BindAddress("127.0.0.1", 10249)
-"""kube-proxy's ports, so that probes, scrapers and firewalls need no change."""
-
-DEFAULT_PROTECTED_PORTS = (
-    PortRange(22, 22),
-    PortRange(2379, 2380),
-    PortRange(6443, 6443),
-    PortRange(10250, 10250),
-    PortRange(10256, 10256),
-)
-"""SSH, etcd, the API server, the kubelet, and the health checks of service proxies."""
 
 
 class Exemption(msgspec.Struct, frozen=True):
@@ -88,6 +75,10 @@ class Settings(msgspec.Struct, frozen=True):
     `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None is not listened on; `metrics_services` is how
     many Services have metrics of their own. What is None of `ipvs_estimation` and its niceness stays as it is.
+
+    The ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's by default, so that probes, scrapers
+    and firewalls need no change. The protected ports are those of SSH, etcd, the API server, the kubelet, and of the
+    health checks of service proxies.
     """
 
     node_name: str
@@ -95,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True):
     master: str | None = None
     manifests: Path | None = None
     node_ips: tuple[str, ...] = ()
-    dummy_interface: str = DEFAULT_DUMMY_INTERFACE
+    dummy_interface: str = "kube-dummy-if"
     scheduler: str = "rr"
     service_proxy_name: str = OUR_PROXY_NAME
     nodeport_addresses: tuple[str, ...] = ()
@@ -103,7 +94,13 @@ class Settings(msgspec.Struct, frozen=True):
     external_ip_ranges: tuple[str, ...] = ()
     load_balancer_ip_ranges: tuple[str, ...] = ()
     strict_external_ips: bool = False
-    protected_ports: tuple[PortRange, ...] = DEFAULT_PROTECTED_PORTS
+    protected_ports: tuple[PortRange, ...] = (
+        PortRange(22, 22),
+        PortRange(2379, 2380),
+        PortRange(6443, 6443),
+        PortRange(10250, 10250),
+        PortRange(10256, 10256),
+    )
     strict_arp: bool = True
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
@@ -118,13 +115,13 @@ class Settings(msgspec.Struct, frozen=True):
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
-    healthz_bind_address: BindAddress | None = DEFAULT_HEALTHZ
-    metrics_bind_address: BindAddress | None = DEFAULT_METRICS
+    healthz_bind_address: BindAddress | None = BindAddress("", 10256)
+    metrics_bind_address: BindAddress | None = BindAddress("127.0.0.1", 10249)
     metrics_services: int = 1000
     ipvs_estimation: bool | None = None
     ipvs_estimation_nice: int | None = None
-    state_dir: Path = DEFAULT_STATE_DIR
-    proc_sys: Path = DEFAULT_PROC_SYS
+    state_dir: Path = Path("/run/kroute")
+    proc_sys: Path = Path("/proc/sys")
     cleanup_on_exit: bool = False
     log_format: str = "console"
     log_level: str = "info"
@@ -134,6 +131,10 @@ class Settings(msgspec.Struct, frozen=True):
         return any(first <= port <= last for first, last in self.protected_ports)
 
 
+DEFAULTS = Settings(node_name="")
+"""What holds where nothing else is said. The node's name has no default here: it is the host's."""
+
+
 def parse_duration(text: str) -> float:
     """Read `30s`, `5m`, `1h30m`, `0.5s` or a bare number of seconds."""
     match = _DURATION.fullmatch(text)
@@ -141,6 +142,11 @@ def parse_duration(text: str) -> float:
         raise ValueError(f"{text!r} is not a duration: write 30s, 5m or 1h30m")
     hours, minutes, seconds = match.groups()
     return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds or 0)
+
+
+def write_duration(seconds: float) -> str:
+    """Write a duration in seconds as `30s`."""
+    return f"{seconds:g}s"
 
 
 def parse_timeout(text: str) -> int:
@@ -214,6 +220,16 @@ def parse_bind_address(text: str) -> BindAddress | None:
             f"{text!r} is not an address to listen on: write IP:PORT, [IPv6]:PORT, :PORT for every address, or off"
         )
     return BindAddress("" if address is None or address.is_unspecified else str(address), port)
+
+
+def write_bind_address(address: BindAddress | None) -> str:
+    """Write where to listen; every address of both families is `0.0.0.0`, as operators of kube-proxy know it."""
+    return "off" if address is None else str(address._replace(host=address.host or "0.0.0.0"))
+
+
+def write_switch(value: bool | None) -> str:
+    """Write `on` or `off`; None is `leave`."""
+    return "leave" if value is None else "on" if value else "off"
 
 
 def parse_exemption(text: str) -> Exemption:

@@ -10,7 +10,7 @@ from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.net.links import Links
 from kroute.kernel.nftables import Nftables
-from kroute.settings import DEFAULT_DUMMY_INTERFACE
+from kroute.settings import DEFAULTS
 
 NAMED_CHAINS = 5
 """How many chains of one family are named."""
@@ -39,7 +39,7 @@ async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables]
     for proxy in OTHER_PROXIES.values():
         what = []
         # kube-router's link has the name of kroute's own, and so tells nothing.
-        if proxy.link != DEFAULT_DUMMY_INTERFACE and await links.index(proxy.link) is not None:
+        if proxy.link != DEFAULTS.dummy_interface and await links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))

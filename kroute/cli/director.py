@@ -27,6 +27,7 @@ from kroute.cli.options import (
 )
 from kroute.director.director import serve
 from kroute.director.settings import (
+    DEFAULTS,
     DirectorSettings,
     LeaseSettings,
     ProbeSettings,
@@ -35,7 +36,7 @@ from kroute.director.settings import (
     problem_with,
 )
 from kroute.runtime.runner import run_to_the_end
-from kroute.settings import Settings
+from kroute.settings import Settings, write_duration
 
 
 @click.command()
@@ -59,42 +60,94 @@ from kroute.settings import Settings
 @option(
     "--service-proxy-name",
     type=Parsed("NAME", settings.parse_proxy_name),
-    default=settings.OUR_PROXY_NAME,
+    default=DEFAULTS.common.service_proxy_name,
     show_default=True,
     help="As on the nodes.",
 )
-@option("--scheduler", type=click.Choice(settings.SCHEDULERS), default="wrr", show_default=True, help="IPVS scheduler.")
+@option(
+    "--scheduler",
+    type=click.Choice(settings.SCHEDULERS),
+    default=DEFAULTS.common.scheduler,
+    show_default=True,
+    help="IPVS scheduler.",
+)
 @option(
     "--sync-interface", type=INTERFACE, default=None, help="Tell the other director of connections on this interface."
 )
-@option("--sync-id", type=click.IntRange(1, 255), default=1, show_default=True, help="Both directors have the same.")
+@option(
+    "--sync-id",
+    type=click.IntRange(1, 255),
+    default=DEFAULTS.sync_id,
+    show_default=True,
+    help="Both directors have the same.",
+)
 @option(
     "--lease",
     type=Parsed("NAMESPACE/NAME", parse_lease),
-    default="kube-system/kroute-director",
+    default=str(DEFAULTS.lease),
     show_default=True,
     help="The Lease by which directors agree on the active one.",
 )
-@option("--lease-duration", type=TIMEOUT, default="15s", show_default=True, help="A standby waits so long.")
 @option(
-    "--lease-renew-deadline", type=DURATION, default="10s", show_default=True, help="A renewal has failed after this."
+    "--lease-duration",
+    type=TIMEOUT,
+    default=write_duration(DEFAULTS.lease.duration),
+    show_default=True,
+    help="A standby waits so long.",
 )
-@option("--lease-retry-period", type=DURATION, default="2s", show_default=True, help="Between two attempts.")
-@option("--check-interval", type=DURATION, default="2s", show_default=True, help="Between two checks of a node.")
-@option("--check-timeout", type=DURATION, default="1s", show_default=True, help="For one check.")
+@option(
+    "--lease-renew-deadline",
+    type=DURATION,
+    default=write_duration(DEFAULTS.lease.renew_deadline),
+    show_default=True,
+    help="A renewal has failed after this.",
+)
+@option(
+    "--lease-retry-period",
+    type=DURATION,
+    default=write_duration(DEFAULTS.lease.retry_period),
+    show_default=True,
+    help="Between two attempts.",
+)
+@option(
+    "--check-interval",
+    type=DURATION,
+    default=write_duration(DEFAULTS.probes.interval),
+    show_default=True,
+    help="Between two checks of a node.",
+)
+@option(
+    "--check-timeout",
+    type=DURATION,
+    default=write_duration(DEFAULTS.probes.timeout),
+    show_default=True,
+    help="For one check.",
+)
 @option(
     "--check-failures",
     type=click.IntRange(1),
-    default=3,
+    default=DEFAULTS.probes.failures,
     show_default=True,
     help="In a row take a node out of service.",
 )
-@option("--check-successes", type=click.IntRange(1), default=2, show_default=True, help="In a row bring it back.")
-@option("--resync-period", type=DURATION, default="30s", show_default=True, help="How often the kernel is audited.")
+@option(
+    "--check-successes",
+    type=click.IntRange(1),
+    default=DEFAULTS.probes.successes,
+    show_default=True,
+    help="In a row bring it back.",
+)
+@option(
+    "--resync-period",
+    type=DURATION,
+    default=write_duration(DEFAULTS.common.resync_period),
+    show_default=True,
+    help="How often the kernel is audited.",
+)
 @option(
     "--drain-timeout",
     type=DURATION,
-    default="0s",
+    default=write_duration(DEFAULTS.common.drain_timeout),
     show_default=True,
     help="Delete a node that has left after this time; 0s waits for its last connection.",
 )

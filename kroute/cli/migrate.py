@@ -18,10 +18,10 @@ from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leavings
 from kroute.migration.saved_rules import TableLeavings
 from kroute.migration.take_over import Outcome, RefusalError, look, take_over
-from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions, parse_port_range
+from kroute.migration.take_over_options import DEFAULTS, TakeOverOptions, parse_port_range
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectoryError
-from kroute.settings import Settings
+from kroute.settings import Settings, write_duration
 
 PROXIES = ("kube-proxy", "kube-router")
 
@@ -32,11 +32,17 @@ PROXIES = ("kube-proxy", "kube-router")
 @click.option("--take-over", is_flag=True, help="With --from: adopt what serves, or beside an agent remove the rest.")
 @click.option("--hand-over", is_flag=True, help="With --to: remove what is kroute's alone, and leave what serves.")
 @click.option("--force", is_flag=True, help="Also if the other seems to run, or does not serve all that kroute did.")
-@click.option("--wait", type=DURATION, default="60s", show_default=True, help="For the agent to become ready.")
+@click.option(
+    "--wait",
+    type=DURATION,
+    default=write_duration(DEFAULTS.wait),
+    show_default=True,
+    help="For the agent to become ready.",
+)
 @click.option(
     "--node-port-range",
     type=Parsed("PORT-PORT", parse_port_range),
-    default=f"{NODE_PORT_RANGE.first}-{NODE_PORT_RANGE.last}",
+    default=str(DEFAULTS.node_ports),
     show_default=True,
     help="Where the cluster's node ports are, as the API server has it.",
 )

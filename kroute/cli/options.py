@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from kroute import settings
+from kroute.settings import DEFAULTS, write_bind_address, write_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -61,48 +62,60 @@ NODE_NAME = option(
 STATE_DIR = option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    default=settings.DEFAULT_STATE_DIR,
+    default=DEFAULTS.state_dir,
     show_default=True,
     help="Where the ledger and the agent's socket are kept; must live as long as the kernel's state (tmpfs).",
 )
 DUMMY_INTERFACE = option(
     "--dummy-interface",
     type=INTERFACE,
-    default=settings.DEFAULT_DUMMY_INTERFACE,
+    default=DEFAULTS.dummy_interface,
     show_default=True,
     help="The interface that carries the VIPs.",
 )
 PROC_SYS = option(
     "--proc-sys",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=settings.DEFAULT_PROC_SYS,
+    default=DEFAULTS.proc_sys,
     show_default=True,
     help="Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
 )
-EXCLUDE_CIDRS = option("--exclude-cidrs", type=NETWORKS, default=(), help="Never touch what has these addresses.")
-IPVS_TCP_TIMEOUT = option(
-    "--ipvs-tcp-timeout", type=TIMEOUT, default="0s", help="Idle time-out of TCP connections; 0s: the kernel's."
+EXCLUDE_CIDRS = option(
+    "--exclude-cidrs", type=NETWORKS, default=DEFAULTS.exclude_cidrs, help="Never touch what has these addresses."
 )
-IPVS_TCPFIN_TIMEOUT = option("--ipvs-tcpfin-timeout", type=TIMEOUT, default="0s", help="The same after a FIN.")
-IPVS_UDP_TIMEOUT = option("--ipvs-udp-timeout", type=TIMEOUT, default="0s", help="The same for UDP.")
+IPVS_TCP_TIMEOUT = option(
+    "--ipvs-tcp-timeout",
+    type=TIMEOUT,
+    default=write_duration(DEFAULTS.ipvs_timeouts.tcp),
+    help="Idle time-out of TCP connections; 0s: the kernel's.",
+)
+IPVS_TCPFIN_TIMEOUT = option(
+    "--ipvs-tcpfin-timeout",
+    type=TIMEOUT,
+    default=write_duration(DEFAULTS.ipvs_timeouts.tcpfin),
+    help="The same after a FIN.",
+)
+IPVS_UDP_TIMEOUT = option(
+    "--ipvs-udp-timeout", type=TIMEOUT, default=write_duration(DEFAULTS.ipvs_timeouts.udp), help="The same for UDP."
+)
 HEALTHZ_BIND_ADDRESS = option(
     "--healthz-bind-address",
     type=BIND_ADDRESS,
-    default="0.0.0.0:10256",
+    default=write_bind_address(DEFAULTS.healthz_bind_address),
     show_default=True,
     help="Where /healthz, /livez and /readyz are answered.",
 )
 METRICS_BIND_ADDRESS = option(
     "--metrics-bind-address",
     type=BIND_ADDRESS,
-    default="127.0.0.1:10249",
+    default=write_bind_address(DEFAULTS.metrics_bind_address),
     show_default=True,
     help="Where /metrics and the status page are; they name Services and pods.",
 )
 METRICS_SERVICES = option(
     "--metrics-services",
     type=click.IntRange(0, 100_000),
-    default=1000,
+    default=DEFAULTS.metrics_services,
     show_default=True,
     help="How many Services have metrics of their own: those with most connections.",
 )
@@ -114,7 +127,10 @@ LOG_FORMAT = option(
     help="Default: console on a terminal, else json.",
 )
 LOG_LEVEL = option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default=DEFAULTS.log_level,
+    show_default=True,
 )
 
 

@@ -27,6 +27,9 @@ class LeaseSettings(msgspec.Struct, frozen=True):
     renew_deadline: float = 10.0
     retry_period: float = 2.0
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
     @property
     def attempt_timeout(self) -> float:
         """Seconds for one request: two attempts fit before the renewal has failed."""
@@ -57,6 +60,11 @@ class DirectorSettings(msgspec.Struct, frozen=True):
     sync_id: int = 1
     lease: LeaseSettings = LeaseSettings()
     probes: ProbeSettings = ProbeSettings()
+
+
+DEFAULTS = DirectorSettings(Settings(node_name="", scheduler="wrr"), vip_interface="")
+"""What holds where nothing else is said. Real servers are nodes, which have weights: so the scheduler uses them. The
+identity and the interface have no default here."""
 
 
 def parse_lease(text: str) -> tuple[str, str]:

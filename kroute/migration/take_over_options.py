@@ -16,6 +16,9 @@ class TakeOverOptions(msgspec.Struct, frozen=True):
     force: bool = False
 
 
+DEFAULTS = TakeOverOptions()
+
+
 def parse_port_range(text: str) -> PortRange:
     """Read one range of ports, `30000-32767`."""
     ranges = parse_ports(text)

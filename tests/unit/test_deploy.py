@@ -13,7 +13,7 @@ from kroute.checks.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
 from kroute.cli.main import load
 from kroute.director import watch
 from kroute.reconcile.ledger import Ledger
-from kroute.settings import DEFAULT_PROC_SYS, DEFAULT_STATE_DIR
+from kroute.settings import DEFAULTS
 from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.resources import WATCHED, Resource
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, kustomizations, render, the
@@ -125,12 +125,26 @@ class TestPods:
         mounts = {paths[it["name"]]: it["mountPath"] for it in container["volumeMounts"] if it["name"] in paths}
         [proc_sys] = [it["value"] for it in container["env"] if it["name"] == "KROUTE_PROC_SYS"]
         assert mounts == {
-            str(DEFAULT_STATE_DIR): str(DEFAULT_STATE_DIR),
+            str(DEFAULTS.state_dir): str(DEFAULTS.state_dir),
             "/run/xtables.lock": "/run/xtables.lock",
             "/lib/modules": "/lib/modules",
-            f"{DEFAULT_PROC_SYS}/net": f"{proc_sys}/net",
+            f"{DEFAULTS.proc_sys}/net": f"{proc_sys}/net",
         }
-        assert not mounts[f"{DEFAULT_PROC_SYS}/net"].startswith("/proc/")
+        assert not mounts[f"{DEFAULTS.proc_sys}/net"].startswith("/proc/")
+
+    def test_its_probes_ask_where_health_is_answered(self) -> None:
+        healthz = DEFAULTS.healthz_bind_address
+        assert healthz is not None
+        probes = [
+            container.get(kind, {})
+            for name in kustomizations()
+            for pod in pods(render(KUSTOMIZE / name))
+            for container in pod["containers"]
+            for kind in ("livenessProbe", "readinessProbe")
+        ]
+        assert {it["httpGet"]["port"] for it in probes if "httpGet" in it} == {healthz.port}
+        alerts = (DEPLOY / "prometheus/alerts.yaml").read_text()
+        assert re.findall(r"localhost:(\d+)/healthz", alerts) == [str(healthz.port)]
 
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_it_runs_a_command_that_kroute_has(self, pod: Object) -> None:
@@ -144,7 +158,7 @@ class TestPods:
 def test_the_uninstaller_is_ready_when_the_ledger_has_gone(tmp_path: Path) -> None:
     [container] = pods(render(KUSTOMIZE / "uninstall"))[0]["containers"]
     probe = container["readinessProbe"]["exec"]["command"]
-    assert probe == ["test", "!", "-e", str(DEFAULT_STATE_DIR / Ledger.open(tmp_path).path.name)]
+    assert probe == ["test", "!", "-e", str(DEFAULTS.state_dir / Ledger.open(tmp_path).path.name)]
 
 
 def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:

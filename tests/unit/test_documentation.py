@@ -28,7 +28,9 @@ def test_every_flag_has_its_row_with_variable_and_default(page: str, command: cl
     for option in options:
         variable, default = documented[option.opts[0]]
         assert variable == option.envvar
-        if option.show_default is True:
+        if option.is_flag:
+            assert default == ("on" if option.default else "off")
+        elif option.show_default is True or isinstance(option.default, str):
             assert default == f"`{option.default}`"
 
 

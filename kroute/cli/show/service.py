@@ -22,7 +22,7 @@ from kroute.kernel.net.route_lookup import RouteLookup
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, ServicePlan
 from kroute.planning.endpoint_reasons import FrontendView
-from kroute.settings import DEFAULT_DUMMY_INTERFACE
+from kroute.settings import DEFAULTS
 
 CLIENTS_SHOWN = 20
 """Clients in a table; JSON and YAML have every connection."""
@@ -77,7 +77,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     if known is None or known.view is None:
         return None
     settings = await agent_settings.ask(state_dir)
-    interface = settings.dummy_interface if settings is not None else DEFAULT_DUMMY_INTERFACE
+    interface = settings.dummy_interface if settings is not None else DEFAULTS.dummy_interface
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
     async with NodeReader() as reader, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await reader.ipvs.read())
