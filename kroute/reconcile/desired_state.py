@@ -204,7 +204,8 @@ class DesiredState(Generic[K, V]):
             self._applied.pop(key, None)
             self._has_gone(key)
         else:
-            self._applied[key] = value
+            desired = self.desired(key)
+            self._applied[key] = desired if desired is not None and value == desired else value
         if self.is_right(key):
             self._in_doubt.discard(key)
         else:
