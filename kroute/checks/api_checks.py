@@ -8,6 +8,7 @@ import msgspec
 from kroute.checks.finding import Finding, lack, ok, warning
 from kroute.model.objects import Node
 from kroute.settings import Settings
+from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.access import Permission
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
@@ -22,6 +23,9 @@ TOLERABLE_SKEW = 5.0
 
 class _Nodes(msgspec.Struct):
     items: list[Node] | None = None
+
+
+_decode_nodes = msgspec.json.Decoder(_Nodes).decode
 
 
 async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
@@ -79,7 +83,7 @@ async def _node(api: Requests, name: str) -> Node | None:
     """The Node object, by a list: kroute asks for no other verb. What keeps it from us is found elsewhere."""
     try:
         answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
-        nodes = msgspec.json.decode(answer, type=_Nodes).items
+        nodes = decoded(_decode_nodes, answer).items
     except (ApiError, msgspec.DecodeError):
         return None
     return nodes[0] if nodes else None

@@ -28,6 +28,8 @@ from kroute.watchers.kubernetes.errors import ApiError
 
 log = structlog.get_logger(__name__)
 
+MOST_TRANSITIONS = 1 << 31
+"""After so many the count begins anew: the API server would refuse a Lease with a larger number."""
 JITTER = 0.2
 """A standby's pause is longer by up to this part of it, so that two do not try at the same moment again and again."""
 
@@ -152,7 +154,8 @@ class Election:
 
     async def _write(self, lease: Lease) -> None:
         """Renew, or take; a conflict (409) is for the next attempt, which reads."""
-        transitions = (lease.spec.lease_transitions or 0) + (not self._is_mine(lease))
+        before = lease.spec.lease_transitions or 0
+        transitions = before if self._is_mine(lease) else (before + 1) % MOST_TRANSITIONS
         written = await self._lock.update(lease, self._spec(lease.spec, transitions=transitions))
         self._observe(written)
         self._become(Role.ACTIVE)
@@ -176,7 +179,7 @@ class Election:
 
     def _promised(self, lease: Lease) -> float:
         """For how many seconds after a renewal the holder has the Lease."""
-        return lease.spec.lease_duration_seconds or self._settings.duration
+        return max(0, lease.spec.lease_duration_seconds or 0) or self._settings.duration
 
     def _spec(
         self,

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from kroute.model.objects import Int32
+from kroute.watchers.json_text import decoded
+
 _API = "/apis/coordination.k8s.io/v1/namespaces"
 
 
@@ -18,10 +21,10 @@ class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     """`spec` of a Lease: client-go's LeaderElectionRecord. Go writes a field that is empty as null, or not at all."""
 
     holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
+    lease_duration_seconds: Int32 | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
-    lease_transitions: int | None = None
+    lease_transitions: Int32 | None = None
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -85,6 +88,14 @@ def timestamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+_decode_spec = msgspec.json.Decoder(_Document).decode
+_decode_document = msgspec.json.Decoder(dict[str, Any]).decode
+
+
 def _decode(body: bytes) -> Lease:
-    spec = msgspec.json.decode(body, type=_Document).spec
-    return Lease(spec or LeaseSpec(), msgspec.json.decode(body))
+    """Without `managedFields`, of whatever depth: the API server keeps those of an object that is written without."""
+    spec = decoded(_decode_spec, body).spec
+    document = decoded(_decode_document, body)
+    if isinstance(metadata := document.get("metadata"), dict):
+        metadata.pop("managedFields", None)
+    return Lease(spec or LeaseSpec(), document)

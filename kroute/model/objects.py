@@ -5,7 +5,7 @@ msgspec decodes a response's bytes straight into them; fields that kroute does n
 Go encodes an empty list as `null` in places, so lists may be None.
 """
 
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 
@@ -13,6 +13,9 @@ SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""A number as the API has it. JSON has numbers of any size, and so has Python."""
 
 ProtocolName = str
 """`TCP`, `UDP` or `SCTP`; planning refuses any other for its port alone, so that it does not spoil the whole object."""
@@ -61,16 +64,16 @@ class ObjectMeta(_Struct, frozen=True):
 class ServicePort(_Struct, frozen=True):
     """One of `spec.ports`. The target port is not read: slices carry the resolved number."""
 
-    port: int
+    port: Int32
     name: str = ""
     protocol: ProtocolName = "TCP"
-    node_port: int = 0
+    node_port: Int32 = 0
 
 
 class ClientIPConfig(_Struct, frozen=True):
     """`sessionAffinityConfig.clientIP`; the timeout is in seconds."""
 
-    timeout_seconds: int | None = None
+    timeout_seconds: Int32 | None = None
 
 
 class SessionAffinityConfig(_Struct, frozen=True):
@@ -92,7 +95,7 @@ class ServiceSpec(_Struct, frozen=True):
     internal_traffic_policy: str | None = None
     external_traffic_policy: str | None = None
     load_balancer_source_ranges: tuple[str, ...] | None = None
-    health_check_node_port: int = 0
+    health_check_node_port: Int32 = 0
 
 
 class LoadBalancerIngress(_Struct, frozen=True):
@@ -161,7 +164,7 @@ class EndpointPort(_Struct, frozen=True):
     """One of a slice's `ports`; a port without name or number is not served."""
 
     name: str | None = None
-    port: int | None = None
+    port: Int32 | None = None
     protocol: ProtocolName = "TCP"
 
 

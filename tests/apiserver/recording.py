@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from tests.apiserver.encoding import Verbatim
 from tests.apiserver.resources import BY_KIND, Object, key_of
 from tests.apiserver.store import Store
 
@@ -54,6 +55,17 @@ class Recording:
         content = json.loads(self.body)
         kind = content["kind"].removesuffix("List")
         return [{"kind": kind, "apiVersion": content["apiVersion"], **item} for item in content["items"]]
+
+
+def deep_service() -> Object:
+    """The Service that a real API server stored and gave out with `managedFields` nested 1,100 deep."""
+    recorded = json.loads((DIRECTORY / "stored" / "service-deep-managed-fields.json").read_text())
+    body: str = recorded["response"]["body"]
+    start = body.index('"managedFields":') + len('"managedFields":')
+    end = body.rindex('},"spec":')
+    item: Object = json.loads(f"{body[:start]}null{body[end:]}")
+    item["metadata"]["managedFields"] = Verbatim(body[start:end].encode())
+    return item
 
 
 def recorded_objects() -> list[Object]:

@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from tests.apiserver import status, writes
 from tests.apiserver.access import ANONYMOUS, REVIEWS, Access
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
-from tests.apiserver.encoding import EventEncoder, encode
+from tests.apiserver.encoding import EventEncoder, encode, nested
 from tests.apiserver.faults import Fault, Faults, Where
 from tests.apiserver.lists import list_objects
 from tests.apiserver.resources import BY_KIND, Object, Target, object_key, parse_path
@@ -80,6 +80,7 @@ class ApiServer:
         application = web.Application()
         application.router.add_post("/faults", self._add_fault)
         application.router.add_post("/forbidden", self._forbid)
+        application.router.add_post("/deep", self._store_deep)
         application.router.add_post(REVIEWS, self._review)
         application.router.add_get("/readyz", self._ready)
         application.router.add_route("*", "/{path:.*}", self._answer)
@@ -178,6 +179,13 @@ class ApiServer:
         how: dict[str, Any] = await request.json()
         self.faults.add(**how)
         return web.json_response({"due": len(self.faults.due)}, status=201)
+
+    async def _store_deep(self, request: web.Request) -> web.Response:
+        """POST /deep {"levels": 10000, "item": …}: store an object with `managedFields` nested so deep."""
+        wanted: dict[str, Any] = await request.json()
+        item = wanted["item"]
+        self.apply({**item, "metadata": {**item["metadata"], "managedFields": nested(wanted["levels"])}})
+        return web.json_response({}, status=201)
 
     async def _forbid(self, request: web.Request) -> web.Response:
         """POST /forbidden [["watch", "services"]]: these verbs, and no others; for a server of its own."""

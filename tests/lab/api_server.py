@@ -79,6 +79,10 @@ class ApiServer:
         self._request("PUT", f"{_COLLECTIONS[kind]}/{name}", item)
         return time.monotonic()
 
+    def store_deep(self, item: Object, levels: int) -> None:
+        """Create or replace an object, with `managedFields` that are nested so deep."""
+        self._request("POST", "/deep", {"item": item, "levels": levels})
+
     def list(self, collection: str) -> list[Object]:
         """The objects of a collection."""
         return json.loads(self._request("GET", collection))["items"]

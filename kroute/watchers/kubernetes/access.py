@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.resources import WATCHED, Resource
 
@@ -37,6 +38,9 @@ class _Review(msgspec.Struct):
     status: _ReviewStatus
 
 
+_decode_review = msgspec.json.Decoder(_Review).decode
+
+
 def needed(resources: Iterable[Resource] = WATCHED) -> list[Permission]:
     """All that an agent does: it lists and watches, and writes Events."""
     permissions = [Permission(verb, *_group_and_name(resource)) for resource in resources for verb in ("list", "watch")]
@@ -60,7 +64,7 @@ async def _is_allowed(api: Reviewer, permission: Permission) -> bool:
     }
     answer = await api.review(REVIEWS, body)
     try:
-        return msgspec.json.decode(answer, type=_Review).status.allowed
+        return decoded(_decode_review, answer).status.allowed
     except msgspec.DecodeError as error:
         raise ApiError(0, "", f"an access review was answered by something else: {error}") from error
 

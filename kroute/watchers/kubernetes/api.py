@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kroute import __version__
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
-from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
+from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
+from kroute.watchers.kubernetes.lines import LineBuffer
 
 if TYPE_CHECKING:
     import aiohttp
@@ -25,6 +26,11 @@ READ_AHEAD = 64 << 10
 """Bytes of an answer after which the next ones are left to the socket (twice as many at most are here). A line may be
 longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are for those who read line by line; with them a large
 list is here in pieces of 4 MiB, three times over, which costs 15 MiB and more page faults than all that is kept."""
+
+LONGEST_ANSWER = 256 << 20
+"""Bytes of a list, decompressed: some 150,000 Services. What is longer is asked for in pages."""
+LONGEST_REFUSAL = 1 << 20
+"""Bytes of an answer that says no."""
 
 Parameters = Mapping[str, str]
 
@@ -112,20 +118,15 @@ class Api:
 
         response = await self._request("GET", path, params, read_timeout=None)
         try:
-            unfinished: list[bytes] = []
-            async for chunk in response.content.iter_any():
-                *lines, rest = chunk.split(b"\n")
-                if lines:
-                    unfinished.append(lines[0])
-                    lines[0] = b"".join(unfinished)
-                    unfinished.clear()
+            buffer = LineBuffer()
+            async for piece in response.content.iter_any():
+                if lines := buffer.take(piece):
                     yield lines
-                unfinished.append(rest)
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"the stream from {self.server} broke: {_what(error)}") from error
         finally:
             response.close()
-        if any(unfinished):
+        if buffer.is_within_line:
             raise UnreachableError(f"the stream from {self.server} ended within a line")
 
     async def _exchange(
@@ -144,7 +145,7 @@ class Api:
         )
         try:
             async with response:
-                return await response.read()
+                return await _read(response, LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
 
@@ -180,8 +181,8 @@ class Api:
             if response.ok:
                 return response
             async with response:
-                text = await response.read()
-        except (aiohttp.ClientError, OSError) as error:
+                text = await _read(response, LONGEST_REFUSAL)
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what cannot be sent
             raise UnreachableError(f"{self.server} does not answer: {_what(error)}") from error
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("Retry-After"))
@@ -230,6 +231,18 @@ def _new_session(configuration: Any) -> Any:
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
     rest.pool_manager = _Session(rest.pool_manager)  # type: ignore[assignment]  # as far as it is used
     return rest
+
+
+async def _read(response: "aiohttp.ClientResponse", longest: int) -> bytes:
+    """The body of an answer; AnswerTooLongError for a longer one."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > longest:
+            raise AnswerTooLongError(
+                f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
+            )
+    return bytes(body)
 
 
 def _tls_settings(configuration: Any) -> tuple[Any, ...]:

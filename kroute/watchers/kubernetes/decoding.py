@@ -1,19 +1,35 @@
 """From the API's bytes to objects.
 
-Lists and watch lines are taken apart into raw objects first, so that a malformed one spoils nothing but itself.
+Lists and watch lines are taken apart into raw objects first, so that a malformed one spoils nothing but itself: by
+msgspec, and where an object among them makes it refuse the whole, by `kroute.watchers.json_text`.
 """
 
+import asyncio
 from datetime import datetime
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import structlog
 
-from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey
+from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta
+from kroute.watchers.json_text import Member, decoded, elements, members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = structlog.get_logger(__name__)
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """The annotation of the BOOKMARK that ends a streaming list (KEP-3157)."""
+
+
+LONGEST_OBJECT = 16 << 20
+"""Bytes of an object's JSON. etcd takes 1.5 MiB at most, each byte of which may be six in JSON."""
+LONGEST_NAME = 253
+LONGEST_VERSION = 128
+"""Characters of a resourceVersion, which becomes a part of URLs. In etcd it is a number of 64 bits."""
+IDENTITY_WITHIN = 4096
+"""Bytes of an object in which its name and version stand: the API server writes them first."""
 
 
 class ListMeta(msgspec.Struct):
@@ -79,14 +95,103 @@ class Malformed(msgspec.Struct, frozen=True):
     problem: str
 
 
-read_page = msgspec.json.Decoder(Page).decode
-read_event = msgspec.json.Decoder(Event).decode
-_read_identified = msgspec.json.Decoder(_Identified).decode
+_decode_page = msgspec.json.Decoder(Page).decode
+_decode_meta = msgspec.json.Decoder(ListMeta).decode
+_decode_event = msgspec.json.Decoder(Event).decode
+_decode_identified = msgspec.json.Decoder(_Identified).decode
+_decode_raw = cast("Callable[[bytes], msgspec.Raw]", msgspec.json.Decoder(msgspec.Raw).decode)
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+async def read_page(body: bytes) -> Page:
+    """A list, or one page of it; taken apart in a thread if an object in it cannot even be skipped.
+
+    Raises:
+        msgspec.DecodeError: it is no list.
+    """
+    try:
+        page = _decode_page(body)
+    except (RecursionError, ValueError):
+        page = await asyncio.to_thread(_take_page_apart, body)
+    if len(page.metadata.resource_version) > LONGEST_VERSION:
+        raise msgspec.DecodeError(f"its resourceVersion has more than {LONGEST_VERSION} characters")
+    return page
+
+
+def _take_page_apart(body: bytes) -> Page:
+    parts = {it.name: it for it in members(body)}
+    if b"metadata" not in parts or b"items" not in parts:
+        raise msgspec.DecodeError("it has no metadata or no items")
+    metadata = decoded(_decode_meta, _value(body, parts[b"metadata"]))
+    items = _value(body, parts[b"items"])
+    return Page(metadata, None if items == b"null" else [_shallow(item) for item in elements(items)])
+
+
+def _shallow(item: bytes) -> msgspec.Raw:
+    """An object without what is nested too deep in it; as it is when it is no JSON."""
+    try:
+        return decoded(_decode_raw, item)
+    except msgspec.DecodeError:
+        return msgspec.Raw(item)
+
+
+def read_event(line: bytes) -> Event:
+    """A watch line. Of one that is no JSON, the type, and what seems to be its object.
+
+    Raises:
+        msgspec.DecodeError: not even that can be told.
+    """
+    try:
+        return decoded(_decode_event, line)
+    except msgspec.DecodeError:
+        parts = {it.name: it for it in members(line[:IDENTITY_WITHIN])}
+        if b"type" not in parts or b"object" not in parts:
+            raise
+        kind = decoded(_decode_text, _value(line, parts[b"type"]))
+    return Event(kind, msgspec.Raw(line[parts[b"object"].start :].rstrip().removesuffix(b"}")))
 
 
 def read_identity(raw: msgspec.Raw | bytes) -> Identity:
-    """Name and version of an object. Raises msgspec.DecodeError."""
-    return _read_identified(raw).metadata
+    """Name and version of an object, which need not be as it should otherwise.
+
+    Raises:
+        msgspec.DecodeError: it has no name.
+    """
+    try:
+        identity = decoded(_decode_identified, raw).metadata
+        _check_lengths(identity)
+    except msgspec.DecodeError:
+        identity = _identity_in(bytes(raw)[:IDENTITY_WITHIN])
+        if not identity.name:
+            raise
+    return identity
+
+
+def _check_lengths(identity: Identity | ObjectMeta) -> None:
+    """Raise DecodeError for what is longer than the API server takes it."""
+    if max(len(identity.name), len(identity.namespace)) > LONGEST_NAME:
+        raise msgspec.DecodeError(f"its name or namespace has more than {LONGEST_NAME} characters")
+    if len(identity.resource_version) > LONGEST_VERSION:
+        raise msgspec.DecodeError(f"its resourceVersion has more than {LONGEST_VERSION} characters")
+
+
+def _identity_in(text: bytes) -> Identity:
+    metadata = next((_value(text, it) for it in members(text) if it.name == b"metadata"), b"")
+    fields = {it.name: _value(metadata, it) for it in members(metadata)}
+    name, namespace = (_text(fields.get(field, b""), LONGEST_NAME) for field in (b"name", b"namespace"))
+    return Identity(name, namespace, _text(fields.get(b"resourceVersion", b""), LONGEST_VERSION))
+
+
+def _value(text: bytes, member: Member) -> bytes:
+    return text[member.start : member.end]
+
+
+def _text(value: bytes, longest: int) -> str:
+    try:
+        text = decoded(_decode_text, value)
+    except msgspec.DecodeError:
+        return ""
+    return text if len(text) <= longest else ""
 
 
 _read_triggered = msgspec.json.Decoder(_Triggered).decode
@@ -103,7 +208,7 @@ class ObjectDecoder:
     def decode(self, raw: msgspec.Raw | bytes) -> KubernetesObject | Malformed:
         """The object, or what can be said of it."""
         try:
-            return self._decode(raw)
+            return self._decode_sound(raw)
         except msgspec.DecodeError as error:
             problem = str(error)
         try:
@@ -121,6 +226,13 @@ class ObjectDecoder:
         )
         return Malformed(identity, problem)
 
+    def _decode_sound(self, raw: msgspec.Raw | bytes) -> KubernetesObject:
+        if len(memoryview(raw)) > LONGEST_OBJECT:
+            raise msgspec.DecodeError(f"it has more than {LONGEST_OBJECT >> 20} MiB, which is as much as is read")
+        item = decoded(self._decode, raw)
+        _check_lengths(item.metadata)
+        return item
+
     def trigger_time(self, raw: msgspec.Raw | bytes) -> float | None:
         """When (Unix time) what an EndpointSlice tells of has changed, by the annotation of its controller.
 
@@ -130,7 +242,7 @@ class ObjectDecoder:
         if self._kind is not EndpointSlice:
             return None
         try:
-            annotations = _read_triggered(raw).metadata.annotations
-        except msgspec.DecodeError:
+            annotations = decoded(_read_triggered, raw).metadata.annotations
+            return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None
+        except (msgspec.DecodeError, ArithmeticError, ValueError):  # a moment that no computer's clock has
             return None
-        return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None

@@ -4,6 +4,13 @@ from typing import Self
 
 import msgspec
 
+from kroute.watchers.json_text import decoded
+
+LONGEST_MESSAGE = 1000
+"""Characters of what a server says; the rest is not repeated."""
+LONGEST_PAUSE = 300.0
+"""Seconds that a server may ask for before the next try."""
+
 
 class ConfigurationError(Exception):
     """The way to the API server is configured wrongly. The message is one line: what, where, what is allowed."""
@@ -27,6 +34,9 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
+_decode_status = msgspec.json.Decoder(_Status).decode
+
+
 class ApiError(Exception):
     """The API server answered with an error; `status` is the HTTP status code, `reason` the API's CamelCase word.
 
@@ -44,15 +54,15 @@ class ApiError(Exception):
     def from_status(cls, body: bytes, status: int = 0, retry_after: str | None = None) -> Self:
         """Read a `v1` Status, or whatever a proxy on the way sent instead of one."""
         try:
-            answer = msgspec.json.decode(body, type=_Status)
+            answer = decoded(_decode_status, body)
         except msgspec.DecodeError:
             answer = _Status(message=body[:200].decode(errors="replace").strip())
         details = answer.details or _Details()
-        reason = answer.reason
+        reason = answer.reason[:LONGEST_MESSAGE]
         if any(cause.reason == "ResourceVersionTooLarge" for cause in details.causes or ()):
             reason = "ResourceVersionTooLarge"
-        pause = float(retry_after) if retry_after is not None and retry_after.isdigit() else details.retry_after
-        return cls(status or answer.code, reason, answer.message, pause)
+        code = status or (answer.code if 100 <= answer.code <= 599 else 0)
+        return cls(code, reason, answer.message[:LONGEST_MESSAGE], _pause(retry_after, details.retry_after))
 
     @property
     def is_expired(self) -> bool:
@@ -75,11 +85,22 @@ class ApiError(Exception):
         return self.status == 400 and "field label not supported" in self.message
 
 
+def _pause(header: str | None, in_status: float | None) -> float | None:
+    """The seconds that a server asks for, by the header Retry-After or by the Status; as many as may be asked for."""
+    if header is not None and header.isascii() and header.isdigit():
+        return LONGEST_PAUSE if len(header) > 9 else min(float(header), LONGEST_PAUSE)
+    return None if in_status is None else min(max(in_status, 0.0), LONGEST_PAUSE)
+
+
 class UnreachableError(ApiError):
     """There is no answer, or no more of it: refused, reset, cut short."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "", message)
+
+
+class AnswerTooLongError(UnreachableError):
+    """An answer has more bytes than are read."""
 
 
 class UntrustedStreamError(UnreachableError):

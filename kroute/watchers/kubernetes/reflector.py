@@ -12,7 +12,6 @@ Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-19
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,10 +26,11 @@ from kroute.watchers.kubernetes.decoding import (
     read_identity,
     read_page,
 )
-from kroute.watchers.kubernetes.errors import ApiError, UnreachableError, UntrustedStreamError
+from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, UnreachableError, UntrustedStreamError
 from kroute.watchers.kubernetes.inventory import Inventory, Listing
 from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING, LineStream, Requests
 from kroute.watchers.kubernetes.resources import Resource
+from kroute.watchers.kubernetes.statistics import ReflectorStatistics
 from kroute.watchers.kubernetes.timing import Timing
 from kroute.watchers.sink import BATCH, Sink
 
@@ -41,17 +41,8 @@ log = structlog.get_logger(__name__)
 
 PAGE_SIZE = 500
 """Objects in one page of a list, as client-go asks for them."""
-
-
-@dataclass
-class ReflectorStatistics:
-    """What a reflector has done since it was made. `denied` are those failures that want of a permission caused."""
-
-    lists: int = 0
-    watches: int = 0
-    events: int = 0
-    failures: int = 0
-    denied: int = 0
+MOST_PAGES = 20_000
+"""Pages of one list, which makes ten million objects. A list that goes on is one that has no end."""
 
 
 class _StreamingUnsupportedError(Exception):
@@ -143,6 +134,9 @@ class Reflector:
             await self._list_pages(
                 version, PAGE_SIZE if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
             )
+        except AnswerTooLongError as error:
+            self._log.warning("list.too_long", error=str(error), instead="newest, paged")
+            await self._list_pages(NEWEST, PAGE_SIZE)
         except ApiError as error:
             if not error.is_version_unavailable:
                 raise
@@ -153,23 +147,28 @@ class Reflector:
         listing = self._inventory.listing()
         size = {"limit": str(limit)} if limit else {}
         params = {**self._selectors, **size, **({"resourceVersion": version} if version else {})}
-        while True:
+        for _ in range(MOST_PAGES):
             metadata = await self._list_page(params, listing)
             if not metadata.token:
+                self._complete(listing, metadata.resource_version)
+                return
+            if metadata.token == params.get("continue"):
                 break
             self._paging_honoured = True
             params = {**self._selectors, **size, "continue": metadata.token}
-        self._complete(listing, metadata.resource_version)
+        raise UnreachableError(f"the list has no end: a page leads to itself, or there are more than {MOST_PAGES:,}")
 
     async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
         """Take in one page. Its objects are parts of its bytes, which go with it before the next one is asked for."""
         self.statistics.lists += 1
         body = await self._requests.get(self._resource.path, params)
         try:
-            page = read_page(body)
+            page = await read_page(body)
         except msgspec.DecodeError as error:
             raise UnreachableError(f"the answer to a list is unreadable: {error}") from error
-        for raw in page.items or ():
+        for number, raw in enumerate(page.items or ()):
+            if number % BATCH == 0:
+                await asyncio.sleep(0)
             await self._pass_on_full_batch()
             self._saw(raw, listing)
         return page.metadata

@@ -1,0 +1,127 @@
+"""JSON that msgspec refuses is read without its depth, or taken apart."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kroute.watchers import json_text
+from kroute.watchers.json_text import decoded, elements, members, prune
+
+LIMIT_OF_THE_API_SERVER = 10_000
+
+any_json = msgspec.json.Decoder().decode
+
+
+def lists(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize("levels", [1_100, LIMIT_OF_THE_API_SERVER, 50_000])
+def test_what_is_nested_too_deep_is_read_without_its_depth(levels: int) -> None:
+    text = b'{"name":"a","deep":%b,"last":[1,{"b":2}]}' % lists(levels)
+    found = decoded(any_json, text)
+    assert (found["name"], found["last"]) == ("a", [1, {"b": 2}])
+
+
+def test_nothing_is_left_out_where_msgspec_can_read_it() -> None:
+    text = b'{"deep":%b}' % lists(500)
+    assert decoded(any_json, text) == any_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (b'{"a":{"b":{"c":1}},"d":2}', b'{"a":{"b":null},"d":2}'),
+        (b'[[["]}"]],[[1]],{"x":"[{\\""}]', b'[[null],[null],{"x":"[{\\""}]'),
+        (b'["\\\\",[[1]]]', b'["\\\\",[null]]'),
+        (b"[[[1", b"[["),
+        (b"[[]", b"[[]"),
+        (b"", b""),
+    ],
+    ids=["objects", "brackets in strings", "an escaped backslash", "ends within", "does not close", "nothing"],
+)
+def test_levels_are_cut_out(text: bytes, kept: bytes) -> None:
+    assert prune(text, 2) == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'"\xff"',
+        b'"\\ud800"',
+        b'"\xed\xa0\x80"',
+        b"9" * 10_000,
+        b"1e999",
+        b"NaN",
+        b"[" * 100_000,
+        b"[1" * 5_000,
+        b"[[]," * 60_000,
+        b"",
+    ],
+    ids=lambda text: repr(text[:10]),
+)
+def test_whatever_cannot_be_read_is_one_kind_of_error(text: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decoded(any_json, text)
+
+
+def test_a_date_without_a_year_is_unreadable_too() -> None:
+    from datetime import datetime
+
+    with pytest.raises(msgspec.DecodeError):
+        decoded(msgspec.json.Decoder(datetime).decode, b'"0000-01-01T00:00:00Z"')
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b' {"a": 1, "b" :[2,{"c":3}],"d":"\\"e,"}', [(b"a", b"1"), (b"b", b'[2,{"c":3}]'), (b"d", b'"\\"e,"')]),
+        (b'{"a":"\\ud800\xff","b":01x}', [(b"a", b'"\\ud800\xff"'), (b"b", b"01x")]),
+        (b'{"a":{"b":1', [(b"a", b'{"b":1')]),
+        (b'{"a":"b', [(b"a", b'"b')]),
+        (b'{"a":', [(b"a", b"")]),
+        (b"[1]", []),
+        (b"", []),
+    ],
+)
+def test_an_object_is_taken_apart(text: bytes, found: list[Any]) -> None:
+    assert [(it.name, text[it.start : it.end]) for it in members(text)] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"[]", []),
+        (b'[ {"a":[1]} ,\n{"b":"]"}]', [b'{"a":[1]}', b'{"b":"]"}']),
+        (b'[5,{"a":1},null,"x",[2]]', [b"5", b'{"a":1}', b'null,"x"', b"[2]"]),
+    ],
+)
+def test_a_list_is_taken_apart(text: bytes, found: list[bytes]) -> None:
+    assert list(elements(text)) == found
+
+
+@pytest.mark.parametrize("text", [b'[{"a":1}', b'[{"a":"}]', b"{}", b""])
+def test_a_list_without_an_end_is_unreadable(text: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        list(elements(text))
+
+
+@pytest.mark.parametrize(
+    "piece", [b'"', b'\\"', b"\\", b'"\\', b"{", b"}", b"[]", b'"",', b'"a":', b'{"a":"', b"\xff", b" "], ids=repr
+)
+def test_the_work_grows_with_the_text_and_no_faster(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    matches = 0
+    run = json_text._RUN
+
+    class Counting:
+        def match(self, text: bytes, position: int) -> Any:
+            nonlocal matches
+            matches += 1
+            return run.match(text, position)
+
+    monkeypatch.setattr(json_text, "_RUN", Counting())
+    text = b'{"a":[' + piece * 20_000
+    list(members(text))
+    prune(text)
+    assert matches <= 2 * len(text) + 10
