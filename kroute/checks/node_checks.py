@@ -1,30 +1,28 @@
 """What `kroute check` looks at on the node. It changes nothing, but loads modules and tables as a start does."""
 
-import shutil
-import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 from kroute.checks import preflight
 from kroute.checks.finding import Finding, Level, lack, ok, warning
 from kroute.checks.other_proxies import Leaving, leavings
-from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4, Family
-from kroute.controllers.masquerade.node_rules import WITHOUT
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
+from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
-from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.links import Links
 from kroute.kernel.nftables import Nftables
 from kroute.kernel.sysctl import Sysctls
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Node
 from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.settings import Settings
 
-SYSCTL, TABLES, PROXIES, NODE = "sysctls", "xtables", "proxies", "node"
+SYSCTL, PROXIES, NODE = "sysctls", "proxies", "node"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
@@ -44,11 +42,11 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     if lacks:
         return findings  # without capabilities and modules the kernel does not answer the rest
     async with AsyncExitStack() as stack:
-        xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in FAMILIES}
-        findings += await check_tables(xtables, ipv6=ipv6)
+        xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in Family}
         ipvs, links, ipset, nftables = Ipvs(), Links(), Ipset(), Nftables()
         for client in (ipvs, links, ipset, nftables):
             await stack.enter_async_context(client)
+        findings += await check_firewall(firewall_of(settings, ipset, xtables), ipv6=ipv6)
         findings += check_proxies(await leavings(links, ipset, xtables, nftables))
         findings += await check_virtual_servers(settings, ipvs)
     return findings
@@ -81,31 +79,16 @@ def check_sysctls(sysctls: Sysctls, circumstances: Circumstances) -> list[Findin
     return lacks or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]
 
 
-async def check_tables(xtables: Mapping[Family, Xtables], *, ipv6: bool) -> list[Finding]:
-    """Whether the kernel has the tables; without those of a family that is not served kroute works."""
+async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
+    """Whether the kernel has what the firewall needs; without that for a family that is not served kroute works."""
+    name, missing, fulfilled = await firewall.prerequisites()
     found = []
-    for family, tables in xtables.items():
-        for table in WITHOUT:
-            try:
-                await tables.differences(TableRules(table, {}, []))
-            except KernelError as error:
-                message, _, next_step = str(error).rpartition("; ")
-                needed = family is IPV4 or ipv6
-                found.append(Finding(TABLES, Level.LACK if needed else Level.WARNING, message or str(error), next_step))
-    return found or [
-        ok(TABLES, f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}")
-    ]
-
-
-def _variant() -> str:
-    """What the `iptables` of this machine speaks; a container may have none."""
-    program = shutil.which("iptables")
-    if program is None:
-        return ""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    if "nf_tables" not in said:
-        return "; `iptables` here shows them"
-    return "; `iptables` here speaks nf_tables: kroute's rules are shown by `iptables-legacy-save`, and both are heeded"
+    for family, sentences in missing.items():
+        level = Level.LACK if family is Family.IPV4 or ipv6 else Level.WARNING
+        for sentence in sentences:
+            message, _, next_step = sentence.rpartition("; ")
+            found.append(Finding(name, level, message or sentence, next_step))
+    return found or [ok(name, fulfilled)]
 
 
 def check_proxies(found: Iterable[Leaving]) -> list[Finding]:

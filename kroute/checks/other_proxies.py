@@ -4,16 +4,19 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
-from kroute.controllers.masquerade.address_sets import Family
-from kroute.controllers.masquerade.node_rules import WITHOUT
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.net.links import Links
 from kroute.kernel.nftables import Nftables
+from kroute.model.addresses import Family
 from kroute.settings import DEFAULTS
 
 NAMED_CHAINS = 5
 """How many chains of one family are named."""
+
+
+TABLES = ("nat", "mangle", "filter")
+"""Those in which other proxies have chains."""
 
 
 class Leaving(NamedTuple):
@@ -32,7 +35,7 @@ async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables]
     found: list[Leaving] = []
     set_names = await ipset.names()
     chains = {
-        family.name: {name for table in WITHOUT for name in await tables.chains(table)}
+        family.value: {name for table in TABLES for name in await tables.chains(table)}
         for family, tables in xtables.items()
     }
     nft_chains = await nftables.chains()

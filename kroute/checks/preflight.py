@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kroute.checks.finding import Finding, lack
+from kroute.firewall import backend
 from kroute.kernel import modules
 
 CAPABILITIES, MODULES = "capabilities", "modules"
 
 
-CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # include/uapi/linux/capability.h
+CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
+_NUMBERS = {"NET_RAW": 13}
 
 
 class Capability(NamedTuple):
@@ -23,13 +25,13 @@ class Capability(NamedTuple):
 
 REQUIRED_CAPABILITIES = (
     Capability(CAP_NET_ADMIN, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
-    Capability(CAP_NET_RAW, "NET_RAW", "libiptc reads and writes the rules by a raw socket"),
+    *(Capability(_NUMBERS[name], name, purpose) for name, purpose in backend.CAPABILITIES.items()),
 )
 
 REQUIRED_MODULES: Mapping[str, str] = {
     "ip_vs": "the kernel's load balancer",
     "dummy": "the interface that carries the VIPs",
-    "ip_set": "the sets that the masquerade rules look up",
+    **backend.MODULES,
 }
 """Kernel modules by name, with what kroute does with them; schedulers and rules are loaded by the kernel when used."""
 

@@ -12,13 +12,13 @@ from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEVEL, STATE_DIR, Parsed, output_option
 from kroute.cli.output import DONE, FAILURE, complain, refusing, show
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leavings
 from kroute.migration.saved_rules import TableLeavings
 from kroute.migration.take_over import Outcome, RefusalError, look, take_over
 from kroute.migration.take_over_options import DEFAULTS, TakeOverOptions, parse_port_range
+from kroute.model.addresses import Family
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectoryError
 from kroute.settings import Settings, write_duration
@@ -131,7 +131,7 @@ def _describe(leavings: Leavings) -> Iterator[str]:
     for name in leavings.sets:
         yield f"  set {name}"
     for family, mark in leavings.marks:
-        yield f"  {IPV6.name if family == IPV6.number else IPV4.name} virtual server of mark {mark:#x}"
+        yield f"  {Family.IPV6 if family == Family.IPV6.number else Family.IPV4} virtual server of mark {mark:#x}"
     for thing in (*leavings.policy_rules, *leavings.routes):
         yield f"  {thing}"
     for name, value in leavings.sysctls.items():

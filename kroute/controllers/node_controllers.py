@@ -9,10 +9,10 @@ from kroute.controllers.cleanup import cleanup, hand_over
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks.controller import HealthChecks
 from kroute.controllers.liveness import RESYNC_PERIODS, complaints
-from kroute.controllers.masquerade.address_sets import FAMILIES
 from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.firewall.backend import firewall_of
 from kroute.histogram import Histogram
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset
@@ -25,6 +25,7 @@ from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.client import NetlinkClient, NetlinkStatistics
 from kroute.kernel.sysctl import Sysctls
+from kroute.model.addresses import Family
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
@@ -53,7 +54,7 @@ class NodeControllers:
             "ipset": ipset,
             "conntrack": conntrack,
         }
-        xtables = {family: Xtables(family.number) for family in FAMILIES}
+        xtables = {family: Xtables(family.number) for family in Family}
         monitors = (
             Monitor(only_interface=settings.dummy_interface, routes=False),
             Monitor(only_interface=settings.dummy_interface, other_addresses=True),
@@ -87,7 +88,7 @@ class NodeControllers:
             monitor=monitors[1],
         )
         self._masquerade = Masquerade(
-            settings, broadcaster.subscribe(Masquerade.name), gate, ipset=ipset, xtables=xtables
+            settings, broadcaster.subscribe(Masquerade.name), gate, firewall=firewall_of(settings, ipset, xtables)
         )
         self._health_checks = HealthChecks(
             settings,

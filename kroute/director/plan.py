@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.model.addresses import canonical, family_of
+from kroute.model.addresses import Family, canonical, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service, ServiceStatus
 from kroute.model.plan import (
@@ -84,7 +84,7 @@ def director_node(node: Node) -> DirectorNode | None:
         return None
     own = [canonical(it.address) for it in node.status.addresses or () if it.type == "InternalIP"]
     first = {family_of(address): address for address in reversed(list(filter(None, own)))}
-    return DirectorNode(node.metadata.name, first.get("IPv4"), first.get("IPv6")) if first else None
+    return DirectorNode(node.metadata.name, first.get(Family.IPV4), first.get(Family.IPV6)) if first else None
 
 
 def external_frontends(service: Service, settings: Settings, taken: Mapping[str, str]) -> Frontends:

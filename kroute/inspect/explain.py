@@ -5,19 +5,21 @@ from ipaddress import ip_network
 
 import msgspec
 
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6, SET_TYPES, Family, family_of
+from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
+from kroute.firewall.sets import Sets
 from kroute.inspect.dry_run.rehearsal import NodeReader
 from kroute.inspect.planned_state import Dossier
-from kroute.inspect.verdicts import Client, NodeRuleTables, Verdict, World, judge, rules_of
-from kroute.kernel.errors import KernelError
+from kroute.inspect.verdicts import Client, Verdict, World, judge
 from kroute.kernel.ipvs.client import VirtualServerState
 from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import AddressSet, VirtualServer, VirtualServerKey
+from kroute.model.plan import AddressSet, SetEntry, VirtualServer, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 
-ELSEWHERE = {IPV4: "192.0.2.1", IPV6: "2001:db8::1"}
+ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849): nobody's in particular."""
 SOME_INTERFACE = "(any)"
 """A name that no interface has, for clients whose way in is not known."""
@@ -63,7 +65,7 @@ class NodeState(msgspec.Struct):
     """What the kernel has of an address and port."""
 
     bound: set[str]
-    sets: dict[str, set[tuple[str | int, ...]]]
+    sets: Sets
     server: VirtualServerState | None
     route: Way | None
 
@@ -85,12 +87,14 @@ async def explain(
     node = dossier.node if dossier is not None else facts
     family = family_of(key.address)
     async with NodeReader() as reader, RouteLookup() as lookup:
-        state = await read_state(settings, key, reader, lookup)
-        rules = rules_of(settings, family, node, random_fully=await _supports_random_fully(reader, family))
+        firewall = firewall_of(settings, reader.ipset, reader.xtables)
+        state = await read_state(settings, key, reader, firewall, lookup)
+        rules = await firewall.rules(family, node)
         clients = await _clients(client, family, settings, node, state, lookup)
-        differences = await _differing_rules(reader, family, rules)
+        differences = await firewall.rule_differences(family, node)
     if dossier is not None:
-        differences = [*_differences(key, dossier, state), *differences]
+        entries = _differing_entries(key, dossier, state, firewall)
+        differences = [*_differences(key, dossier, state), *entries, *differences]
     real_servers = state.server.real_servers if state.server else {}
     return Explanation(
         key=key,
@@ -109,23 +113,16 @@ async def explain(
     )
 
 
-async def read_state(settings: Settings, key: VirtualServerKey, reader: NodeReader, lookup: RouteLookup) -> NodeState:
-    """Read what the kernel has of this address and port. Sets that are missing are empty."""
-    names = {family_of(key.address).set_name(which) for which in SET_TYPES} & await reader.ipset.names()
+async def read_state(
+    settings: Settings, key: VirtualServerKey, reader: NodeReader, firewall: Firewall, lookup: RouteLookup
+) -> NodeState:
+    """Read what the kernel has of this address and port."""
     return NodeState(
         bound=await reader.addresses.read(settings.dummy_interface),
-        sets={name: await reader.ipset.read(name) for name in names},
+        sets=await firewall.read_sets(family_of(key.address)),
         server=(await reader.ipvs.read()).get(key),
         route=await lookup.towards(key.address),
     )
-
-
-async def _supports_random_fully(reader: NodeReader, family: Family) -> bool:
-    tables = reader.xtables[family]
-    try:
-        return await tables.is_used("nat") and await tables.supports_random_fully()
-    except KernelError:
-        return False
 
 
 async def _clients(
@@ -139,7 +136,7 @@ async def _clients(
         return [Client(address, address, way.interface if way is not None else SOME_INTERFACE)]
     source = state.route.source if state.route is not None else None
     clients = [Client("this node", source or node.address_for(ELSEWHERE[family]) or ELSEWHERE[family], "")]
-    pods = sorted(str(network[0]) for network in state.sets.get(family.set_name(AddressSet.POD_NETWORK), ()))
+    pods = sorted(str(network[0]) for network in state.sets.get(AddressSet.POD_NETWORK, ()))
     if pods:
         network = ip_network(pods[0])
         clients.append(Client("a pod", str(network[min(2, network.num_addresses - 1)]), SOME_INTERFACE))
@@ -147,19 +144,6 @@ async def _clients(
         interface = settings.pod_bridge_interface or settings.pod_interface_name_prefix
         clients.append(Client("a pod of this node", ELSEWHERE[family], interface))
     return [*clients, Client("elsewhere", ELSEWHERE[family], SOME_INTERFACE)]
-
-
-async def _differing_rules(reader: NodeReader, family: Family, rules: NodeRuleTables) -> list[str]:
-    """What is wrong with the rules in the kernel: the verdicts are those of right ones."""
-    found = []
-    for table in rules:
-        try:
-            tables = reader.xtables[family]
-            wrong = await tables.differences(table) if await tables.is_used(table.table) else ["there are none"]
-        except KernelError as error:
-            wrong = [str(error)]
-        found += [f"{family.name} rules of table {table.table}: {what}" for what in wrong]
-    return found
 
 
 def _frontend(key: VirtualServerKey, dossier: Dossier | None) -> FrontendView | None:
@@ -179,7 +163,7 @@ def _differences(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> l
         found.append(f"no local route leads to {key.address}")
     elif vip is not None and state.route is not None and vip.source not in {None, state.route.source}:
         found.append(f"the route to {key.address} has the source {state.route.source}, not {vip.source}")
-    return [*found, *_differing_servers(key, planned, state.server), *_differing_entries(key, dossier, state)]
+    return [*found, *_differing_servers(key, planned, state.server)]
 
 
 def _differing_servers(
@@ -202,18 +186,22 @@ def _differing_servers(
     ]
 
 
-def _differing_entries(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> list[str]:
+def _differing_entries(key: VirtualServerKey, dossier: Dossier, state: NodeState, firewall: Firewall) -> list[str]:
     """The entries of this address and port; those of others on the same VIP are not its matter."""
-    family = family_of(key.address)
-    planned = {
-        (family.set_name(AddressSet(it.set)), it.element) for it in dossier.entries if _is_about(key, it.element)
-    }
+    planned = {SetEntry(AddressSet(it.set), it.element) for it in dossier.entries if _is_about(key, it.element)}
     present = {
-        (name, element) for name, elements in state.sets.items() for element in elements if _is_about(key, element)
+        SetEntry(which, element)
+        for which, elements in state.sets.items()
+        for element in elements
+        if _is_about(key, element)
     }
+
+    def said(entry: SetEntry) -> tuple[str, str]:
+        return firewall.set_name(entry.family, entry.set), _text(entry.element)
+
     return [
-        *(f"set {name} lacks {_text(element)}" for name, element in sorted(planned - present, key=str)),
-        *(f"set {name} has {_text(element)}, not planned" for name, element in sorted(present - planned, key=str)),
+        *(f"set {name} lacks {text}" for name, text in sorted(map(said, planned - present))),
+        *(f"set {name} has {text}, not planned" for name, text in sorted(map(said, present - planned))),
     ]
 
 

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 import msgspec
 
 from kroute.broadcaster import Broadcaster
-from kroute.kernel.ipset import Element
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
+from kroute.model.plan import Element, Plan, Protocol, ServicePlan, Vip, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 

@@ -9,15 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.controllers.masquerade.address_sets import Family
-from kroute.controllers.masquerade.filter_rules import filter_rules, output_rules
-from kroute.controllers.masquerade.nat_rules import masquerade_rules
-from kroute.inspect.packet_trace import Outcome, Packet, Sets, walk
-from kroute.kernel.iptables.xtables import TableRules
+from kroute.firewall.packets import Packet, Rules, Ruling, SourceChoice
+from kroute.firewall.sets import Sets
 from kroute.kernel.ipvs.client import RealServerKey
-from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import VirtualServerKey
-from kroute.settings import Settings
 
 
 class Fate(StrEnum):
@@ -68,21 +63,7 @@ class World(NamedTuple):
         return sorted(server for server, weight in (self.real_servers or {}).items() if weight > 0)
 
 
-class NodeRuleTables(NamedTuple):
-    """The rules of one family."""
-
-    nat: TableRules
-    mangle: TableRules
-    filter: TableRules
-
-
-def rules_of(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool = False) -> NodeRuleTables:
-    """The rules that an agent writes."""
-    nat = masquerade_rules(settings, family, node, random_fully=random_fully)
-    return NodeRuleTables(nat, output_rules(family), filter_rules(settings, family))
-
-
-def judge(key: VirtualServerKey, client: Client, world: World, rules: NodeRuleTables) -> Verdict:
+def judge(key: VirtualServerKey, client: Client, world: World, rules: Rules) -> Verdict:
     """Send the client's first packet on its way."""
     packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
     fate, why = _fate(packet, world, rules)
@@ -90,46 +71,31 @@ def judge(key: VirtualServerKey, client: Client, world: World, rules: NodeRuleTa
     return Verdict(client, fate, why, masquerade)
 
 
-def _fate(packet: Packet, world: World, rules: NodeRuleTables) -> tuple[Fate, str]:
-    """IPVS takes packets behind INPUT, those of this node's processes as they leave them; the rest comes in by lo."""
+def _fate(packet: Packet, world: World, rules: Rules) -> tuple[Fate, str]:
     if not world.is_local:
         return Fate.PASSED_ON, "the address is not this node's, and no local route leads to it"
-    is_own = not packet.in_interface
-    table, hook = (rules.mangle, "OUTPUT") if is_own else (rules.filter, "INPUT")
-    outcome = walk(table, hook, packet, world.sets)
-    if not outcome.target and is_own and world.real_servers is None:
-        outcome = walk(rules.filter, "INPUT", packet._replace(in_interface="lo"), world.sets)
-    if outcome.target:
-        return _ended(outcome)
+    ruling, why = rules.admission(packet, world.sets, has_virtual_server=world.real_servers is not None)
+    if ruling is Ruling.REFUSED:
+        return Fate.REFUSED, why
+    if ruling is Ruling.DROPPED:
+        return Fate.DROPPED, why
     if world.serving:
-        return Fate.SERVED, outcome.why or "no rule is against it"
+        return Fate.SERVED, why or "no rule is against it"
     if world.real_servers is not None:
         return Fate.REFUSED, "its virtual server has no real server that takes new connections"
     return Fate.HOST, "no virtual server and no rule is for it"
 
 
-def _ended(outcome: Outcome) -> tuple[Fate, str]:
-    """The rule that led to the end says why, not the one that carried it out."""
-    *_, why = [text for text in outcome.met if text != "refused at once"]
-    if outcome.target == "REJECT":
-        return Fate.REFUSED, f"{why} ({outcome.detail})"
-    return Fate.DROPPED, why
+def _masquerade(packet: Packet, world: World, rules: Rules) -> str:
+    """The source that the real servers see; each by itself where they do not see the same."""
+    said = list(map(_source, rules.sources(packet, world.serving, world.sets)))
+    if len(set(said)) == 1:
+        return said[0]
+    return "; ".join(f"to {address}:{port}: {text}" for (address, port), text in zip(world.serving, said, strict=True))
 
 
-def _masquerade(packet: Packet, world: World, rules: NodeRuleTables) -> str:
-    """The packet is marked by what the client addressed; behind IPVS it leaves with its source or another one."""
-    before = walk(rules.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, world.sets)
-    said = {server: _source(packet, server, before, world, rules) for server in world.serving}
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"to {address}:{port}: {text}" for (address, port), text in said.items())
-
-
-def _source(packet: Packet, server: RealServerKey, before: Outcome, world: World, rules: NodeRuleTables) -> str:
-    address, port = server
-    leaving = packet._replace(destination=address, port=port, mark=before.mark)
-    outcome = walk(rules.nat, "POSTROUTING", leaving, world.sets)
-    why = f" ({before.met[0]})" if before.met else f" ({outcome.met[0]})" if outcome.target else ""
-    if not outcome.target:
+def _source(choice: SourceChoice) -> str:
+    why = f" ({choice.why})" if choice.why else ""
+    if choice.is_kept:
         return f"the client's address is kept{why}"
-    return f"masqueraded{why}" if outcome.target == "MASQUERADE" else f"source {outcome.detail}{why}"
+    return f"source {choice.address}{why}" if choice.address else f"masqueraded{why}"

@@ -1,10 +1,22 @@
 """Addresses as plans hold them: valid, in canonical text, so that equal addresses are equal strings."""
 
+from enum import StrEnum
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
-from typing import Literal
 
-Family = Literal["IPv4", "IPv6"]
-"""An address family, spelled as `addressType` of an EndpointSlice spells it."""
+
+class Family(StrEnum):
+    """An address family, spelled as `addressType` of an EndpointSlice spells it."""
+
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
+
+    @property
+    def number(self) -> int:
+        """The kernel's number of it (AF_INET, AF_INET6)."""
+        return AF_INET if self is _IPV4 else AF_INET6
+
+
+_IPV4, _IPV6 = Family  # plain names: a look into an Enum's class takes several times as long
 
 _SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
 """First octets: this network, loopback, multicast, reserved and broadcast."""
@@ -13,8 +25,8 @@ _IPV4_IN_IPV6 = frozenset({bytes(12), bytes(10) + b"\xff\xff"})
 
 
 def family_of(address: str) -> Family:
-    """The family of a valid address."""
-    return "IPv6" if ":" in address else "IPv4"
+    """The family of a valid address or network."""
+    return _IPV6 if ":" in address else _IPV4
 
 
 def canonical(text: str) -> str | None:

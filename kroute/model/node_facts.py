@@ -71,8 +71,8 @@ def node_facts(settings: Settings, node: Node | None, interfaces: NodeInterfaces
     labels = (node.metadata.labels if node else None) or {}
     facts = NodeFacts(
         name=settings.node_name,
-        ipv4=first.get("IPv4"),
-        ipv6=first.get("IPv6"),
+        ipv4=first.get(Family.IPV4),
+        ipv6=first.get(Family.IPV6),
         zone=labels.get(ZONE_LABEL) or None,
         pod_cidrs=(node.spec.pod_cidrs if node else None) or (),
         own=interfaces.own,

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 
@@ -79,7 +80,7 @@ class Vip(NamedTuple):
 
 
 class AddressSet(StrEnum):
-    """The sets that the rules look up; the value is the middle of the kernel's set name.
+    """The sets that the rules look up, one of each for each address family; the value is how people see it.
 
     Every port that has endpoints is in just one of the first three, every port without any in NO_ENDPOINT. The rules
     lean on that: a VIP refuses what is in none of the three.
@@ -108,11 +109,20 @@ class AddressSet(StrEnum):
     """(network,) of every network whose addresses are pods', as far as that is told by networks."""
 
 
+Element = tuple[str | int, ...]
+"""What is in a set; it begins with an address or a network. `AddressSet` says what it consists of."""
+
+
 class SetEntry(NamedTuple):
-    """One entry of an address set; `AddressSet` says what it consists of."""
+    """One entry of an address set, in the set of the family that its first address is of."""
 
     set: AddressSet
-    element: tuple[str] | tuple[str, int, int] | tuple[str, int, int, str]
+    element: Element
+
+    @property
+    def family(self) -> Family:
+        """Which family's set it is in."""
+        return family_of(str(self.element[0]))
 
 
 class HealthCheck(NamedTuple):

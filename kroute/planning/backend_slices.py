@@ -112,7 +112,7 @@ def traits_of(endpoint: Endpoint) -> Traits:
     return _traits(endpoint.node_name, endpoint.conditions, endpoint.hints)
 
 
-_FAMILIES: dict[str, Family] = {"IPv4": "IPv4", "IPv6": "IPv6"}
+_FAMILIES: dict[str, Family] = {family.value: family for family in Family}
 """The families by `addressType`, which may also be FQDN."""
 
 

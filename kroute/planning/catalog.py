@@ -36,7 +36,7 @@ from kroute.planning.service_addresses import cluster_ips, has_node_ports
 from kroute.settings import Settings
 
 _KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
-_PROBES: dict[Family, str] = {"IPv4": "0.0.0.0", "IPv6": "::"}
+_PROBES: dict[Family, str] = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
 class Catalog:

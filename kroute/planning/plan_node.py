@@ -32,7 +32,7 @@ def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) 
             message = f"{subject} of Node {node.name} is not a network; pods in it count as clients outside."
             problems.append(Problem("InvalidPodCIDR", subject, message))
             continue
-        # A hash:net set has no room for /0.
+        # Not every kind of set has room for /0.
         yield from map(str, network.subnets() if network.prefixlen == 0 else [network])
 
 

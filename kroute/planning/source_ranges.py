@@ -22,10 +22,9 @@ def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
     open_families = {family_of(network) for network in networks if network.endswith("/0")}
     if open_families and len({family_of(network) for network in networks}) == 1:
         return {}
-    families: tuple[Family, ...] = ("IPv4", "IPv6")
     return {
         family: tuple(network for network in networks if family_of(network) == family)
-        for family in families
+        for family in Family
         if family not in open_families
     }
 

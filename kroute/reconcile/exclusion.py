@@ -30,7 +30,7 @@ class Exclusion:
 
     def _forbids(self, entry: SetEntry) -> bool:
         """Whether the entry is about an excluded address. That of a hairpin is a pod's, whatever Service it serves."""
-        return entry.set is not AddressSet.HAIRPIN and self.covers(entry.element[0])
+        return entry.set is not AddressSet.HAIRPIN and self.covers(str(entry.element[0]))
 
     def _covers(self, address: str) -> bool:
         parsed = ip_address(address)

@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import pytest
 
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6, Family, family_of
-from kroute.controllers.masquerade.filter_rules import filter_rules
-from kroute.controllers.masquerade.nat_rules import masquerade_rules
+from kroute.firewall.iptables.address_sets import set_name
+from kroute.firewall.iptables.filter_rules import filter_rules
+from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.kernel.ipset import AddEntry, Ipset
 from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
@@ -18,8 +19,8 @@ from tests.lab.topology import NODES, POD_RANGE, POD_RANGE6
 
 SSH, HTTP, NODE_PORT = 22, 80, 30080
 TCP, UDP = 6, 17
-VIPS = {IPV4: "10.254.0.10", IPV6: "fd00:10:254::10"}
-TOOLS = {IPV4: "iptables-legacy", IPV6: "ip6tables-legacy"}
+VIPS = {Family.IPV4: "10.254.0.10", Family.IPV6: "fd00:10:254::10"}
+TOOLS = {Family.IPV4: "iptables-legacy", Family.IPV6: "ip6tables-legacy"}
 AT_ONCE = 0.9
 """Seconds. A client whose SYN is dropped sends it again after 1 s."""
 
@@ -75,7 +76,7 @@ class Kernel:
 
     async def put(self, which: AddressSet, *element: str | int) -> None:
         """Put an element into the set of its family."""
-        assert await self.ipset.write([AddEntry(family_of(str(element[0])).set_name(which), element)]) == []
+        assert await self.ipset.write([AddEntry(set_name(family_of(str(element[0])), which), element)]) == []
 
     async def put_port(self, which: AddressSet, address: str, port: int) -> None:
         """Put a TCP and a UDP port into a set."""
@@ -90,7 +91,7 @@ class Kernel:
 
 
 def of(host: Host, family: Family) -> str:
-    return host.ip if family is IPV4 else host.ip6
+    return host.ip if family is Family.IPV4 else host.ip6
 
 
 async def is_refused(host: Host, address: str, port: int) -> None:

@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4, IPV6, PREFIX, Family, set_definitions
+from kroute.firewall.iptables.address_sets import PREFIX, set_definitions
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
+from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 from tests.kernel.rules_by_hand import (
@@ -53,7 +54,7 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 async def kernel(place: Place) -> AsyncIterator[Kernel]:
-    ipset, xtables = Ipset(), {family: Xtables(family.number) for family in FAMILIES}
+    ipset, xtables = Ipset(), {family: Xtables(family.number) for family in Family}
     async with AsyncExitStack() as stack:
         with place.node.namespace.inside():  # sockets and threads stay where they were made; nothing else runs now
             for client in (ipset, *xtables.values()):
@@ -69,7 +70,7 @@ async def kernel(place: Place) -> AsyncIterator[Kernel]:
         place.node.run("ipvsadm", "-C")
 
 
-by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+by_family = pytest.mark.parametrize("family", Family, ids=str)
 by_mode = pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.detect_local_mode)
 
 
@@ -143,7 +144,7 @@ async def test_a_port_without_endpoints_is_refused_on_every_address(
 
 async def test_an_sctp_client_is_refused_at_once_too(place: Place, kernel: Kernel) -> None:
     """Over IPv4. There is no ICMPv6 message that REJECT can send and an SCTP client heeds."""
-    vip = VIPS[IPV4]
+    vip = VIPS[Family.IPV4]
     await kernel.write_rules()
     await kernel.put(AddressSet.VIP, vip)
     for host in place.everybody:
@@ -185,8 +186,8 @@ async def test_on_a_cluster_ip_all_but_local_pods_are_masqueraded(
 @by_family
 async def test_with_snat_source_node_ip_pods_see_that_address(place: Place, kernel: Kernel, family: Family) -> None:
     """The node has two addresses on the wire. Of IPv6 addresses the kernel prefers the one that came last."""
-    address, second = of(place.node, family), {IPV4: "192.168.123.7", IPV6: "fd00:192:168:123::7"}[family]
-    assigned = f"{second}/{24 if family is IPV4 else 64}"
+    address, second = of(place.node, family), {Family.IPV4: "192.168.123.7", Family.IPV6: "fd00:192:168:123::7"}[family]
+    assigned = f"{second}/{24 if family is Family.IPV4 else 64}"
     kernel.serve(address, NODE_PORT, of(place.web, family))
     await kernel.put_port(AddressSet.EXTERNAL, address, NODE_PORT)
     place.node.run("ip", "address", "add", assigned, "dev", "eth0", "noprefixroute")

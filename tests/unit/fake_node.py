@@ -7,10 +7,11 @@ from pathlib import Path
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.cleanup import cleanup
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.masquerade.address_sets import FAMILIES
 from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.firewall.backend import firewall_of
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import (
@@ -123,13 +124,12 @@ class FakeNode:
             monitor=self._monitors["route_fix"],
             clock=self.clock,
         )
-        self.xtables = {family: FakeXtables(self.kernel, family.number) for family in FAMILIES}
+        self.xtables = {family: FakeXtables(self.kernel, family.number) for family in Family}
         self.masquerade = Masquerade(
             self.settings,
             self.broadcaster.subscribe("masquerade"),
             self.stage_gate,
-            ipset=self.ipset,
-            xtables=self.xtables,
+            firewall=firewall_of(self.settings, self.ipset, self.xtables),
             clock=self.clock,
         )
         self.controllers: list[Controller] = [self.service_proxy, self.route_fix, self.masquerade]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from kroute.controllers.masquerade.address_sets import family_of
+from kroute.firewall.iptables.address_sets import set_name
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
@@ -91,7 +91,7 @@ class World:
                 protocol, address, port = one.key
                 element = (address, int(protocol), port)
                 wanted[one.key] = [
-                    (family_of(address).set_name(entry.set), entry.element)
+                    (set_name(entry.family, entry.set), entry.element)
                     for entry in made.set_entries
                     if entry.element == element
                 ]

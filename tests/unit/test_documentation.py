@@ -9,8 +9,9 @@ import pytest
 from kroute.cli.director import director
 from kroute.cli.main import COMMANDS
 from kroute.cli.run import run
-from kroute.controllers.masquerade.address_sets import FAMILIES
-from kroute.inspect.verdicts import Fate, rules_of
+from kroute.firewall.iptables.rules import family_rules
+from kroute.inspect.verdicts import Fate
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations import ANNOTATIONS, SCHEDULER_FLAGS
 from kroute.settings import SCHEDULERS, Exemption, Settings
@@ -55,7 +56,7 @@ def test_troubleshooting_quotes_the_rules_own_words() -> None:
         settings = Settings(
             "node1", masquerade_all=masquerade_all, masquerade_exemptions=exempt, cluster_cidrs=("10.0.0.0/8",)
         )
-        for table in (table for family in FAMILIES for table in rules_of(settings, family, node)):
+        for table in (table for family in Family for table in family_rules(settings, family, node).tables):
             comments |= {text.split('"')[1] for text in table.texts()}
     page = (DOCS / "troubleshooting.md").read_text()
     quoted = re.findall(r"`(?:refused|dropped|served): ([^`]+)`", page)

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.cli.show.table import console, new_table, print_table
-from kroute.controllers.masquerade.address_sets import family_of
+from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.dry_run.rehearsal import NodeReader
 from kroute.inspect.planned_state import Dossier
@@ -20,7 +21,7 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.route_lookup import RouteLookup
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, ServicePlan
+from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import DEFAULTS
 
@@ -76,8 +77,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     known = planned_state.decode(await agent_socket.ask(state_dir, f"{planned_state.SERVICE} {key}"))
     if known is None or known.view is None:
         return None
-    settings = await agent_settings.ask(state_dir)
-    interface = settings.dummy_interface if settings is not None else DEFAULTS.dummy_interface
+    settings = await agent_settings.ask(state_dir) or DEFAULTS
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
     async with NodeReader() as reader, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await reader.ipvs.read())
@@ -86,8 +86,8 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             service=known.view.service,
             frontends=known.view.frontends,
             virtual_servers=shown.virtual_servers,
-            vips=await _vips(known, reader, lookup, interface),
-            set_entries=await _entries(known, reader),
+            vips=await _vips(known, reader, lookup, settings.dummy_interface),
+            set_entries=await _entries(known, firewall_of(settings, reader.ipset, reader.xtables)),
             connections=await read_connections([row.key for row in shown.virtual_servers]),
             problems=known.problems,
         )
@@ -108,10 +108,19 @@ async def _vips(known: Dossier, reader: NodeReader, lookup: RouteLookup, interfa
     ]
 
 
-async def _entries(known: Dossier, reader: NodeReader) -> list[EntryView]:
-    wanted = [(family_of(str(it.element[0])).set_name(AddressSet(it.set)), it.element) for it in known.entries]
-    there = {name: await reader.ipset.read(name) for name in {name for name, _ in wanted} & await reader.ipset.names()}
-    return [EntryView(name, ",".join(map(str, it)), it in there.get(name, ())) for name, it in sorted(wanted, key=str)]
+async def _entries(known: Dossier, firewall: Firewall) -> list[EntryView]:
+    wanted = [SetEntry(AddressSet(it.set), it.element) for it in known.entries]
+    sets = {it.set for it in wanted}
+    there = {family: await firewall.read_sets(family, sets) for family in {it.family for it in wanted}}
+    views = [
+        EntryView(
+            firewall.set_name(it.family, it.set),
+            ",".join(map(str, it.element)),
+            it.element in there[it.family].get(it.set, ()),
+        )
+        for it in wanted
+    ]
+    return sorted(views, key=lambda view: (view.set, view.element))
 
 
 def print_report(report: ServiceReport) -> None:

@@ -15,11 +15,12 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.masquerade.address_sets import FAMILIES, Family, family_of
 from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.bind_gate import PATIENCE
 from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
 from kroute.inspect.dry_run.recording import (
     NoConntrack,
     Recorder,
@@ -40,6 +41,7 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.sysctl import Sysctls
+from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.reconcile.ledger import Ledger
@@ -82,7 +84,7 @@ class NodeReader:
 
     def __init__(self) -> None:
         self.links, self.ipvs, self.addresses, self.routes, self.ipset = Links(), Ipvs(), Addresses(), Routes(), Ipset()
-        self.xtables: Mapping[Family, Xtables] = {family: Xtables(family.number) for family in FAMILIES}
+        self.xtables: Mapping[Family, Xtables] = {family: Xtables(family.number) for family in Family}
         self.sysctls = Sysctls()
         self.kernel_version = kernel_version()
         self._stack = AsyncExitStack()
@@ -121,7 +123,7 @@ async def rehearse(settings: Settings, plans: Sequence[Plan], node: NodeReader) 
     for plan in plans:
         for problem in plan.problems:
             report(plan.key, problem)
-    owners = _owners(plans)
+    owners = _owners(plans, stage.firewall)
     changes = [
         PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
         for change in recorder.changes
@@ -162,12 +164,16 @@ class _Stage:
             monitor=Monitor(only_interface=settings.dummy_interface),
             clock=self._clock,
         )
+        self.firewall = firewall_of(
+            settings,
+            RecordingIpset(node.ipset, recorder),
+            {family: RecordingXtables(it, recorder, family.value) for family, it in node.xtables.items()},
+        )
         masquerade = Masquerade(
             settings,
             self._broadcaster.subscribe(Masquerade.name),
             gate,
-            ipset=RecordingIpset(node.ipset, recorder),
-            xtables={family: RecordingXtables(it, recorder, family.name) for family, it in node.xtables.items()},
+            firewall=self.firewall,
             clock=self._clock,
         )
         self._controllers: tuple[Controller, ...] = (self._service_proxy, route_fix, masquerade)
@@ -200,11 +206,11 @@ def _copy_ledger(source: Path, target: Path) -> None:
         shutil.copy(ledger, Ledger(target).path)
 
 
-def _owners(plans: Sequence[Plan]) -> dict[Hashable, str]:
+def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
     """The Services that ask for the subject of a change, by that subject."""
     owners: dict[Hashable, list[str]] = {}
     for plan in plans:
-        subjects: list[Hashable] = [(family_of(it.element[0]).set_name(it.set), it.element) for it in plan.set_entries]
+        subjects: list[Hashable] = [(firewall.set_name(it.family, it.set), it.element) for it in plan.set_entries]
         if not isinstance(plan, NodePlan):
             subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips)]
         for subject in subjects:

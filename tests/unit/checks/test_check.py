@@ -7,11 +7,12 @@ import pytest
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
 from kroute.checks.other_proxies import leavings
-from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4
 from kroute.controllers.service_proxy.sysctls import Circumstances
+from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.client import AddVirtualServer, VirtualServerOptions
 from kroute.kernel.nftables import NftChain
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Ledger, VirtualServerMade
@@ -28,6 +29,7 @@ from tests.fakes.xtables import FakeXtables
 from tests.unit.fake_node import new_kernel
 
 CIRCUMSTANCES = Circumstances((6, 1), ipv6=True)
+SETTINGS = Settings(node_name="node1")
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
 
 
@@ -104,8 +106,11 @@ def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_lack() -> None:
 
 @pytest.mark.parametrize(("ipv6", "level"), [(True, Level.LACK), (False, Level.WARNING)])
 async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level: Level) -> None:
-    tables = await xtables(FakeKernel(ipv6=False))
-    assert set(levels(await node_checks.check_tables(tables, ipv6=ipv6))) == {level}
+    kernel = FakeKernel(ipv6=False)
+    tables = await xtables(kernel)
+    assert set(
+        levels(await node_checks.check_firewall(IptablesFirewall(SETTINGS, FakeIpset(kernel), tables), ipv6=ipv6))
+    ) == {level}
 
 
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
@@ -117,7 +122,7 @@ async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel.add_link("kube-ipvs0", kind="dummy")
     for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
         await ipset.create(SetDefinition(name, "hash:ip,port"))
-    kernel.table(IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
+    kernel.table(Family.IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
     nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
     nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
     kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
@@ -168,7 +173,7 @@ class FakeNftables:
 
 
 async def xtables(kernel: FakeKernel) -> dict:
-    tables = {family: FakeXtables(kernel, family.number) for family in FAMILIES}
+    tables = {family: FakeXtables(kernel, family.number) for family in Family}
     for one in tables.values():
         await one.open()
     return tables

@@ -8,13 +8,14 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanation
-from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4
+from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect import explain, planned_state
 from kroute.inspect.explain import Explanation
 from kroute.inspect.planned_state import Dossier
-from kroute.inspect.verdicts import Client, Fate, World, judge, rules_of
+from kroute.inspect.verdicts import Client, Fate, World, judge
 from kroute.kernel.ipvs.client import DeleteRealServer
 from kroute.kernel.net.route_lookup import Way
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, ObjectKey, Service
 from kroute.model.plan import Protocol, VirtualServerKey
@@ -152,7 +153,7 @@ async def test_every_difference_is_named(node: FakeNode) -> None:
     await node.ipvs.write([DeleteRealServer(KEY, ("10.244.1.1", 8080))])
     kernel.sets["KROUTE-CLUSTER-IP"].elements.clear()
     kernel.sets["KROUTE-NO-ENDPOINT"].elements.add((KEY.address, 6, 80))
-    kernel.table(IPV4.number, "filter").chains["KROUTE-VIPS"].pop()
+    kernel.table(Family.IPV4.number, "filter").chains["KROUTE-VIPS"].pop()
     kernel.delete_address(DUMMY, KEY.address)
     found = await explained()
     assert found.differences == [
@@ -225,7 +226,7 @@ async def test_it_is_printed_for_a_person(node: FakeNode) -> None:
 )
 def test_without_a_serving_real_server(client: Client, real_servers: dict | None, fate: Fate) -> None:
     world = World(True, {}, real_servers)
-    assert judge(KEY, client, world, rules_of(SETTINGS, IPV4, FACTS)).fate is fate
+    assert judge(KEY, client, world, family_rules(SETTINGS, Family.IPV4, FACTS)).fate is fate
 
 
 def test_the_dossier_of_a_service_and_of_none() -> None:
@@ -246,6 +247,6 @@ def test_a_question_without_sense_is_refused() -> None:
 
 
 def test_every_family_has_its_rules() -> None:
-    for family in FAMILIES:
-        rules = rules_of(SETTINGS, family, FACTS)
+    for family in Family:
+        rules = family_rules(SETTINGS, family, FACTS)
         assert (rules.nat.table, rules.mangle.table, rules.filter.table) == ("nat", "mangle", "filter")

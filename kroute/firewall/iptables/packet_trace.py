@@ -4,37 +4,23 @@ There is no second statement of them here: a rule is taken apart as it is for th
 whatever sets one asks about, those that should be or those that are.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kroute.kernel.ipset import Element
+from kroute.firewall.iptables.address_sets import set_named
+from kroute.firewall.packets import Packet
+from kroute.firewall.sets import Sets, holds
 from kroute.kernel.iptables.rule import Extension, Parameter, Rule, parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 
-Sets = Mapping[str, Collection[Element]]
-"""The elements of sets, by the kernel's names."""
+if TYPE_CHECKING:
+    from kroute.model.plan import Element
 
 ENDS = frozenset({"DROP", "REJECT", "MASQUERADE", "SNAT"})
 """Targets after which no other rule of the table is looked at; RETURN ends a chain, MARK and a jump do not end it."""
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
-
-
-class Packet(NamedTuple):
-    """The first packet of a connection. Without `in_interface` it is one of this node's own processes."""
-
-    protocol: int
-    source: str
-    destination: str
-    port: int
-    in_interface: str = ""
-    mark: int = 0
-
-    @property
-    def family(self) -> int:
-        """The address family's number."""
-        return 10 if ":" in self.destination else 2
 
 
 class Outcome(NamedTuple):
@@ -55,7 +41,7 @@ def walk(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> Outcome:
     """Send a packet through the rules that a built-in chain (`hook`) jumps to."""
     met: list[str] = []
     for jump in rules.jumps_by_chain().get(hook, ()):
-        rule = parse_rule(jump, packet.family)
+        rule = parse_rule(jump, packet.family.number)
         if not _matches(rule, packet, sets):
             continue
         target, packet = _walk_chain(rules, rule.target.name, packet, sets, met)
@@ -69,7 +55,7 @@ _RETURN = Extension("RETURN")
 
 def _walk_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met: list[str]) -> tuple[Extension, Packet]:
     for text in rules.chains[chain]:
-        rule = parse_rule(text, packet.family)
+        rule = parse_rule(text, packet.family.number)
         if not _matches(rule, packet, sets):
             continue
         target = rule.target
@@ -119,18 +105,7 @@ def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
     if more:
         key += (packet.protocol, packet.port)
         key += tuple(addresses[direction] for direction in more[1:])
-    return is_in(key, sets.get(name, ()))
-
-
-def is_in(key: Element, elements: Collection[Element]) -> bool:
-    """Whether a set has the element, or one whose last part is a network with the last part of `key`."""
-    if key in elements:
-        return True
-    address = ip_address(key[-1]) if isinstance(key[-1], str) else None
-    return address is not None and any(
-        element[:-1] == key[:-1] and "/" in str(element[-1]) and address in ip_network(str(element[-1]))
-        for element in elements
-    )
+    return holds(sets.get(set_named(name), ()), key)
 
 
 _MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {

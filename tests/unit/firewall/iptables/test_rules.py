@@ -1,7 +1,7 @@
 """The rules as packets meet them: which packets are masqueraded, and which are refused.
 
 All rules of each family are in `golden/`; after a change that is meant, `KROUTE_WRITE_GOLDEN=1 pytest
-tests/unit/controllers/masquerade/test_rules.py` writes them anew, and the diff is for review.
+tests/unit/firewall/iptables/test_rules.py` writes them anew, and the diff is for review.
 """
 
 import os
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kroute.controllers.masquerade.address_sets import FAMILIES, IPV4, IPV6, Family, set_definitions
-from kroute.controllers.masquerade.filter_rules import filter_rules, output_rules
-from kroute.controllers.masquerade.nat_rules import masquerade_rules
+from kroute.firewall.iptables.address_sets import set_definitions
+from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.kernel.iptables.rule import parse_rule
 from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
 from kroute.settings import Exemption, Settings
@@ -42,15 +43,17 @@ def bare(rules: Sequence[str]) -> list[str]:
     return cut
 
 
-def nat(family: Family = IPV4, node: NodeFacts = NODE, *, random_fully: bool = True, **settings: object) -> TableRules:
+def nat(
+    family: Family = Family.IPV4, node: NodeFacts = NODE, *, random_fully: bool = True, **settings: object
+) -> TableRules:
     return masquerade_rules(Settings("node3", **settings), family, node, random_fully=random_fully)
 
 
-def services(family: Family = IPV4, **settings: object) -> list[str]:
+def services(family: Family = Family.IPV4, **settings: object) -> list[str]:
     return bare(nat(family, **settings).chains["KROUTE-SERVICES"])
 
 
-def inputs(family: Family = IPV4, **settings: object) -> list[str]:
+def inputs(family: Family = Family.IPV4, **settings: object) -> list[str]:
     return bare(filter_rules(Settings("node3", **settings), family).chains["KROUTE-INPUT"])
 
 
@@ -64,7 +67,7 @@ def render(tables: Sequence[TableRules]) -> str:
     return "\n".join([*lines, ""])
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", Family, ids=str)
 def test_all_rules_of_a_family(family: Family) -> None:
     settings = Settings("node3", cluster_cidrs=("172.20.0.0/16", "fd00:172:20::/48"))
     rules = [
@@ -72,7 +75,7 @@ def test_all_rules_of_a_family(family: Family) -> None:
         output_rules(family),
         filter_rules(settings, family),
     ]
-    golden = GOLDEN / f"{family.name.lower()}.rules"
+    golden = GOLDEN / f"{family.lower()}.rules"
     if "KROUTE_WRITE_GOLDEN" in os.environ:
         golden.write_text(render(rules))
     assert render(rules) == golden.read_text()
@@ -98,7 +101,7 @@ def test_what_is_not_from_local_pods_is_masqueraded_on_a_cluster_ip(
 
 @pytest.mark.parametrize("settings", [CIDR, NODE_CIDR], ids=["ClusterCIDR", "NodeCIDR"])
 def test_a_family_without_pod_networks_is_not_masqueraded_on_a_cluster_ip(settings: dict[str, object]) -> None:
-    assert services(IPV6, **settings) == [EXTERNAL.replace("KROUTE-EXTERNAL", "KROUTE-6-EXTERNAL")]
+    assert services(Family.IPV6, **settings) == [EXTERNAL.replace("KROUTE-EXTERNAL", "KROUTE-6-EXTERNAL")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_exemptions_come_first_each_in_its_family() -> None:
     exemptions = (Exemption("192.168.130.0/24", "192.168.0.0/16"), Exemption("fd00:130::/64", "fd00::/16"))
     settings = {"masquerade_all": True, "masquerade_exemptions": exemptions}
     assert services(**settings) == ["-s 192.168.130.0/24 -d 192.168.0.0/16 -j RETURN", TO_CLUSTER_IP, EXTERNAL]
-    assert services(IPV6, **settings)[0] == "-s fd00:130::/64 -d fd00::/16 -j RETURN"
+    assert services(Family.IPV6, **settings)[0] == "-s fd00:130::/64 -d fd00::/16 -j RETURN"
 
 
 def test_the_mark_is_the_one_of_the_settings() -> None:
@@ -140,10 +143,10 @@ def test_the_mark_is_the_one_of_the_settings() -> None:
 @pytest.mark.parametrize(
     ("family", "node", "target"),
     [
-        (IPV4, NODE, "SNAT --to-source 192.168.123.249"),
-        (IPV6, NODE, "SNAT --to-source fd00:123::249"),
-        (IPV4, NodeFacts("node3"), "MASQUERADE"),
-        (IPV6, NodeFacts("node3", "192.168.123.249"), "MASQUERADE"),
+        (Family.IPV4, NODE, "SNAT --to-source 192.168.123.249"),
+        (Family.IPV6, NODE, "SNAT --to-source fd00:123::249"),
+        (Family.IPV4, NodeFacts("node3"), "MASQUERADE"),
+        (Family.IPV6, NodeFacts("node3", "192.168.123.249"), "MASQUERADE"),
     ],
     ids=["IPv4", "IPv6", "nothing known", "other family known"],
 )
@@ -158,7 +161,7 @@ def test_with_snat_source_node_ip_marked_packets_leave_with_the_nodes_address_on
 
 
 @pytest.mark.parametrize("mode", [CIDR, NODE_CIDR, BRIDGE, PREFIX], ids=lambda mode: mode.get("detect_local_mode", ""))
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", Family, ids=str)
 def test_every_rule_can_be_parsed_and_looks_only_into_sets_of_its_family(
     family: Family, mode: dict[str, object]
 ) -> None:

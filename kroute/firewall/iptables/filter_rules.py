@@ -8,16 +8,17 @@ They look at the first packet of a connection only, and the node's own addresses
 empty or half filled, cuts off a node or a connection that stands.
 """
 
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6, SERVED, Family
-from kroute.controllers.masquerade.local_pods import not_from_local_pods
+from kroute.firewall.iptables.matches import in_set, not_from_local_pods, not_in_set
+from kroute.firewall.sets import SERVED
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 
 _REFUSALS = {
-    IPV4: (("-p tcp ", "tcp-reset"), ("-p sctp ", "icmp-proto-unreachable"), ("", "icmp-port-unreachable")),
-    IPV6: (("-p tcp ", "tcp-reset"), ("", "icmp6-port-unreachable")),
+    Family.IPV4: (("-p tcp ", "tcp-reset"), ("-p sctp ", "icmp-proto-unreachable"), ("", "icmp-port-unreachable")),
+    Family.IPV6: (("-p tcp ", "tcp-reset"), ("", "icmp6-port-unreachable")),
 }
 """What makes a client give up at once. An SCTP client does so for no unreachable port, but for an unreachable protocol
 (RFC 4960, appendix C), which ICMPv6 spells in a way that REJECT cannot send: there it tries until its time is out.
@@ -26,14 +27,14 @@ _REFUSALS = {
 _NOT_A_FIRST_PACKET = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
 """To conntrack that is as new as the rules, or has been flushed, a connection is NEW in its middle as well
 (`nf_conntrack_tcp_loose`)."""
-_ECHO_REQUEST = {IPV4: "-p icmp -m icmp --icmp-type 8", IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
+_ECHO_REQUEST = {Family.IPV4: "-p icmp -m icmp --icmp-type 8", Family.IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
 
 
 def filter_rules(settings: Settings, family: Family) -> TableRules:
     """The filter rules of one family."""
-    no_endpoint = f"-m set --match-set {family.set_name(AddressSet.NO_ENDPOINT)} dst,dst"
-    no_local = f"-m set --match-set {family.set_name(AddressSet.NO_LOCAL)} dst,dst"
-    vip = f"-m set --match-set {family.set_name(AddressSet.VIP)} dst"
+    no_endpoint = in_set(family, AddressSet.NO_ENDPOINT)
+    no_local = in_set(family, AddressSet.NO_LOCAL)
+    vip = in_set(family, AddressSet.VIP)
     others = not_from_local_pods(settings, family)
     return TableRules(
         "filter",
@@ -83,13 +84,10 @@ def output_rules(family: Family) -> TableRules:
 
 def _source_ranges(family: Family) -> str:
     """`loadBalancerSourceRanges`: dropped, as a firewall does, and as the API's users know it from kube-proxy."""
-    restricted = f"-m set --match-set {family.set_name(AddressSet.RESTRICTED)} dst,dst"
-    others = f"-m set ! --match-set {family.set_name(AddressSet.SOURCE_RANGE)} dst,dst,src"
+    restricted = in_set(family, AddressSet.RESTRICTED)
+    others = not_in_set(family, AddressSet.SOURCE_RANGE)
     return f"{restricted} {others} {comment('a load balancer that is not for this client')} -j DROP"
 
 
 def _served_ports(family: Family) -> list[str]:
-    return [
-        f"{comment('a port that a Service serves')} -m set --match-set {family.set_name(which)} dst,dst -j RETURN"
-        for which in SERVED
-    ]
+    return [f"{comment('a port that a Service serves')} {in_set(family, which)} -j RETURN" for which in SERVED]

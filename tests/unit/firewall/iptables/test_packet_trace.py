@@ -2,24 +2,27 @@
 
 import pytest
 
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6
-from kroute.controllers.masquerade.filter_rules import filter_rules, output_rules
-from kroute.controllers.masquerade.nat_rules import masquerade_rules
-from kroute.inspect.packet_trace import Outcome, Packet, Sets, walk
+from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.nat_rules import masquerade_rules
+from kroute.firewall.iptables.packet_trace import Outcome, walk
+from kroute.firewall.packets import Packet
+from kroute.firewall.sets import Sets
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet
 from kroute.settings import Exemption, Settings
 
 SETTINGS = Settings(node_name="node1", cluster_cidrs=("172.20.0.0/16", "fd00:20::/48"))
 NODE = NodeFacts("node1", ipv4="192.168.1.5")
 PORT = ("10.96.0.1", 6, 80)
-PODS = {"KROUTE-POD-NETWORK": {("172.20.0.0/16",)}, "KROUTE-6-POD-NETWORK": {("fd00:20::/48",)}}
-SERVED: Sets = {"KROUTE-VIP": {("10.96.0.1",)}, "KROUTE-CLUSTER-IP": {PORT}, **PODS}
-EMPTY: Sets = {"KROUTE-VIP": {("10.96.0.1",)}, "KROUTE-NO-ENDPOINT": {PORT}, **PODS}
-NO_LOCAL: Sets = {"KROUTE-EXTERNAL-LOCAL": {PORT}, "KROUTE-NO-LOCAL": {PORT}, **PODS}
+PODS = {AddressSet.POD_NETWORK: {("172.20.0.0/16",)}}
+SERVED: Sets = {AddressSet.VIP: {("10.96.0.1",)}, AddressSet.CLUSTER_IP: {PORT}, **PODS}
+EMPTY: Sets = {AddressSet.VIP: {("10.96.0.1",)}, AddressSet.NO_ENDPOINT: {PORT}, **PODS}
+NO_LOCAL: Sets = {AddressSet.EXTERNAL_LOCAL: {PORT}, AddressSet.NO_LOCAL: {PORT}, **PODS}
 RESTRICTED: Sets = {
-    "KROUTE-EXTERNAL": {PORT},
-    "KROUTE-RESTRICTED": {PORT},
-    "KROUTE-SOURCE-RANGE": {(*PORT, "203.0.113.0/24")},
+    AddressSet.EXTERNAL: {PORT},
+    AddressSet.RESTRICTED: {PORT},
+    AddressSet.SOURCE_RANGE: {(*PORT, "203.0.113.0/24")},
 }
 POD, OUTSIDE, ALLOWED = "172.20.1.2", "192.0.2.1", "203.0.113.9"
 
@@ -29,7 +32,7 @@ def packet(source: str = OUTSIDE, *, protocol: int = 6, port: int = 80, interfac
 
 
 def after_input(sets: Sets, one: Packet, settings: Settings = SETTINGS) -> Outcome:
-    return walk(filter_rules(settings, IPV4), "INPUT", one, sets)
+    return walk(filter_rules(settings, Family.IPV4), "INPUT", one, sets)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +75,8 @@ def test_pods_are_told_by_the_names_of_their_interfaces() -> None:
 
 def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     own = packet("192.168.1.5", interface="")
-    assert walk(output_rules(IPV4), "OUTPUT", own, RESTRICTED).target == "DROP"
-    assert walk(output_rules(IPV4), "OUTPUT", own, SERVED).target == ""
+    assert walk(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).target == "DROP"
+    assert walk(output_rules(Family.IPV4), "OUTPUT", own, SERVED).target == ""
 
 
 @pytest.mark.parametrize(
@@ -83,10 +86,10 @@ def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
         pytest.param(SERVED, POD, SETTINGS, False, id="a ClusterIP from a pod"),
         pytest.param(SERVED, POD, Settings(node_name="n", masquerade_all=True), True, id="masquerade-all"),
         pytest.param(SERVED, OUTSIDE, Settings(node_name="n"), False, id="pods not known"),
-        pytest.param({"KROUTE-EXTERNAL": {PORT}}, POD, SETTINGS, True, id="policy Cluster"),
-        pytest.param({"KROUTE-EXTERNAL-LOCAL": {PORT}}, OUTSIDE, SETTINGS, False, id="policy Local"),
+        pytest.param({AddressSet.EXTERNAL: {PORT}}, POD, SETTINGS, True, id="policy Cluster"),
+        pytest.param({AddressSet.EXTERNAL_LOCAL: {PORT}}, OUTSIDE, SETTINGS, False, id="policy Local"),
         pytest.param(
-            {"KROUTE-EXTERNAL": {PORT}},
+            {AddressSet.EXTERNAL: {PORT}},
             OUTSIDE,
             Settings(node_name="n", masquerade_exemptions=(Exemption("192.0.2.0/24", "10.96.0.0/16"),)),
             False,
@@ -95,7 +98,7 @@ def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     ],
 )
 def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, marked: bool) -> None:
-    rules = masquerade_rules(settings, IPV4, NODE, random_fully=True)
+    rules = masquerade_rules(settings, Family.IPV4, NODE, random_fully=True)
     mark = walk(rules, "PREROUTING", packet(source), sets).mark
     assert bool(mark) is marked
     leaving = packet(source)._replace(destination="172.20.2.7", port=8080, mark=mark)
@@ -103,20 +106,20 @@ def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, 
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
-    rules = masquerade_rules(SETTINGS, IPV4, NODE, random_fully=False)
-    sets = {"KROUTE-HAIRPIN": {(POD, 6, 8080, POD)}}
+    rules = masquerade_rules(SETTINGS, Family.IPV4, NODE, random_fully=False)
+    sets = {AddressSet.HAIRPIN: {(POD, 6, 8080, POD)}}
     itself = Packet(6, POD, POD, 8080, "cbr0")
     assert walk(rules, "POSTROUTING", itself, sets).target == "MASQUERADE"
     assert walk(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).target == ""
 
 
 def test_the_source_may_be_the_nodes_address() -> None:
-    rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), IPV4, NODE, random_fully=True)
+    rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE, random_fully=True)
     outcome = walk(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
     assert (outcome.target, outcome.detail, outcome.mark) == ("SNAT", "192.168.1.5", 0)
 
 
 def test_ipv6_is_refused_by_icmpv6() -> None:
-    sets = {"KROUTE-6-VIP": {("fd00::1",)}}
-    outcome = walk(filter_rules(SETTINGS, IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets)
+    sets = {AddressSet.VIP: {("fd00::1",)}}
+    outcome = walk(filter_rules(SETTINGS, Family.IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets)
     assert outcome.detail == "icmp6-port-unreachable"

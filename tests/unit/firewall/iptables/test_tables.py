@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.masquerade.address_sets import IPV4, IPV6, Family
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.addresses import Family
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED
 from tests.fakes.kernel import FakeSet
 from tests.fakes.xtables import FakeXtables
@@ -85,7 +85,7 @@ async def test_a_node_plan_that_says_nothing_new_of_the_node_leaves_the_tables_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await serving(tmp_path)
-    break_table(monkeypatch, node.xtables[IPV4], "nat")
+    break_table(monkeypatch, node.xtables[Family.IPV4], "nat")
     with capture_logs() as logs:
         await node.apply(node_plan(2))
     assert not [line for line in logs if line["event"] == "rules.failed"]
@@ -132,7 +132,10 @@ async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_p
     assert commits == ["commit table filter", "commit table mangle", "commit table nat"] * 2
 
 
-@pytest.mark.parametrize(("family", "table"), [(IPV6, "nat"), (IPV6, "filter"), (IPV4, "mangle"), (IPV4, "filter")])
+@pytest.mark.parametrize(
+    ("family", "table"),
+    [(Family.IPV6, "nat"), (Family.IPV6, "filter"), (Family.IPV4, "mangle"), (Family.IPV4, "filter")],
+)
 async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, table: str
 ) -> None:
@@ -143,7 +146,7 @@ async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
         await node.audit()
         await node.audit()
     [line] = [line for line in logs if line["event"] == "rules.failed"]
-    assert (line["family"], line["table"]) == (family.name, table)
+    assert (line["family"], line["table"]) == (family, table)
     chains = {"nat": "KROUTE-SERVICES", "mangle": "KROUTE-OUTPUT", "filter": "KROUTE-INPUT"}
     present = {
         (each, name): chain in rules_in(node, each, name)
@@ -166,7 +169,7 @@ async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = FakeNode(tmp_path)
-    ipv4 = node.xtables[IPV4]
+    ipv4 = node.xtables[Family.IPV4]
     prepared: list[bool] = []
     ensure, newest = ipv4.ensure, plan("web", 1, server("10.96.0.1", 80))
 

@@ -5,10 +5,11 @@ that the client wrote. IPVS then replaces that by a real server's, and the mark 
 POSTROUTING). The text of a rule is that which iptables-save prints behind `-A CHAIN`.
 """
 
-from kroute.controllers.masquerade.address_sets import IPV4, Family, family_of
-from kroute.controllers.masquerade.local_pods import are_local_pods_known, not_from_local_pods
+from kroute.firewall.iptables.matches import in_set, not_from_local_pods
+from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
@@ -18,8 +19,8 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
     """The nat rules of one family. `random_fully`: whether the kernel can choose the ports of a source at random."""
     mark = f"{settings.masquerade_mark:#x}"
     random = " --random-fully" if random_fully else ""
-    external = f"-m set --match-set {family.set_name(AddressSet.EXTERNAL)} dst,dst"
-    hairpin = f"-m set --match-set {family.set_name(AddressSet.HAIRPIN)} dst,dst,src"
+    external = in_set(family, AddressSet.EXTERNAL)
+    hairpin = in_set(family, AddressSet.HAIRPIN)
     source = _source_translation(settings, family, node)
     return TableRules(
         "nat",
@@ -51,24 +52,22 @@ def _exemptions(settings: Settings, family: Family) -> list[str]:
     """`--masquerade-exempt`. The destination is what the client addressed: IPVS has not replaced it yet."""
     return [
         f"-s {exemption.source} -d {exemption.destination} {comment('exempt from masquerading')} -j RETURN"
-        for exemption in settings.masquerade_exemptions
-        if family_of(exemption.source) is family
+        for exemption in exemptions_of(settings, family)
     ]
 
 
 def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> list[str]:
-    to_cluster_ip = f"-m set --match-set {family.set_name(AddressSet.CLUSTER_IP)} dst,dst -j KROUTE-MARK-MASQ"
-    if settings.masquerade_all:
-        return [f"{comment('everything to a ClusterIP is masqueraded')} {to_cluster_ip}"]
-    if are_local_pods_known(settings, family, node):
-        others = not_from_local_pods(settings, family)
-        return [f"{others} {comment('to a ClusterIP, not from a local pod: masqueraded')} {to_cluster_ip}"]
-    return []
+    to_cluster_ip = f"{in_set(family, AddressSet.CLUSTER_IP)} -j KROUTE-MARK-MASQ"
+    match masqueraded_to_cluster_ips(settings, family, node):
+        case Marked.EVERYBODY:
+            return [f"{comment('everything to a ClusterIP is masqueraded')} {to_cluster_ip}"]
+        case Marked.NOT_LOCAL_PODS:
+            others = not_from_local_pods(settings, family)
+            return [f"{others} {comment('to a ClusterIP, not from a local pod: masqueraded')} {to_cluster_ip}"]
+        case Marked.NOBODY:
+            return []
 
 
 def _source_translation(settings: Settings, family: Family, node: NodeFacts) -> str:
-    """`--snat-source`. As long as the node's own address is not known, the kernel chooses one."""
-    address = node.ipv4 if family is IPV4 else node.ipv6
-    if settings.snat_source == "node-ip" and address is not None:
-        return f"-j SNAT --to-source {address}"
-    return "-j MASQUERADE"
+    address = translated_source(settings, family, node)
+    return f"-j SNAT --to-source {address}" if address is not None else "-j MASQUERADE"

@@ -1,0 +1,1 @@
+"""The firewall as iptables' legacy tables and ipset sets."""

@@ -1,0 +1,39 @@
+"""The IP sets that the rules look up: one of each kind for each address family."""
+
+from functools import lru_cache
+
+from kroute.firewall.sets import MAX_ELEMENTS, SHAPES
+from kroute.kernel.ipset import SetDefinition
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet
+
+PREFIX = "KROUTE-"
+"""With which the name of everything begins that kroute makes in iptables and ipset."""
+
+HASH_SIZE = 1024
+"""With which a set begins; it grows by itself."""
+
+_PREFIXES = {Family.IPV4: PREFIX, Family.IPV6: f"{PREFIX}6-"}
+
+
+@lru_cache(64)
+def set_name(family: Family, which: AddressSet) -> str:
+    """The name of this family's set; each is one string, however many entries bear it."""
+    return f"{_PREFIXES[family]}{which}"
+
+
+def set_named(name: str) -> AddressSet:
+    """Which set has this name, in either family."""
+    return _BY_NAME[name]
+
+
+def set_definitions() -> list[SetDefinition]:
+    """All sets of both families."""
+    return [
+        SetDefinition(set_name(family, which), f"hash:{','.join(parts)}", family.number, HASH_SIZE, MAX_ELEMENTS)
+        for family in Family
+        for which, parts in SHAPES.items()
+    ]
+
+
+_BY_NAME = {set_name(family, which): which for family in Family for which in AddressSet}

@@ -1,0 +1,148 @@
+"""The firewall by iptables' legacy tables and ipset: keeps the protocol `kroute.firewall.protocol.Firewall`."""
+
+import errno
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Collection, Mapping
+
+import structlog
+
+from kroute.firewall.iptables.address_sets import PREFIX, set_definitions, set_name
+from kroute.firewall.iptables.rules import FamilyRules
+from kroute.firewall.iptables.tables import WITHOUT, Tables
+from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.sets import SHAPES, Sets
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import AddEntry, DeleteEntry, Ipset, SetDefinition
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, SetEntry
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class IptablesFirewall:
+    """Owns the rules and sets named KROUTE-. `xtables` has an entry for each family that the node may have."""
+
+    def __init__(self, settings: Settings, ipset: Ipset, xtables: Mapping[Family, Xtables]) -> None:
+        self._ipset = ipset
+        self._tables = Tables(settings, xtables)
+        self._leftover_sets: set[str] = set()
+        self._kept_sets: set[str] = set()
+
+    async def ensure_sets(self) -> list[str]:
+        """Make the sets that are missing, and those of another kind anew."""
+        drift = []
+        present = await self._ipset.names()
+        definitions = set_definitions()
+        for definition in definitions:
+            if definition.name not in present:
+                await self._ipset.create(definition)
+                drift.append(f"set {definition.name} was missing")
+            elif not await self._fits(definition):
+                await self._remake(definition)
+                drift.append(f"set {definition.name} was of another kind")
+        self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
+        return drift
+
+    async def elements(self) -> AsyncIterator[list[SetEntry]]:
+        """One set after the other."""
+        for family in Family:
+            for which in SHAPES:
+                async for elements in sliced(await self._ipset.read(set_name(family, which))):
+                    yield [SetEntry(which, element) for element in elements]
+
+    async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
+        """One message for each, so that every refusal is known."""
+        written = [_change(entry, is_wanted) for entry, is_wanted in changes.items()]
+        failures = await self._ipset.write(written)
+        if not failures:
+            return {}
+        entries = dict(zip(written, changes, strict=True))
+        return {entries[failure.change]: str(failure) for failure in failures}
+
+    async def ensure_rules(self, node: NodeFacts) -> list[str]:
+        """Make the rules of all tables right, then destroy the sets that only rules of an earlier version needed."""
+        drift = await self._tables.ensure(node)
+        await self._destroy_leftover_sets()
+        return drift
+
+    async def is_present(self) -> bool:
+        """Whether there is a set of ours."""
+        return any(name.startswith(PREFIX) for name in await self._ipset.names())
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Remove the rules, then the sets."""
+        await self._tables.remove(report)
+        for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
+            with report.step(f"set {name}"):
+                await self._ipset.destroy(name)
+                report.add(f"destroy set {name}")
+
+    def set_name(self, family: Family, which: AddressSet) -> str:
+        """As ipset names it."""
+        return set_name(family, which)
+
+    async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
+        """One listing for each."""
+        present = await self._ipset.names()
+        names = {which: name for which in sets if (name := set_name(family, which)) in present}
+        return {which: await self._ipset.read(name) for which, name in names.items()}
+
+    async def rules(self, family: Family, node: NodeFacts) -> FamilyRules:
+        """The rules of all tables."""
+        return await self._tables.expected(family, node)
+
+    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
+        """What is wrong with the rules in the kernel."""
+        return await self._tables.differences(await self._tables.expected(family, node))
+
+    async def prerequisites(self) -> Prerequisites:
+        """The tables, which the kernel makes for the first who asks for them."""
+        missing = {family: await self._tables.missing(family) for family in Family}
+        fulfilled = f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}"
+        return Prerequisites("xtables", missing, fulfilled)
+
+    async def _fits(self, definition: SetDefinition) -> bool:
+        found = await self._ipset.definition(definition.name)
+        return found is not None and found.fits(definition)
+
+    async def _remake(self, definition: SetDefinition) -> None:
+        """Replace a set of another kind; rules that look into it go first."""
+        await self._tables.withdraw(next(it for it in Family if it.number == definition.family))
+        await self._ipset.destroy(definition.name)
+        await self._ipset.create(definition)
+
+    async def _destroy_leftover_sets(self) -> None:
+        """Destroy what bears our name and no rule of ours needs: sets that an earlier version had."""
+        for name in sorted(self._leftover_sets - self._kept_sets):
+            try:
+                await self._ipset.destroy(name)
+            except KernelError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                self._kept_sets.add(name)
+                log.warning("set.kept", set=name, error=str(error), next_step="delete the rule that names it")
+            else:
+                log.info("set.destroyed", set=name)
+        self._leftover_sets.clear()
+
+
+def _change(entry: SetEntry, is_wanted: bool) -> AddEntry | DeleteEntry:
+    change = AddEntry if is_wanted else DeleteEntry
+    return change(set_name(entry.family, entry.set), entry.element)
+
+
+def _variant() -> str:
+    """What the `iptables` of this machine speaks; a container may have none."""
+    program = shutil.which("iptables")
+    if program is None:
+        return ""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    if "nf_tables" not in said:
+        return "; `iptables` here shows them"
+    return "; `iptables` here speaks nf_tables: kroute's rules are shown by `iptables-legacy-save`, and both are heeded"

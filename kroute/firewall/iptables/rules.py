@@ -1,0 +1,59 @@
+"""All rules of one family, and what they do to a packet at each place where it meets them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.nat_rules import masquerade_rules
+from kroute.firewall.iptables.packet_trace import Outcome, walk
+from kroute.firewall.packets import Admission, Packet, Ruling, SourceChoice
+from kroute.firewall.sets import Sets
+from kroute.kernel.iptables.xtables import TableRules
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.settings import Settings
+
+
+class FamilyRules(NamedTuple):
+    """The rules of one family by table, in the order in which they are written. Keeps the protocol `Rules`."""
+
+    family: Family
+    nat: TableRules
+    mangle: TableRules
+    filter: TableRules
+
+    @property
+    def tables(self) -> tuple[TableRules, ...]:
+        """All of them."""
+        return self.nat, self.mangle, self.filter
+
+    def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
+        """IPVS takes packets behind INPUT, those of this node's processes as they leave. The rest comes in by lo."""
+        is_own = not packet.in_interface
+        table, hook = (self.mangle, "OUTPUT") if is_own else (self.filter, "INPUT")
+        outcome = walk(table, hook, packet, sets)
+        if not outcome.target and is_own and not has_virtual_server:
+            outcome = walk(self.filter, "INPUT", packet._replace(in_interface="lo"), sets)
+        if not outcome.target:
+            return Admission(Ruling.PASSED, outcome.why)
+        *_, why = [text for text in outcome.met if text != "refused at once"]  # the rule that led there says why
+        if outcome.target == "REJECT":
+            return Admission(Ruling.REFUSED, f"{why} ({outcome.detail})")
+        return Admission(Ruling.DROPPED, why)
+
+    def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
+        """The packet is marked by what the client addressed; behind IPVS it leaves with its source or another one."""
+        before = walk(self.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, sets)
+        leaving = packet._replace(mark=before.mark)
+        return [self._source_at(leaving._replace(destination=it[0], port=it[1]), before, sets) for it in real_servers]
+
+    def _source_at(self, leaving: Packet, before: Outcome, sets: Sets) -> SourceChoice:
+        outcome = walk(self.nat, "POSTROUTING", leaving, sets)
+        why = before.met[0] if before.met else outcome.met[0] if outcome.target else ""
+        return SourceChoice(is_kept=not outcome.target, address=outcome.detail, why=why)
+
+
+def family_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool = False) -> FamilyRules:
+    """The rules that a node with these facts has. `random_fully`: whether the kernel can choose ports at random."""
+    nat = masquerade_rules(settings, family, node, random_fully=random_fully)
+    return FamilyRules(family, nat, output_rules(family), filter_rules(settings, family))

@@ -1,0 +1,123 @@
+"""The rules of both address families and all tables as they should be now, and what a node lacks without them.
+
+A family or table that the kernel does not offer is told of once, and stops none of the others.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from kroute.firewall.iptables.address_sets import PREFIX
+from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.nat_rules import masquerade_rules
+from kroute.firewall.iptables.rules import FamilyRules, family_rules
+from kroute.kernel.errors import KernelError
+from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+NAT, MANGLE, FILTER = "nat", "mangle", "filter"
+
+WITHOUT = {
+    NAT: "nothing is masqueraded in this family until its table is there; trying again",
+    MANGLE: "loadBalancerSourceRanges do not bind this node's own processes until its table is there; trying again",
+    FILTER: "ports of the node itself answer on VIPs in this family until its table is there; trying again",
+}
+"""The tables in the order in which they are written, and what their absence means. They are removed in reverse."""
+
+
+class Tables:
+    """Owns the chains named KROUTE-. `xtables` has an entry for each family that the node may have."""
+
+    def __init__(self, settings: Settings, xtables: Mapping[Family, Xtables]) -> None:
+        self._settings = settings
+        self._xtables = xtables
+        self._random_fully: dict[Family, bool] = {}
+        self._written: dict[tuple[Family, str], TableRules] = {}
+        self._failing: set[tuple[Family, str]] = set()
+
+    async def ensure(self, node: NodeFacts) -> list[str]:
+        """Make all rules right; returns the drift. The sets that they look up must be there, and filled."""
+        return [
+            f"{family}: {what}"
+            for family in self._xtables
+            for table in WITHOUT
+            for what in await self._ensure(family, table, node)
+        ]
+
+    async def withdraw(self, family: Family) -> None:
+        """Delete the rules of one family, so that its sets can be replaced; a set still in use will say so itself."""
+        for table in reversed(WITHOUT):
+            with suppress(KernelError):
+                await self._xtables[family].remove(table, PREFIX)
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Delete all rules."""
+        for family, xtables in self._xtables.items():
+            for table in reversed(WITHOUT):
+                with report.step(f"{family} rules of table {table}"):
+                    for what in await xtables.remove(table, PREFIX):
+                        report.add(f"remove {family} {what} of table {table}")
+
+    async def expected(self, family: Family, node: NodeFacts) -> FamilyRules:
+        """The rules of one family. No table is made for the question what the kernel supports."""
+        xtables = self._xtables[family]
+        random_fully = False
+        with suppress(KernelError):
+            random_fully = await xtables.is_used(NAT) and await xtables.supports_random_fully()
+        return family_rules(self._settings, family, node, random_fully=random_fully)
+
+    async def differences(self, rules: FamilyRules) -> list[str]:
+        """What is wrong with the rules in the kernel, or why that cannot be told."""
+        xtables = self._xtables[rules.family]
+        found = []
+        for table in rules.tables:
+            try:
+                wrong = await xtables.differences(table) if await xtables.is_used(table.table) else ["there are none"]
+            except KernelError as error:
+                wrong = [str(error)]
+            found += [f"{rules.family} rules of table {table.table}: {what}" for what in wrong]
+        return found
+
+    async def missing(self, family: Family) -> list[str]:
+        """What the kernel says of the tables that it cannot make, one sentence each."""
+        found = []
+        for table in WITHOUT:
+            try:
+                await self._xtables[family].differences(TableRules(table, {}, []))
+            except KernelError as error:
+                found.append(str(error))
+        return found
+
+    async def _ensure(self, family: Family, table: str, node: NodeFacts) -> list[str]:
+        """Returns what was wrong though these very rules had been written."""
+        key = (family, table)
+        try:
+            rules = await self._rules(family, table, node)
+            wrong = await self._xtables[family].ensure(rules)
+        except KernelError as error:
+            if key not in self._failing:
+                without = WITHOUT[table]
+                log.warning("rules.failed", family=family.value, table=table, error=str(error), next_step=without)
+            self._failing.add(key)
+            return []
+        self._failing.discard(key)
+        before, self._written[key] = self._written.get(key), rules
+        if wrong and before != rules:
+            log.info("rules.written", family=family.value, table=table, what=wrong)
+            return []
+        return wrong
+
+    async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
+        if table == FILTER:
+            return filter_rules(self._settings, family)
+        if table == MANGLE:
+            return output_rules(family)
+        if family not in self._random_fully:
+            self._random_fully[family] = await self._xtables[family].supports_random_fully()
+        return masquerade_rules(self._settings, family, node, random_fully=self._random_fully[family])

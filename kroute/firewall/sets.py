@@ -1,0 +1,54 @@
+"""What the sets that the rules look up hold, whichever backend keeps them."""
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from ipaddress import ip_address, ip_network
+
+from kroute.model.plan import AddressSet, Element
+
+MAX_ELEMENTS = 262_144
+"""Of each set, in each family. The usual 65,536 are fewer than a large cluster's ports."""
+
+Sets = Mapping[AddressSet, Collection[Element]]
+"""The elements of one family's sets; a set that is not named is empty."""
+
+
+class Part(StrEnum):
+    """A part of an element."""
+
+    ADDRESS = "ip"
+    PORT = "port"
+    """Two fields: the protocol's number, and the port."""
+    NETWORK = "net"
+    """`address/prefix length`. A packet's address is looked up in it."""
+
+
+_PORT = (Part.ADDRESS, Part.PORT)
+
+SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
+    AddressSet.CLUSTER_IP: _PORT,
+    AddressSet.EXTERNAL: _PORT,
+    AddressSet.EXTERNAL_LOCAL: _PORT,
+    AddressSet.NO_LOCAL: _PORT,
+    AddressSet.NO_ENDPOINT: _PORT,
+    AddressSet.RESTRICTED: _PORT,
+    AddressSet.SOURCE_RANGE: (*_PORT, Part.NETWORK),
+    AddressSet.HAIRPIN: (*_PORT, Part.ADDRESS),
+    AddressSet.VIP: (Part.ADDRESS,),
+    AddressSet.POD_NETWORK: (Part.NETWORK,),
+}
+"""What the elements of each set consist of, in this order."""
+
+SERVED = (AddressSet.CLUSTER_IP, AddressSet.EXTERNAL, AddressSet.EXTERNAL_LOCAL)
+"""The sets of the ports that something serves: a VIP answers on these and on no other."""
+
+
+def holds(elements: Collection[Element], key: Element) -> bool:
+    """Whether there is such an element, or one whose last part is a network with the address that `key` ends in."""
+    if key in elements:
+        return True
+    address = ip_address(key[-1]) if isinstance(key[-1], str) else None
+    return address is not None and any(
+        element[:-1] == key[:-1] and "/" in str(element[-1]) and address in ip_network(str(element[-1]))
+        for element in elements
+    )

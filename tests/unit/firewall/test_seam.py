@@ -1,0 +1,77 @@
+"""The seam: only the backend and the kernel's own classes know how iptables and ipset are spoken to.
+
+`migration/`, its command and two modules of `checks/` are about other programs' rules. The wiring makes the clients of
+the kernel.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kroute
+
+PACKAGE = Path(kroute.__file__).parent
+KNOW_THE_TOOLS = (
+    "firewall/iptables/",
+    "kernel/",
+    "migration/",
+    "cli/migrate.py",
+    "checks/known_proxies.py",
+    "checks/other_proxies.py",
+)
+WIRING = (
+    "checks/node_checks.py",
+    "controllers/node_controllers.py",
+    "firewall/backend.py",
+    "inspect/dry_run/",
+)
+TOOLS = re.compile(r"kroute\.kernel\.(iptables|ipset)|kroute\.firewall\.iptables")
+WORDS = re.compile(
+    r"ip6?tables|ipset|xtables|ip_set|libiptc|KROUTE-|match-set|\bhash:|random.fully|\bmangle\b|REJECT\b"
+)
+
+MODULES = sorted(str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py"))
+ABOVE = [name for name in MODULES if not name.startswith(KNOW_THE_TOOLS)]
+
+
+def parsed(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / name).read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{it.name}" for it in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (it.name for it in node.names)
+
+
+def words(tree: ast.Module) -> Iterator[str]:
+    """What the code says: names, and text that is no docstring."""
+    prose = {id(it.value) for it in ast.walk(tree) if isinstance(it, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+
+
+@pytest.mark.parametrize("name", [it for it in ABOVE if not it.startswith(WIRING)])
+def test_nothing_above_the_firewall_imports_the_tools_or_uses_their_words(name: str) -> None:
+    tree = parsed(name)
+    assert [it for it in imports(tree) if TOOLS.match(it)] == []
+    assert [it for it in words(tree) if WORDS.search(it)] == []
+
+
+@pytest.mark.parametrize("name", [it for it in ABOVE if it.startswith(WIRING) and it != "firewall/backend.py"])
+def test_the_wiring_names_the_clients_and_no_backend(name: str) -> None:
+    assert [it for it in imports(parsed(name)) if it.startswith("kroute.firewall.iptables")] == []
+
+
+def test_the_exemptions_exist() -> None:
+    assert all(any(name.startswith(it) for name in MODULES) for it in (*KNOW_THE_TOOLS, *WIRING))
