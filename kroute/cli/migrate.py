@@ -159,5 +159,5 @@ def _print_hand_over(proxy: OtherProxy, settings: Settings, plan: HandOver) -> N
     )
 
 
-def _first_of(things: Sequence[object], count: int = 3) -> str:
-    return ", ".join(map(str, things[:count])) + (" ..." if len(things) > count else "")
+def _first_of(things: Sequence[object]) -> str:
+    return ", ".join(map(str, things[:3])) + (" ..." if len(things) > 3 else "")

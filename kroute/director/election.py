@@ -59,7 +59,6 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        rng: random.Random | None = None,
     ) -> None:
         self.role = Role.UNKNOWN
         self._lock = lock
@@ -70,7 +69,7 @@ class Election:
         self._clock = clock
         self._now = now
         self._sleep = sleep
-        self._rng = rng or random.Random()  # noqa: S311  it spreads attempts, and guards nothing
+        self._rng = random.Random()  # noqa: S311  it spreads attempts, and guards nothing
         self._lease: Lease | None = None
         self._seen: LeaseSpec | None = None
         self._seen_at = clock()

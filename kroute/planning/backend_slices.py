@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family, unicast
-from kroute.model.objects import Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
+from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer, quoted
 
 _KINDS_OF_ENDPOINTS = 1 << 14
@@ -107,11 +107,6 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> Back
     )
 
 
-def traits_of(endpoint: Endpoint) -> Traits:
-    """What an endpoint is beside its address; equal ones are one object."""
-    return _traits(endpoint.node_name, endpoint.conditions, endpoint.hints)
-
-
 _FAMILIES: dict[str, Family] = {family.value: family for family in Family}
 """The families by `addressType`, which may also be FQDN."""
 
@@ -151,6 +146,7 @@ def _real_servers(
 
 @lru_cache(maxsize=_KINDS_OF_ENDPOINTS)
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
+    """What an endpoint is beside its address; equal ones are one object."""
     not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
     serving = conditions.serving is not False
     return Traits(

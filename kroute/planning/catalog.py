@@ -74,11 +74,6 @@ class Catalog:
         return not self._awaited
 
     @property
-    def awaited(self) -> list[str]:
-        """The kinds that have not been listed yet."""
-        return sorted(kind.__name__ for kind in self._awaited)
-
-    @property
     def node(self) -> NodeFacts:
         """The node that plans are made for."""
         return self._node

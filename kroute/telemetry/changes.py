@@ -58,14 +58,13 @@ class Measurement(NamedTuple):
 
 
 class LatencyStatistics(msgspec.Struct):
-    """Plans since the start: how many have been done, their seconds together, the slowest, and how many by length.
+    """Plans since the start: how many have been done, their seconds together, and how many by length.
 
     `waiting` is how many are on their way, `oldest` for how many seconds the first of them has been.
     """
 
     count: int
     total: float
-    slowest: float
     buckets: list[int]
     waiting: int
     oldest: float
@@ -108,7 +107,6 @@ class ChangeObserver:
         self._started = now()
         self._eligibility = NodeEligibility(node_name)
         self._latency = Histogram(LATENCY_BOUNDS)
-        self._slowest = 0.0
         self._read_at: float | None = None
         self._underway: dict[ObjectKey, list[_Underway]] = {}
         self._triggers_read: dict[ObjectKey, list[float]] = {}
@@ -176,7 +174,6 @@ class ChangeObserver:
         return LatencyStatistics(
             count=self._latency.count,
             total=self._latency.sum,
-            slowest=self._slowest,
             buckets=self._latency.counts,
             waiting=len(self._underway),
             oldest=self._clock() - oldest if oldest is not None else 0.0,
@@ -188,7 +185,6 @@ class ChangeObserver:
         while underway and not underway[0].before:
             seconds = now - underway.pop(0).since
             self._latency.observe(seconds)
-            self._slowest = max(self._slowest, seconds)
             self.newest.append(Measurement(now, seconds))
         if not underway:
             del self._underway[key]

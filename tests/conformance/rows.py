@@ -32,7 +32,6 @@ SECTIONS = {
 }
 
 _API = "not a proxy's matter: the API server and its controllers alone"
-_DNS = "not a proxy's matter: DNS"
 _CLOUD = "not a proxy's matter: the cloud's load balancer and its controller"
 _KUBE_PROXY = "not a matter of kroute: it looks into kube-proxy itself"
 

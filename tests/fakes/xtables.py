@@ -2,10 +2,11 @@
 
 import errno
 import re
+import shlex
 import socket
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.iptables.rule import jump_target, parse_rule
+from kroute.kernel.iptables.rule import parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel, FakeTable
@@ -57,7 +58,7 @@ class FakeXtables(FakeClient):
         table.chains.update({name: list(wanted) for name, wanted in rules.chains.items()})
         for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
             wanted = [rule for chain, rule in rules.jumps if chain == builtin]
-            foreign = [rule for rule in table.chains[builtin] if jump_target(rule) not in rules.chains]
+            foreign = [rule for rule in table.chains[builtin] if _jump_target(rule) not in rules.chains]
             table.chains[builtin] = wanted + [rule for rule in foreign if rule not in wanted]
         return found
 
@@ -69,7 +70,7 @@ class FakeXtables(FakeClient):
         ours = [name for name in fake.chains if name.startswith(prefix)]
         removed = []
         for name in set(fake.chains) - set(ours):
-            kept = [rule for rule in fake.chains[name] if not jump_target(rule).startswith(prefix)]
+            kept = [rule for rule in fake.chains[name] if not _jump_target(rule).startswith(prefix)]
             removed += [f"jump from {name}"] * (len(fake.chains[name]) - len(kept))
             fake.chains[name] = kept
         for name in ours:
@@ -86,7 +87,7 @@ class FakeXtables(FakeClient):
 
     @staticmethod
     def _strays(table: FakeTable, builtin: str, rules: TableRules, wanted: int) -> bool:
-        return any(jump_target(rule) in rules.chains for rule in table.chains[builtin][wanted:])
+        return any(_jump_target(rule) in rules.chains for rule in table.chains[builtin][wanted:])
 
     def _check_rules(self, rules: TableRules) -> None:
         table = self._table(rules.table)
@@ -95,9 +96,15 @@ class FakeXtables(FakeClient):
             parsed = parse_rule(rule, self.family)
             if "--reject-with tcp-reset" in rule and parsed.protocol != "tcp":
                 raise KernelError(f"only TCP is reset: {rule}", errno=errno.EINVAL)
-            target = jump_target(rule)
+            target = _jump_target(rule)
             if target.startswith("KROUTE-") and target not in rules.chains and target not in table.chains:
                 raise KernelError(f"no chain {target}", errno=errno.ENOENT)
             for name in re.findall(r"--match-set (\S+)", rule):
                 if name not in self.kernel.sets:
                     raise KernelError(f"no set {name}", errno=errno.ENOENT)
+
+
+def _jump_target(text: str) -> str:
+    """What follows `-j`; "" when the rule has no target."""
+    words = shlex.split(text)
+    return words[words.index("-j") + 1] if "-j" in words[:-1] else ""

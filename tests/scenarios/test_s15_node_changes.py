@@ -22,7 +22,6 @@ OLD = Addresses(NODES["node3"].ip, NODES["node3"].ip6)
 NEW = Addresses("192.168.123.239", "fd00:192:168:123::239")
 NODE_PORT = 30080
 IN_TIME = 2.0
-ZONE = "topology.kubernetes.io/zone"
 
 
 class Cluster3(NamedTuple):

@@ -96,12 +96,6 @@ def comment(text: str) -> str:
     return f'-m comment --comment "{text}"'
 
 
-def jump_target(text: str) -> str:
-    """What follows `-j`; "" when the rule has no target."""
-    words = shlex.split(text)
-    return words[words.index("-j") + 1] if "-j" in words[:-1] else ""
-
-
 def set_names(text: str) -> list[str]:
     """The IP sets that a rule looks up."""
     words = shlex.split(text)

@@ -105,10 +105,6 @@ class Api:
         """PUT the object at `path`, if it has the resourceVersion of `body`; returns it. Raises as `get` does."""
         return await self._exchange("PUT", path, {}, body=body)
 
-    async def patch(self, path: str, body: Mapping[str, Any]) -> None:
-        """Merge `body` into the object at `path` (RFC 7396). Raises as `get` does."""
-        await self._exchange("PATCH", path, {}, body=body, content_type="application/merge-patch+json")
-
     async def stream(self, path: str, params: Parameters) -> AsyncGenerator[Sequence[bytes], None]:
         """The lines of an answer, of any length, as many at a time as have arrived.
 
@@ -136,13 +132,10 @@ class Api:
         params: Parameters,
         *,
         body: Mapping[str, Any] | None = None,
-        content_type: str | None = None,
     ) -> bytes:
         import aiohttp  # noqa: PLC0415
 
-        response = await self._request(
-            method, path, params, read_timeout=READ_TIMEOUT, body=body, content_type=content_type
-        )
+        response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body)
         try:
             async with response:
                 return await _read(response, LONGEST_ANSWER)
@@ -157,7 +150,6 @@ class Api:
         *,
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
-        content_type: str | None = None,
     ) -> "aiohttp.ClientResponse":
         """Send a request; return when the answer's headers are there and say that it is good."""
         import aiohttp  # noqa: PLC0415
@@ -166,8 +158,6 @@ class Api:
             rest, headers = await self._session()
         except ConfigurationError as error:  # a rotation half done: the next try finds the other half
             raise UnreachableError(str(error)) from error
-        if content_type:
-            headers["Content-Type"] = content_type
         try:
             response: aiohttp.ClientResponse = await rest.request(
                 method,

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from kroute.model.objects import Applied, Service
 from kroute.model.plan import ServicePlan
-from kroute.planning.backend_slices import read_slice, traits_of
+from kroute.planning.backend_slices import read_slice
 from kroute.planning.catalog import Catalog
 from kroute.planning.interning import condensed
 from kroute.planning.plan_service import plan_service
@@ -47,9 +47,10 @@ def test_services_share_equal_parts() -> None:
 
 
 def test_endpoints_that_differ_by_their_address_alone_share_the_rest() -> None:
-    one, other, third = endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False)
-    assert traits_of(one) is traits_of(other)
-    assert traits_of(third) is not traits_of(one)
+    endpoints = endpoint("10.244.1.1"), endpoint("10.244.1.2"), endpoint("10.244.1.3", ready=False)
+    one, other, third = read_slice(endpoint_slice("web-1", *endpoints)).traits
+    assert one is other
+    assert third is not one
 
 
 def test_real_servers_of_plans_are_those_of_the_slices() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.model.objects import Endpoint, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer
-from kroute.planning.backend_slices import PortKey, traits_of
+from kroute.planning.backend_slices import PortKey, Traits, read_slice
 from kroute.planning.endpoints import Backends, MergedSlices, choose, merge
 from tests.builders import NODE, endpoint, endpoint_slice, facts, read
 
@@ -111,6 +111,11 @@ CONDITIONS = {
 @pytest.mark.parametrize(("alone", "serves"), CONDITIONS.values(), ids=list(CONDITIONS))
 def test_conditions_decide_whether_an_only_endpoint_serves(alone: Endpoint, serves: bool) -> None:
     assert bool(addresses(merge(read(endpoint_slice("web-1", alone)), "IPv4"))) is serves
+
+
+def traits_of(one: Endpoint) -> Traits:
+    [traits] = read_slice(endpoint_slice("web-1", one)).traits
+    return traits
 
 
 def test_terminating_endpoints_serve_only_when_none_is_ready() -> None:

@@ -15,7 +15,6 @@ from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.kernel import FakeKernel, Operation
 from tests.unit.fake_node import Clock
 
-TCP = 6
 DNS = VirtualServerKey(Protocol.UDP, "10.96.0.10", 53)
 DNS6 = VirtualServerKey(Protocol.UDP, "fd00:96::10", 53)
 SIP = VirtualServerKey(Protocol.UDP, "10.96.0.20", 5060)

@@ -10,7 +10,7 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.lock import xtables_lock
-from kroute.kernel.iptables.rule import Extension, Parameter, jump_target, parse_rule, set_names
+from kroute.kernel.iptables.rule import Extension, Parameter, parse_rule, set_names
 
 
 def test_a_rule_with_everything() -> None:
@@ -50,11 +50,9 @@ def test_what_is_no_ipv4_rule_is_refused(text: str) -> None:
         parse_rule(text, socket.AF_INET)
 
 
-def test_targets_and_sets_are_found() -> None:
+def test_sets_are_found() -> None:
     text = "-m set --match-set A dst -m set ! --match-set B src,src -j KROUTE-X"
-    assert jump_target(text) == "KROUTE-X"
     assert set_names(text) == ["A", "B"]
-    assert jump_target("-m comment --comment -j") == ""
 
 
 def test_the_lock_is_released(tmp_path: Path) -> None:
