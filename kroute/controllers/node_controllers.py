@@ -144,7 +144,7 @@ class NodeControllers:
 
     def passes(self) -> dict[str, Histogram]:
         """How long each controller's passes have taken, by its name."""
-        return {controller.name: controller.account.passes for controller in self._all}
+        return {controller.name: controller.status.passes for controller in self._all}
 
     def sockets(self) -> dict[str, NetlinkStatistics]:
         """What each netlink socket has done, by what it speaks of."""

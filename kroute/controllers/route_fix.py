@@ -75,7 +75,7 @@ class RouteFix(StagedController[str, SourceRoute]):
     name = "route_fix"
     stage = ROUTES_PREPARED
     waits_for = (WITHDRAWN, SERVED)
-    first_audit = 2 / 3
+    first_resync = 2 / 3
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RouteFix(StagedController[str, SourceRoute]):
             if event.gone and source in applied.sources:
                 self.desired.note_applied(address, None)
                 if self.desired.desired(address) is not None:
-                    self.account.repaired([f"route to {address} with source {source} was missing"])
+                    self.status.repaired([f"route to {address} with source {source} was missing"])
             elif not event.gone and source is None and ":" in address:
                 self.desired.note_applied(address, applied._replace(wins=False))
 
@@ -180,7 +180,7 @@ class RouteFix(StagedController[str, SourceRoute]):
             if self._is_reading:
                 return  # what is being read is of the interface as it was: the next reading counts
             await self.read()
-            self.account.retries.clear()
+            self.status.retries.clear()
         await super().write()
 
     def may_write(self, delta: Delta[str, SourceRoute]) -> bool:

@@ -21,7 +21,7 @@ from kroute.model.plan import Vip
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
-from kroute.reconcile.pass_status import Account, names_of
+from kroute.reconcile.pass_status import PassStatus, names_of
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class DirectorAddresses:
 
     def __init__(
         self,
-        account: Account,
+        status: PassStatus,
         addresses: Addresses,
         announcer: Announcer,
         ledger: Ledger,
@@ -49,7 +49,7 @@ class DirectorAddresses:
     ) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(_agree)
         self.interface = interface
-        self._account = account
+        self._status = status
         self._addresses = addresses
         self._announcer = announcer
         self._ledger = ledger
@@ -89,8 +89,8 @@ class DirectorAddresses:
                 self.desired.note_applied(address, None)
                 self._announcements.pop(address, None)
             self._ledger.record(AddressDeleted(self.interface, address) for address in gone)
-        self._account.wrote(len(gone))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
+        self._status.wrote(len(gone))
+        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
         """Bind what is wanted by a Service whose virtual servers are there, and announce it."""
@@ -99,7 +99,7 @@ class DirectorAddresses:
             for delta in await self.desired.all_pending()
             if delta.applied is None
             and delta.key not in self._foreign
-            and not self._account.is_waiting(delta.key)
+            and not self._status.is_waiting(delta.key)
             and any(is_served(owner) for owner in self.desired.owners(delta.key))
         ]
         if not due:
@@ -117,15 +117,15 @@ class DirectorAddresses:
             done = [address for address in due if address not in refusals]
             for address in done:
                 self.desired.note_applied(address, self.desired.desired(address))
-                self._announcements[address] = [self._account.clock() + delay for delay in ANNOUNCE_AFTER]
+                self._announcements[address] = [self._status.clock() + delay for delay in ANNOUNCE_AFTER]
             self._ledger.record(AddressDeleted(self.interface, address) for address in refusals)
         log_changes(log, done, lambda _: "vip.bound", self._fields)
-        self._account.wrote(len(done))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
+        self._status.wrote(len(done))
+        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def announce(self) -> None:
         """Send the announcements that are due; a link that is down gets the next one."""
-        now = self._account.clock()
+        now = self._status.clock()
         due = [address for address, times in self._announcements.items() if times[0] <= now]
         for address in due:
             left = [time for time in self._announcements.pop(address) if time > now]

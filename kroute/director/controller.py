@@ -73,7 +73,7 @@ class DirectRouting(Controller):
         self._timeouts = Timeouts(ipvs, ledger, settings.common.ipvs_timeouts)
         self._synchronization = Synchronization(ipvs, ledger, settings.sync_interface, settings.sync_id)
         self.vips = DirectorAddresses(
-            self.account,
+            self.status,
             addresses,
             announcer,
             ledger,
@@ -81,7 +81,7 @@ class DirectRouting(Controller):
             lifetime=settings.lease.duration,
         )
         self._servers = VirtualServers(
-            self.account,
+            self.status,
             ipvs,
             ledger,
             default_scheduler=settings.common.scheduler,
@@ -118,14 +118,14 @@ class DirectRouting(Controller):
             if event.interface != self._interface:
                 continue
             if isinstance(event, AddressEvent) and event.gone and self.vips.lost(event.address):
-                self.account.repaired([f"address {event.address} was missing"])
+                self.status.repaired([f"address {event.address} was missing"])
             elif isinstance(event, LinkEvent) and event.gone:
-                self.audit_soon()
+                self.resync_soon()
 
     async def start(self) -> None:
         """Adopt what is there, and wait for the first full list of plans; what another director has is given up."""
         self._subscription.notify(self.wake)
-        await self._guarded(self.audit)
+        await self._guarded(self.resync)
         while not (self._stopping or self._subscription.has_arrived):
             self.wake.clear()
             if self._leading is False:

@@ -1,17 +1,4 @@
-"""The shape that all controllers share.
-
-One task is the one owner of a controller's mutable state. It waits until there is something to do (new plans, a kernel
-event, a stage that another controller has reached, a retry that falls due, the time of an audit), takes everything that
-waits, changes its memory, writes one difference to the kernel, remembers what was applied, and says which stages its
-plans have reached. Nothing else touches the state: the task that listens to the kernel only lets events wait in a list.
-A batch that is being written is never interrupted by a newer one; the newer one is simply the next.
-
-Reading the kernel is one operation with two occasions. When the first full list of plans has been taken in, it adopts
-what an earlier run left, so that the first difference is empty if nothing has changed, and what is as the plans say is
-in memory once. Every `resync_period`, and before something that failed is tried again, it audits: whatever is not as it
-was left is logged, counted and repaired. What arrives while an audit reads does not wait for its end: it is written
-between two parts of the reading. Stopping leaves the kernel as it is.
-"""
+"""The loop that all controllers share; the package's docstring tells its rules and the life of a controller."""
 
 import asyncio
 import time
@@ -28,7 +15,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import LedgerError
-from kroute.reconcile.pass_status import Account, ControllerStatistics
+from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
 from kroute.settings import Settings
 
 PLANS_A_SLICE = 64
@@ -45,14 +32,14 @@ class Controller(ABC):
     """
 
     name: ClassVar[str]
-    first_audit: ClassVar[float] = 1.0
-    """After which part of the resync period the first audit comes: so the controllers audit one after the other."""
+    first_resync: ClassVar[float] = 1.0
+    """After which part of the resync period the first resync comes: so the controllers resync one after the other."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: Monitor | None, clock: Callable[[], float]
     ) -> None:
         self.clock = clock
-        self.account = Account(self.name, clock)
+        self.status = PassStatus(self.name, clock)
         self.wake = asyncio.Event()
         self._settings = settings
         self._subscription = subscription
@@ -60,7 +47,7 @@ class Controller(ABC):
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
-        self._audit_due = clock()
+        self._resync_due = clock()
         self.has_adopted = False
         self._stopping = False
 
@@ -98,7 +85,7 @@ class Controller(ABC):
 
     def statistics(self) -> ControllerStatistics:
         """The counters as they are now."""
-        return self.account.statistics()
+        return self.status.statistics()
 
     def stop(self) -> None:
         """Let `run` return when the batch in hand is written. The kernel's state stays as it is."""
@@ -131,9 +118,9 @@ class Controller(ABC):
             await self._guarded(self._pass)
 
     async def meanwhile(self) -> None:
-        """Write what has arrived, between two parts of an audit's reading.
+        """Write what has arrived, between two parts of a resync.
 
-        The rest of it may tell of the kernel before that; a `Reading` knows what has overtaken it.
+        The rest of it may tell of the kernel before that; a `Resync` knows what has overtaken it.
         """
         if self.has_adopted and self.wake.is_set() and not self._stopping:
             await self._take()
@@ -153,53 +140,55 @@ class Controller(ABC):
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]
         if len(events) < len(taken):
-            self.audit_soon()
+            self.resync_soon()
         if events:
             self.notice(events)
 
-    async def audit(self) -> None:
+    async def resync(self) -> None:
         """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
-        self._audit_due = self.clock() + self._settings.resync_period * (1.0 if self.has_adopted else self.first_audit)
+        self._resync_due = self.clock() + self._settings.resync_period * (
+            1.0 if self.has_adopted else self.first_resync
+        )
         drift = await self.read()
         if self.has_adopted:
-            self.account.repaired(drift)
+            self.status.repaired(drift)
         self.has_adopted = True
-        self.account.counters.last_audit = time.time()
+        self.status.counters.last_audit = time.time()
 
-    def audit_soon(self) -> None:
+    def resync_soon(self) -> None:
         """Read the kernel before the next write."""
-        self._audit_due = self.clock()
+        self._resync_due = self.clock()
 
     async def _pass(self) -> None:
         started = self.clock()
-        retry_due = self.account.retries.next_due()
-        if not self.has_adopted or started >= self._audit_due or (retry_due is not None and started >= retry_due):
-            await self.audit()
+        retry_due = self.status.retries.next_due()
+        if not self.has_adopted or started >= self._resync_due or (retry_due is not None and started >= retry_due):
+            await self.resync()
         await self.write()
-        self.account.retries.expire(started)
+        self.status.retries.expire(started)
 
     async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Make an attempt at a whole pass. When it fails, nothing is known of the kernel: the next one reads first."""
-        self.account.begins()
+        self.status.begins()
         try:
             await attempt()
         except (KernelError, LedgerError) as error:
-            self.account.failed(error)
+            self.status.failed(error)
             self._passes.failed(_PASS, self.clock())
-            self.audit_soon()
+            self.resync_soon()
         else:
-            self.account.succeeded()
+            self.status.succeeded()
             self._passes.succeeded(_PASS)
         finally:
-            self.account.ends()
+            self.status.ends()
 
     async def _listen(self, monitor: Monitor) -> None:
         while True:
             try:
                 events = await monitor.next()
             except KernelError as error:
-                self.account.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # until it works again the audits see everything
+                self.status.failed(error)
+                await asyncio.sleep(self._settings.resync_period)  # until it works again the resyncs see everything
                 events = [Overrun()]
             # Not `+= await`: that would bring back the list that `step` has taken meanwhile.
             self._events += events
@@ -209,7 +198,7 @@ class Controller(ABC):
         """Wait until something arrives or falls due."""
         due = self._passes.next_due()
         if due is None:
-            times = (self._audit_due, self.account.retries.next_due(), self.next_due())
+            times = (self._resync_due, self.status.retries.next_due(), self.next_due())
             due = min(time for time in times if time is not None)
         try:
             async with asyncio.timeout(max(0.0, due - self.clock())):

@@ -1,4 +1,4 @@
-"""What a controller's parts account for: writes, repairs, refusals, and when to try again."""
+"""How a controller's passes go: writes, repairs, refusals, failures, and when to try again."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -52,8 +52,8 @@ class ControllerStatistics(msgspec.Struct):
     last_error: str = ""
 
 
-class Account:
-    """One controller's counters and retries. `clock` gives seconds and never goes back."""
+class PassStatus:
+    """The counters and retries of one controller. `clock` gives seconds and never goes back."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.clock = clock

@@ -102,7 +102,7 @@ class StagedController(Controller, Generic[K, V]):
             delta
             async for deltas in self.desired.pending()
             for delta in deltas
-            if not self.account.is_waiting(delta.key) and self.may_write(delta)
+            if not self.status.is_waiting(delta.key) and self.may_write(delta)
         ]
         async for batch in sliced(due):
             await self._write(batch)
@@ -113,10 +113,10 @@ class StagedController(Controller, Generic[K, V]):
         log_changes(log, done, self.event_of, self._fields)
         for delta in done:
             self.desired.note_applied(delta.key, delta.desired)
-        self.account.wrote(len(done))
+        self.status.wrote(len(done))
         if done:
             self.gate.proceed(self.clock())
-        self.account.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
+        self.status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
 
     def may_write(self, delta: Delta[K, V]) -> bool:
         """Whether everything has happened that must come before this write."""

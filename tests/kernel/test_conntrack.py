@@ -20,7 +20,7 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.plan import Protocol, VirtualServerKey
-from kroute.reconcile.pass_status import Account
+from kroute.reconcile.pass_status import PassStatus
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import eventually
@@ -77,8 +77,8 @@ class Balancer:
             ("10.0.0.1", NODE_IP, OTHER_NODE_IP) if family == socket.AF_INET else ("fd00::1", NODE_IP6, OTHER_NODE_IP6)
         )
         self.key = VirtualServerKey(Protocol.UDP, self.vip, 53)
-        self.account = Account("service_proxy", time.monotonic)
-        self.udp_flows = UdpFlows(self.account, node.conntrack)
+        self.status = PassStatus("service_proxy", time.monotonic)
+        self.udp_flows = UdpFlows(self.status, node.conntrack)
         self._closing: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -117,10 +117,10 @@ class Balancer:
 
     async def end_stale(self, *serving: str) -> int:
         """Look for stale flows while these real servers serve; how many were ended."""
-        before = self.account.counters.writes
+        before = self.status.counters.writes
         self.udp_flows.suspect([self.key])
         await self.udp_flows.end_stale(lambda _: [(address, TARGET_PORT) for address in serving])
-        return self.account.counters.writes - before
+        return self.status.counters.writes - before
 
     async def flows(self) -> list[Flow]:
         """The flows to the VIP and to the real servers themselves."""
@@ -217,7 +217,7 @@ async def test_a_pod_that_asked_too_early_is_served_as_itself(
     conntrack = Conntrack()
     with node.namespace.inside():
         await conntrack.open()
-    udp_flows = UdpFlows(Account("service_proxy", time.monotonic), conntrack)
+    udp_flows = UdpFlows(PassStatus("service_proxy", time.monotonic), conntrack)
     with pytest.raises(TimeoutError):
         await ask()
     udp_flows.suspect([VirtualServerKey(Protocol.UDP, vip, 53)])

@@ -137,8 +137,8 @@ class FakeNode:
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Go by another clock; before anything else."""
         for controller in self.controllers:
-            controller.clock = controller.account.clock = clock
-            controller.audit_soon()
+            controller.clock = controller.status.clock = clock
+            controller.resync_soon()
 
     async def open(self) -> None:
         """Open everything that speaks to the kernel."""
@@ -200,7 +200,7 @@ class FakeNode:
         self.clock.now += seconds
         await self.settle()
 
-    async def audit(self) -> None:
+    async def resync(self) -> None:
         """Let a resync period pass."""
         await self.wait(self.settings.resync_period + 1)
 

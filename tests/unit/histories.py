@@ -146,7 +146,7 @@ class World:
         await self.restart()
 
     async def come_to_rest(self) -> None:
-        """Long enough for every retry, audit and drain."""
+        """Long enough for every retry, resync and drain."""
         for seconds in (0, 40, 40, 40, 40):
             await self.node.wait(seconds)
 

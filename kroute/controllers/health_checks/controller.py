@@ -111,7 +111,7 @@ class HealthChecks(Controller):
             surplus += listening - wanted
             missing += wanted - listening
         await self._close(surplus)
-        await self._open([place for place in missing if not self.account.is_waiting(place)])
+        await self._open([place for place in missing if not self.status.is_waiting(place)])
         self._unsettled = {place.port for place in missing if place not in self._listening.get(place.port, {})}
 
     def _claim(self, key: ObjectKey, check: HealthCheck) -> None:
@@ -128,7 +128,7 @@ class HealthChecks(Controller):
         if not self._claims[port]:
             del self._claims[port]
         for address in self._addresses:  # who has the port next need not wait for it
-            self.account.retries.succeeded(_Place(port, address))
+            self.status.retries.succeeded(_Place(port, address))
         self._unsettled.add(port)
 
     def _wanted(self, port: int) -> set[_Place]:
@@ -150,9 +150,9 @@ class HealthChecks(Controller):
                 continue
             self._listening.setdefault(place.port, {})[place] = _Listener(key, server)
             opened.append(place)
-        self.account.wrote(len(opened))
+        self.status.wrote(len(opened))
         log_changes(log, opened, lambda _: "health_check.listening", self._fields)
-        self.account.refused(refusals, (key for place in refusals for key in self._claims[place.port]))
+        self.status.refused(refusals, (key for place in refusals for key in self._claims[place.port]))
 
     async def _close(self, places: Iterable[_Place]) -> None:
         closed = sorted(places)
@@ -163,7 +163,7 @@ class HealthChecks(Controller):
         for port in {place.port for place in closed if not self._listening[place.port]}:
             del self._listening[port]
         await (await self._http_server()).close(servers)
-        self.account.wrote(len(closed))
+        self.status.wrote(len(closed))
 
     async def _http_server(self) -> "HealthCheckServer":
         if self._server is None:
@@ -191,7 +191,7 @@ class HealthChecks(Controller):
             f"{subject} cannot be opened on {where} of this node: {os.strerror(error.errno or 0)}. "
             f"{next_step}kroute tries again, later and later."
         )
-        if place not in self.account.retries:
+        if place not in self.status.retries:
             self._report(key, Problem("HealthCheckPortUnavailable", subject, message))
         return message
 

@@ -29,7 +29,7 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     name = "masquerade"
     stage = ENTRIES_PREPARED
-    first_audit = 1 / 3
+    first_resync = 1 / 3
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Masquerade(StagedController[SetEntry, Present]):
             if self._looked_at_rules:
                 await self.gate.advance(self.stage)  # a resync of the rules may wait for others who write some
             self._rules_due, self._looked_at_rules = False, True
-            self.account.repaired(await self._firewall.ensure_rules(self._node))
+            self.status.repaired(await self._firewall.ensure_rules(self._node))
         await self.gate.advance(self.stage)
 
     async def apply(self, deltas: Sequence[Delta[SetEntry, Present]]) -> Mapping[SetEntry, str]:

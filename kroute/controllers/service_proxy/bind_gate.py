@@ -20,7 +20,7 @@ LONGEST_PATIENCE = 60.0
 """Seconds that end all waiting, for instance for entries that the kernel refuses while others come and go."""
 
 
-class Readiness:
+class BindGate:
     """The Services whose newest plan is not all there yet. Times are seconds on the caller's clock.
 
     Two things wait: what lets clients in at a virtual server, for set entries; and an address that is to be bound, for

@@ -13,7 +13,7 @@ from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.service_proxy.bind_gate import Readiness
+from kroute.controllers.service_proxy.bind_gate import BindGate
 from kroute.controllers.service_proxy.ipvs_edits import planned_key
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
@@ -79,10 +79,10 @@ class ServiceProxy(Controller):
         self._kernel_version = kernel_version
         self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings)))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
-        self._vips = VipAddresses(self.account, addresses, interface)
-        self._flows = UdpFlows(self.account, conntrack)
+        self._vips = VipAddresses(self.status, addresses, interface)
+        self._flows = UdpFlows(self.status, conntrack)
         self._servers = VirtualServers(
-            self.account,
+            self.status,
             ipvs,
             ledger,
             default_scheduler=settings.scheduler,
@@ -90,7 +90,7 @@ class ServiceProxy(Controller):
             report=report,
             suspect=self._flows.suspect,
         )
-        self._readiness = Readiness(gate)
+        self._bind_gate = BindGate(gate)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
@@ -116,9 +116,9 @@ class ServiceProxy(Controller):
             else:
                 self._plans[plan.key] = plan
             if servers or plan.vips:
-                self._readiness.await_(plan)
+                self._bind_gate.await_(plan)
             else:
-                self._readiness.forget(plan.key)
+                self._bind_gate.forget(plan.key)
             if self._are_routes_in_doubt:
                 self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
@@ -136,7 +136,7 @@ class ServiceProxy(Controller):
             self._vips.desired.note_applied(address, None)
         if lost:
             lost = [address for address in lost if self._vips.desired.desired(address) is not None]
-            self.account.repaired(f"address {address} was missing" for address in lost)
+            self.status.repaired(f"address {address} was missing" for address in lost)
             self._lose(lost)
 
     async def prepare(self) -> None:
@@ -155,7 +155,7 @@ class ServiceProxy(Controller):
     async def write(self) -> None:
         """Write the difference in the order in which things must be true."""
         if self._interface.index is None:
-            self.account.repaired(await self._interface.ensure())
+            self.status.repaired(await self._interface.ensure())
         if self._first_write:
             self._first_write = False
             self._leave_the_rest()
@@ -167,15 +167,15 @@ class ServiceProxy(Controller):
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
             await self._prepare_again(())
-        self._readiness.look_at_clock(self.clock())
-        written = self.account.counters.writes
+        self._bind_gate.look_at_clock(self.clock())
+        written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)
-        if self.account.counters.writes > written:
+        if self.status.counters.writes > written:
             self._gate.proceed(self.clock())
-        await self._readiness.settle(self._servers.desired.is_settled, self.clock())
+        await self._bind_gate.settle(self._servers.desired.is_settled, self.clock())
         await self._gate.advance(SERVED)
-        await self._vips.bind(self._readiness.is_ready, self._has_route)
-        if self._readiness.is_over:
+        await self._vips.bind(self._bind_gate.is_ready, self._has_route)
+        if self._bind_gate.is_over:
             self.live.set()
         await self._gate.advance(WITHDRAWN)
         if not self._gate.has_candidates(WITHDRAWN):
@@ -184,7 +184,7 @@ class ServiceProxy(Controller):
 
     def next_due(self) -> float | None:
         """When drained real servers are looked for, or something has waited for long enough."""
-        times = (self._servers.next_due(), self._readiness.next_due(), self._flows.next_due())
+        times = (self._servers.next_due(), self._bind_gate.next_due(), self._flows.next_due())
         return min((time for time in times if time is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
@@ -213,7 +213,7 @@ class ServiceProxy(Controller):
             self._vips.lost_all()
             self._lose(())
         elif events and not events[-1].gone and (events[-1].ifindex != self._interface.index or not events[-1].up):
-            self.audit_soon()
+            self.resync_soon()
 
     async def _ensure_surroundings(self) -> list[str]:
         """Put right what stands around the virtual servers and addresses; says what was wrong."""
@@ -262,7 +262,7 @@ class ServiceProxy(Controller):
         async for batch in sliced(addresses):
             keys = {owner for address in batch for owner in self._vips.desired.owners(address)}
             for key in keys:
-                self._readiness.await_(self._plans[key])
+                self._bind_gate.await_(self._plans[key])
             self._gate.retract(ROUTES_PREPARED, keys)
 
     def _has_route(self, key: ObjectKey) -> bool:
@@ -280,11 +280,11 @@ class ServiceProxy(Controller):
         It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
         """
         owners = self._servers.desired.owners(key)
-        return bool(owners) and not self._readiness.may_let_in(owners[-1])
+        return bool(owners) and not self._bind_gate.may_let_in(owners[-1])
 
     def _is_served(self, plan: Revision) -> bool:
         """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
-        return self._readiness.is_ready(plan.key) or (
+        return self._bind_gate.is_ready(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
@@ -297,4 +297,4 @@ class ServiceProxy(Controller):
             return False
         if plan is EARLIER_RUN:
             return self.live.is_set()
-        return self._servers.desired.is_settled(plan.key) or self._readiness.is_ready(plan.key)
+        return self._servers.desired.is_settled(plan.key) or self._bind_gate.is_ready(plan.key)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import Delta, DesiredState
-from kroute.reconcile.pass_status import Account, Report
+from kroute.reconcile.pass_status import PassStatus, Report
 
 if TYPE_CHECKING:
     from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
@@ -15,10 +15,10 @@ class ForeignServers:
     """Those that are known. A plan that wants one fails for this key, alone, and is tried again."""
 
     def __init__(
-        self, account: Account, desired: DesiredState[VirtualServerKey, VirtualServer], report: Report
+        self, status: PassStatus, desired: DesiredState[VirtualServerKey, VirtualServer], report: Report
     ) -> None:
         self.keys: set[KernelKey] = set()
-        self._account = account
+        self._status = status
         self._desired = desired
         self._report = report
 
@@ -30,7 +30,7 @@ class ForeignServers:
             f"{subject} exists on this node and is not in the ledger of what kroute has made, so it is left alone and "
             "the Service is not served there. Delete it (ipvsadm -D), or change the Service."
         )
-        if key not in self._account.retries:
+        if key not in self._status.retries:
             for owner in self._desired.owners(key):
                 self._report(owner, Problem("ForeignVirtualServer", subject, message))
         return message
@@ -39,5 +39,5 @@ class ForeignServers:
         """The keys of what may be written; the others are refused."""
         taken = [delta.key for delta in deltas if delta.key in self.keys]
         refusals = {key: self.tell(key) for key in taken}
-        self._account.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
+        self._status.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
         return [delta.key for delta in deltas if delta.key not in self.keys]

@@ -1,7 +1,7 @@
 """Which schedulers this kernel has, and what serves in place of one that it lacks.
 
 Only the kernel knows: it loads a scheduler's module by itself when a virtual server asks for it. To ask costs a refused
-write (and a modprobe), so each scheduler is asked for once, and again at each audit while it is missing.
+write (and a modprobe), so each scheduler is asked for once, and again at each resync while it is missing.
 """
 
 from kroute.controllers.service_proxy.ipvs_edits import with_scheduler

@@ -24,7 +24,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.batches import batched
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.pass_status import Account
+from kroute.reconcile.pass_status import PassStatus
 
 log = structlog.get_logger(__name__)
 
@@ -41,11 +41,11 @@ class UdpFlows:
     It is the caller's to suspect virtual servers of ours only: all flows to one that serves nothing are ended.
     """
 
-    def __init__(self, account: Account, conntrack: Conntrack) -> None:
-        self._account = account
+    def __init__(self, status: PassStatus, conntrack: Conntrack) -> None:
+        self._status = status
         self._conntrack = conntrack
         self._suspects: set[VirtualServerKey] = set()
-        self._retries: Retries[str] = Retries()  # not the account's: a failure here is no reason for an audit
+        self._retries: Retries[str] = Retries()  # not the controller's: a failure here is no reason for a resync
 
     def suspect(self, keys: Iterable[VirtualServerKey]) -> None:
         """These virtual servers were made or deleted, lost a real server, or had their address bound.
@@ -57,10 +57,10 @@ class UdpFlows:
     @property
     def is_due(self) -> bool:
         """Whether there is something to look for now."""
-        return bool(self._suspects) and not self._retries.is_waiting(_LOOK, self._account.clock())
+        return bool(self._suspects) and not self._retries.is_waiting(_LOOK, self._status.clock())
 
     def next_due(self) -> float | None:
-        """When, by the account's clock, to look again after a failure; None if there was none."""
+        """When, by the controller's clock, to look again after a failure; None if there was none."""
         return self._retries.next_due()
 
     async def end_stale(self, serving: Serving) -> None:
@@ -111,7 +111,7 @@ class UdpFlows:
             await asyncio.sleep(0)
         refused = await self._conntrack.delete(stale)
         ended = sorted(_count(stale, refused).items())
-        self._account.wrote(len(stale) - len(refused))
+        self._status.wrote(len(stale) - len(refused))
         log_changes(log, ended, lambda _: "flows.ended", _fields)
         return refused
 
@@ -122,8 +122,8 @@ class UdpFlows:
         if not errors:
             self._retries.succeeded(_LOOK)
             return
-        self._account.counters.failures += len(errors)
-        if self._retries.failed(_LOOK, self._account.clock()):
+        self._status.counters.failures += len(errors)
+        if self._retries.failed(_LOOK, self._status.clock()):
             log.warning(
                 "flows.not_ended",
                 error=errors[0],

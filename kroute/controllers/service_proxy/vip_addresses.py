@@ -17,7 +17,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.pass_status import Account, names_of
+from kroute.reconcile.pass_status import PassStatus, names_of
 
 log = structlog.get_logger(__name__)
 
@@ -35,9 +35,9 @@ def describe(drift: Delta[str, Vip]) -> str:
 class VipAddresses:
     """The addresses on the dummy interface."""
 
-    def __init__(self, account: Account, addresses: Addresses, interface: DummyInterface) -> None:
+    def __init__(self, status: PassStatus, addresses: Addresses, interface: DummyInterface) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(_agree)
-        self._account = account
+        self._status = status
         self._addresses = addresses
         self._interface = interface
 
@@ -65,7 +65,7 @@ class VipAddresses:
         """Take away what nobody wants any more; returns what has gone."""
         due = [delta.key for delta in await self.desired.all_pending() if delta.desired is None]
         gone: list[str] = []
-        async for batch in sliced([address for address in due if not self._account.is_waiting(address)]):
+        async for batch in sliced([address for address in due if not self._status.is_waiting(address)]):
             failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
             refusals = {
                 failure.change.address: str(failure)
@@ -76,8 +76,8 @@ class VipAddresses:
             log_changes(log, done, lambda _: "vip.unbound", self._fields)
             for address in done:
                 self.desired.note_applied(address, None)
-            self._account.wrote(len(done))
-            self._account.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
+            self._status.wrote(len(done))
+            self._status.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
             gone += done
         return gone
 
@@ -94,7 +94,7 @@ class VipAddresses:
         self, address: str, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]
     ) -> BindAddress | None:
         owners = self.desired.owners(address)
-        if self._account.is_waiting(address) or not any(is_ready(owner) for owner in owners):
+        if self._status.is_waiting(address) or not any(is_ready(owner) for owner in owners):
             return None
         vip = self.desired.desired(address)
         routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
@@ -107,8 +107,8 @@ class VipAddresses:
         log_changes(log, done, lambda _: "vip.bound", self._fields)
         for address in done:
             self.desired.note_applied(address, self.desired.desired(address))
-        self._account.wrote(len(done))
-        self._account.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
+        self._status.wrote(len(done))
+        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     def _fields(self, address: str) -> dict[str, object]:
         return {"service": " ".join(names_of(self.desired.responsible(address))), "vip": address}

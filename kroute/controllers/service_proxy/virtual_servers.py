@@ -51,7 +51,7 @@ from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
-from kroute.reconcile.pass_status import Account, Report, names_of
+from kroute.reconcile.pass_status import PassStatus, Report, names_of
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +70,7 @@ class VirtualServers:
 
     def __init__(
         self,
-        account: Account,
+        status: PassStatus,
         ipvs: Ipvs,
         ledger: Ledger,
         *,
@@ -80,14 +80,14 @@ class VirtualServers:
         suspect: Suspect,
     ) -> None:
         self.desired: DesiredState[VirtualServerKey, VirtualServer] = DesiredState(self._is_as_desired, is_nothing)
-        self._account = account
+        self._status = status
         self._ipvs = ipvs
         self._ledger = ledger
         self._report = report
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
-        self._foreign = ForeignServers(account, self.desired, report)
+        self._foreign = ForeignServers(status, self.desired, report)
         self._ask_again = False
 
     async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
@@ -95,7 +95,7 @@ class VirtualServers:
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign.keys)
-        now = self._account.clock()
+        now = self._status.clock()
         async for batch in self._ipvs.scan(self._ledger.virtual_servers):
             for found, state in batch:
                 if found in resync.overtaken:
@@ -161,7 +161,7 @@ class VirtualServers:
                     must_wait = is_leaving(key.address)
                 else:
                     must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
-                if not must_wait and not self._account.is_waiting(key):
+                if not must_wait and not self._status.is_waiting(key):
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
                 await self._write(self._foreign.leave_out(batch))
@@ -183,9 +183,9 @@ class VirtualServers:
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
-        self._account.wrote(len(done))
+        self._status.wrote(len(done))
         log_changes(log, done, event_of, self._fields)
-        self._account.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
+        self._status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
@@ -217,7 +217,7 @@ class VirtualServers:
             for address, port, _ in wanted.real_servers:
                 self._drains.stop(key, (address, port))
         for real_server in one.draining:
-            self._drains.start(key, real_server, self._account.clock())
+            self._drains.start(key, real_server, self._status.clock())
         # What loses its last real server keeps its options for now.
         served = with_real_servers(self.desired.applied[key], ()) if is_nothing(wanted) else wanted
         self.desired.note_applied(key, self._schedulers.effective(served))
@@ -248,7 +248,7 @@ class VirtualServers:
             self._ledger.record([VirtualServerMade(key)])
         failures = await self._ipvs.write([question])
         if not failures:
-            self._account.wrote(1)
+            self._status.wrote(1)
             if applied is None:
                 self._suspect([key])
             self.desired.note_applied(key, with_real_servers(wanted, applied.real_servers if applied else ()))
@@ -261,7 +261,7 @@ class VirtualServers:
 
     async def _end_drains(self) -> None:
         """Look at some of what drains, and delete the real servers that have drained."""
-        now = self._account.clock()
+        now = self._status.clock()
         keys = self._drains.to_look_at(now)
         if not keys:
             return
@@ -274,9 +274,9 @@ class VirtualServers:
         for change in done:
             self._drains.stop(changes[change], change.real_server)
             self.desired.recheck(changes[change])
-        self._account.wrote(len(done))
+        self._status.wrote(len(done))
         log_changes(log, done, event_of, self._fields)
-        self._account.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
+        self._status.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
 
     def _is_as_desired(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
         if not wanted.real_servers:

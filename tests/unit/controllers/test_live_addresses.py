@@ -222,7 +222,7 @@ async def test_a_service_with_node_ports_only_is_served_and_its_node_goes_live(t
     assert weights(node) == {LOCAL: 1}
     assert node.kernel.links[DUMMY].addresses == {}
     assert node.service_proxy.live.is_set()
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == []
 
 
@@ -230,14 +230,14 @@ async def test_a_restart_without_a_change_writes_nothing(tmp_path: Path) -> None
     plans = [web(1, "10.1.0.1"), plan("vip", 1, server("10.96.0.1", 80, "10.1.0.1"))]
     node = await serving(tmp_path, *plans)
     node = await node.restarted().start(*plans)
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == []
 
 
 async def test_a_missing_virtual_server_is_repaired_at_once(tmp_path: Path) -> None:
     node = await serving(tmp_path, web(1, "10.1.0.1"))
     del node.kernel.virtual_servers[NODE_PORT]
-    node.service_proxy.audit_soon()
+    node.service_proxy.resync_soon()
     await node.service_proxy.step()
     assert weights(node) == {LOCAL: 1}
 

@@ -44,7 +44,7 @@ async def test_a_restart_writes_nothing_when_nothing_changed(tmp_path: Path, ord
     ]
     node = await FakeNode(tmp_path).start(*plans)
     node = await node.restarted().start(*plans, order=order)
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == []
 
 
@@ -82,7 +82,7 @@ async def test_before_the_first_full_list_nothing_is_taken_away(tmp_path: Path) 
     node = node.restarted()
     await node.open()
     for controller in node.controllers:
-        await controller._guarded(controller.audit)
+        await controller._guarded(controller.resync)
     assert node.kernel.writes == []
 
 
@@ -106,7 +106,7 @@ async def test_without_a_ledger_a_node_port_is_nobody_knows_whose_and_is_left_al
     node = await FakeNode(tmp_path).start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.1")))
     node.ledger.path.unlink()
     node = await node.restarted().start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.2")))
-    await node.audit()
+    await node.resync()
     key = (6, NODE_IPV4, 30080)
     assert set(node.kernel.virtual_servers[key].real_servers) == {("10.1.0.1", 8080)}
     assert [(problem.reason, str(owner)) for owner, problem in node.problems] == [
@@ -122,7 +122,7 @@ async def test_with_a_ledger_that_does_not_name_the_link_its_addresses_are_not_o
     node = FakeNode(tmp_path, left_by_another_run())
     await node.start(plan("new", 1, server("10.96.0.9", 80, "10.1.0.1")))
     await node.apply(plan("new", 2))
-    await node.audit()
+    await node.resync()
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.8"}
     await node.cleanup()
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.8"}
@@ -148,7 +148,7 @@ async def test_a_foreign_virtual_server_in_the_way_is_left_alone_and_told_of(tmp
         node.kernel.virtual_servers[WEB] = FOREIGN
     await node.apply(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("10.96.0.1", 81, "10.1.0.1")))
     await node.wait(1)
-    await node.audit()
+    await node.resync()
     assert node.kernel.virtual_servers[WEB] == FOREIGN
     assert (6, "10.96.0.1", 81) in node.kernel.virtual_servers
     assert {(problem.reason, str(key)) for key, problem in node.problems} == {("ForeignVirtualServer", "default/web")}
@@ -212,7 +212,7 @@ class TestExcluded:
         node = await node.restarted(exclude_cidrs=("10.96.0.0/28",)).start(
             plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
         )
-        await node.audit()
+        await node.resync()
         assert node.kernel.virtual_servers == before
         assert "10.96.0.1" in node.kernel.links[DUMMY].addresses
         await node.cleanup()
@@ -231,7 +231,7 @@ async def test_what_a_reading_of_the_kernel_lacks_stays_ours(tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(node.ipvs, "read", read_without_web)
         await node.start(web)
-    await node.audit()
+    await node.resync()
     assert [problem.reason for _, problem in node.problems] == []
     again = node.restarted()
     await again.open()

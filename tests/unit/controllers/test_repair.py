@@ -1,4 +1,4 @@
-"""Whatever somebody deletes comes back: what rtnetlink tells of at once, the rest at the audit."""
+"""Whatever somebody deletes comes back: what rtnetlink tells of at once, the rest at the resync."""
 
 import errno
 from pathlib import Path
@@ -137,14 +137,14 @@ async def test_a_vip_that_comes_back_before_its_withdrawal_is_over_gets_its_rout
     assert node.kernel.links[DUMMY].routes["10.96.0.1"][0].source == NODE_IPV4
 
 
-async def test_a_deleted_virtual_server_is_back_after_the_audit(tmp_path: Path) -> None:
+async def test_a_deleted_virtual_server_is_back_after_the_resync(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     before = dict(node.kernel.virtual_servers)
     node.kernel.virtual_servers.clear()
     await node.settle()
     assert node.kernel.virtual_servers == {}
     with capture_logs() as logs:
-        await node.audit()
+        await node.resync()
     assert node.kernel.virtual_servers == before
     assert {line["what"] for line in logs if line["event"] == "repair"} == {
         "virtual server TCP 10.96.0.1:80 was missing",
@@ -154,35 +154,35 @@ async def test_a_deleted_virtual_server_is_back_after_the_audit(tmp_path: Path) 
     assert node.service_proxy.statistics().repairs == 3
 
 
-async def test_changed_and_added_real_servers_are_put_right_by_the_audit(tmp_path: Path) -> None:
+async def test_changed_and_added_real_servers_are_put_right_by_the_resync(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     reals = node.kernel.virtual_servers[WEB].real_servers
     reals["10.1.0.1", 8080] = RealServerState(0)
     reals["10.1.0.66", 8080] = RealServerState(7)
-    await node.audit()
+    await node.resync()
     await node.wait(10)
     assert {real: state.weight for real, state in reals.items()} == {("10.1.0.1", 8080): 1}
 
 
-async def test_an_address_that_nobody_wants_leaves_the_dummy_interface_at_the_audit(tmp_path: Path) -> None:
+async def test_an_address_that_nobody_wants_leaves_the_dummy_interface_at_the_resync(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     node.kernel.add_address(DUMMY, "192.0.2.1")
-    await node.audit()
+    await node.resync()
     assert_whole(node)
 
 
-async def test_an_audit_that_finds_all_right_writes_nothing(tmp_path: Path) -> None:
+async def test_a_resync_that_finds_all_right_writes_nothing(tmp_path: Path) -> None:
     node = await serving(tmp_path)
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == []
     assert [controller.statistics().repairs for controller in node.controllers] == [0, 0, 0]
     assert all(controller.statistics().last_audit > 0 for controller in node.controllers)
 
 
-async def test_a_ledger_that_was_removed_is_back_at_the_audit(tmp_path: Path) -> None:
+async def test_a_ledger_that_was_removed_is_back_at_the_resync(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     node.ledger.path.unlink()
-    await node.audit()
+    await node.resync()
     node = node.restarted()
     assert WEB in node.ledger.virtual_servers
 
@@ -205,10 +205,10 @@ async def test_routes_that_failed_while_the_link_was_gone_or_down_come_with_the_
 async def test_a_virtual_server_that_a_reading_leaves_out_is_looked_up_and_nothing_is_repaired(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     node.kernel.left_out = {WEB}
-    await node.audit()
+    await node.resync()
     assert node.service_proxy.statistics().repairs == 0
     assert node.kernel.writes == []
     del node.kernel.virtual_servers[WEB]
-    await node.audit()
+    await node.resync()
     assert node.service_proxy.statistics().repairs == 1
     assert WEB in node.kernel.virtual_servers

@@ -111,11 +111,11 @@ async def test_our_own_writes_cause_no_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["before ours", "behind ours"])
-async def test_a_stale_source_is_found_by_the_audit_once(tmp_path: Path, position: int) -> None:
+async def test_a_stale_source_is_found_by_the_resync_once(tmp_path: Path, position: int) -> None:
     node = await serving(tmp_path)
     node.kernel.links[DUMMY].routes["10.96.0.1"].insert(position, LocalRoute("10.96.0.1", OTHER, 0))
-    await node.audit()
-    await node.audit()
+    await node.resync()
+    await node.resync()
     assert [source for source in sources(node, "10.96.0.1") if source != "10.96.0.1"] == [NODE_IPV4]
     assert sources(node, "10.96.0.1")[0] == NODE_IPV4
     assert node.route_fix.statistics().repairs == 1
@@ -135,7 +135,7 @@ async def test_without_the_interface_it_waits_and_goes_on_when_it_is_there(tmp_p
 async def test_a_vip_whose_source_is_not_known_any_more_keeps_its_route(tmp_path: Path) -> None:
     node = await serving(tmp_path, "fd00::1")
     await node.apply(plan("web", 2, server("fd00::1", 80), source6=None))
-    await node.audit()
+    await node.resync()
     assert sources(node, "fd00::1") == [NODE_IPV6]
     await node.apply(plan("web", 3))
     assert sources(node, "fd00::1") == []

@@ -109,7 +109,7 @@ class FakeDirector:
         self.routing.lead(leading)
         await self.routing.step()
 
-    async def audit(self) -> None:
+    async def resync(self) -> None:
         self.clock.now += 100
         await self.routing.step()
 
@@ -274,7 +274,7 @@ async def test_a_refused_address_stops_no_other(state_dir: Path) -> None:
     director = await FakeDirector(state_dir, kernel).start(plan(), plan("other", vip=VIP6))
     assert director.bound == {VIP6}
     kernel.accept_all()
-    await director.audit()
+    await director.resync()
     assert director.bound == {VIP, VIP6}
 
 

@@ -108,7 +108,7 @@ async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
         await until(lambda: "10.96.0.1" in node.kernel.links[DUMMY].addresses)
 
 
-async def test_the_audit_comes_round_by_itself(tmp_path: Path) -> None:
+async def test_the_resync_comes_round_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path, resync_period=0.1) as node:
         node.broadcaster.publish(FIRST_LIST)
         await until(lambda: node.kernel.virtual_servers)

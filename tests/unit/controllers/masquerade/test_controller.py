@@ -150,7 +150,7 @@ class TestTheVipBites:
         for each in node.kernel.sets.values():
             each.elements.clear()
         node.kernel.writes.clear()
-        await node.audit()
+        await node.resync()
         vip_is_back, port_is_back = order(node, [VIP, PORT])
         assert port_is_back < vip_is_back
 
@@ -184,12 +184,12 @@ async def test_a_plan_is_not_prepared_while_an_entry_of_it_is_refused(tmp_path: 
     assert node.stage_gate.has_passed(new, ENTRIES_PREPARED)
 
 
-async def test_lost_entries_and_sets_are_back_after_the_audit_and_strays_gone(tmp_path: Path) -> None:
+async def test_lost_entries_and_sets_are_back_after_the_resync_and_strays_gone(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     elements(node, "KROUTE-HAIRPIN").clear()
     elements(node, "KROUTE-VIP").add(("192.168.123.249",))
     del node.kernel.sets["KROUTE-6-CLUSTER-IP"]
-    await node.audit()
+    await node.resync()
     assert elements(node, "KROUTE-HAIRPIN") == {("10.1.0.1", 6, 8080, "10.1.0.1")}
     assert elements(node, "KROUTE-VIP") == {VIP.element}
     assert elements(node, "KROUTE-6-CLUSTER-IP") == {("fd00::1", 6, 80)}
@@ -200,7 +200,7 @@ async def test_a_set_that_is_too_small_is_made_anew_while_no_rule_looks_into_it(
     small = SetDefinition("KROUTE-CLUSTER-IP", "hash:ip,port", maxelem=100)
     node.kernel.sets[small.name] = FakeSet(small, {PORT.element})
     node.kernel.writes.clear()
-    await node.audit()
+    await node.resync()
     assert node.kernel.sets[small.name].definition.maxelem > 100
     assert elements(node, small.name) == {PORT.element}
     assert [str(write) for write in node.kernel.writes] == [
@@ -251,7 +251,7 @@ class TestSetsOfAnEarlierVersion:
     async def test_stay_while_a_foreign_rule_looks_into_them(self, tmp_path: Path) -> None:
         with capture_logs() as logs:
             node = await self.left_behind(tmp_path, "FOREIGN").start(WEB)
-            await node.audit()
+            await node.resync()
         assert "KROUTE-CLUSTER-CIDR" in node.kernel.sets
         assert [line["set"] for line in logs if line["event"] == "set.kept"] == ["KROUTE-CLUSTER-CIDR"]
         assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE, Readiness
+from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE, BindGate
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, Stage, StageGate
 from tests.builders import stage_gate
@@ -11,65 +11,65 @@ from tests.unit.fake_node import plan, server
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
 
 
-async def waiting(now: float) -> tuple[StageGate, Readiness]:
+async def waiting(now: float) -> tuple[StageGate, BindGate]:
     gate = stage_gate()
-    readiness = Readiness(gate)
-    readiness.await_(WEB)
-    await pass_(readiness, now)
-    return gate, readiness
+    bind_gate = BindGate(gate)
+    bind_gate.await_(WEB)
+    await pass_(bind_gate, now)
+    return gate, bind_gate
 
 
-async def pass_(readiness: Readiness, now: float) -> None:
+async def pass_(bind_gate: BindGate, now: float) -> None:
     """What a pass of service_proxy asks of it."""
-    readiness.look_at_clock(now)
-    await readiness.settle(lambda _: True, now)
+    bind_gate.look_at_clock(now)
+    await bind_gate.settle(lambda _: True, now)
 
 
 async def test_patience_ends_when_nobody_writes_anything() -> None:
-    _, readiness = await waiting(100.0)
-    assert readiness.next_due() == 100.0 + PATIENCE
-    await pass_(readiness, 104.9)
-    assert not readiness.is_ready(WEB.key)
-    assert not readiness.may_let_in(WEB.key)
-    readiness.look_at_clock(105.0)
-    assert readiness.may_let_in(WEB.key)
-    await pass_(readiness, 105.0)
-    assert readiness.is_ready(WEB.key)
-    assert readiness.next_due() is None
+    _, bind_gate = await waiting(100.0)
+    assert bind_gate.next_due() == 100.0 + PATIENCE
+    await pass_(bind_gate, 104.9)
+    assert not bind_gate.is_ready(WEB.key)
+    assert not bind_gate.may_let_in(WEB.key)
+    bind_gate.look_at_clock(105.0)
+    assert bind_gate.may_let_in(WEB.key)
+    await pass_(bind_gate, 105.0)
+    assert bind_gate.is_ready(WEB.key)
+    assert bind_gate.next_due() is None
 
 
 async def test_patience_begins_anew_while_something_is_written() -> None:
-    gate, readiness = await waiting(100.0)
+    gate, bind_gate = await waiting(100.0)
     for now in (104.0, 108.0, 112.0):
         gate.proceed(now)
-        await pass_(readiness, now)
-        assert readiness.next_due() == now + PATIENCE
-    assert not readiness.is_ready(WEB.key)
-    await pass_(readiness, 112.0 + PATIENCE)
-    assert readiness.is_ready(WEB.key)
+        await pass_(bind_gate, now)
+        assert bind_gate.next_due() == now + PATIENCE
+    assert not bind_gate.is_ready(WEB.key)
+    await pass_(bind_gate, 112.0 + PATIENCE)
+    assert bind_gate.is_ready(WEB.key)
 
 
 async def test_patience_has_an_end_whatever_is_written() -> None:
-    gate, readiness = await waiting(100.0)
+    gate, bind_gate = await waiting(100.0)
     gate.proceed(100.0 + LONGEST_PATIENCE - 1)
-    assert readiness.next_due() == 100.0 + LONGEST_PATIENCE
-    await pass_(readiness, 100.0 + LONGEST_PATIENCE)
-    assert readiness.is_ready(WEB.key)
+    assert bind_gate.next_due() == 100.0 + LONGEST_PATIENCE
+    await pass_(bind_gate, 100.0 + LONGEST_PATIENCE)
+    assert bind_gate.is_ready(WEB.key)
 
 
 @pytest.mark.parametrize("stages", [(ENTRIES_PREPARED,), (ENTRIES_PREPARED, ROUTES_PREPARED)])
 async def test_what_is_prepared_need_not_wait(stages: tuple[Stage, ...]) -> None:
-    gate, readiness = await waiting(100.0)
+    gate, bind_gate = await waiting(100.0)
     for stage in stages:
         gate.say(stage, [WEB])
-    await pass_(readiness, 100.0)
-    assert readiness.may_let_in(WEB.key)
-    assert readiness.is_ready(WEB.key) == (len(stages) == 2)
+    await pass_(bind_gate, 100.0)
+    assert bind_gate.may_let_in(WEB.key)
+    assert bind_gate.is_ready(WEB.key) == (len(stages) == 2)
 
 
 async def test_a_newer_plan_has_waited_for_as_long_as_the_one_before() -> None:
-    _, readiness = await waiting(100.0)
-    readiness.await_(plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
-    await pass_(readiness, 104.0)
-    assert readiness.next_due() == 100.0 + PATIENCE
-    assert not readiness.is_ready(ObjectKey("default", "web"))
+    _, bind_gate = await waiting(100.0)
+    bind_gate.await_(plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
+    await pass_(bind_gate, 104.0)
+    assert bind_gate.next_due() == 100.0 + PATIENCE
+    assert not bind_gate.is_ready(ObjectKey("default", "web"))

@@ -57,7 +57,7 @@ async def test_scheduler_flags_and_persistence_are_edited_in_place(tmp_path: Pat
 async def test_flags_of_a_scheduler_that_has_none_are_not_written_again_and_again(tmp_path: Path) -> None:
     node = await serving(tmp_path, "10.1.0.1")
     await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1", scheduler="rr", flags=0x8)))
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == []
 
 
@@ -255,20 +255,20 @@ class TestMissingScheduler:
             ("default/web", "SchedulerMissing", "scheduler mh")
         }
         told = len(node.problems)
-        await node.audit()
+        await node.resync()
         assert len(node.problems) == told
 
-    async def test_later_audits_do_not_flap(self, tmp_path: Path) -> None:
+    async def test_later_resyncs_do_not_flap(self, tmp_path: Path) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
         await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1", scheduler="mh")))
         node.kernel.writes.clear()
-        await node.audit()
+        await node.resync()
         await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1", scheduler="mh")))
-        await node.audit()
+        await node.resync()
         assert node.kernel.writes == []
         assert node.service_proxy.statistics().repairs == 0
 
-    async def test_the_kernel_is_asked_once_for_each_scheduler_and_audit_not_for_each_service(
+    async def test_the_kernel_is_asked_once_for_each_scheduler_and_resync_not_for_each_service(
         self, tmp_path: Path
     ) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
@@ -284,14 +284,14 @@ class TestMissingScheduler:
             plan("web", 1, *(server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in range(80, 90)))
         )
         assert len(asked) == 1
-        await node.audit()
+        await node.resync()
         assert len(asked) == 2
 
-    async def test_a_scheduler_that_arrives_later_serves_from_the_next_audit_on(self, tmp_path: Path) -> None:
+    async def test_a_scheduler_that_arrives_later_serves_from_the_next_resync_on(self, tmp_path: Path) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
         await node.start(plan("web", 1, *(server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in (80, 81))))
         node.kernel.schedulers.add("mh")
-        await node.audit()
+        await node.resync()
         assert {state.options.scheduler for state in node.kernel.virtual_servers.values()} == {"mh"}
 
     async def test_one_that_is_edited_to_a_missing_scheduler_keeps_the_default_and_is_told_of(
@@ -394,7 +394,7 @@ class TestGoingLive:
         )
         assert BindAddress("fd00::2", keep_kernel_route=True) in node.kernel.writes
         assert [route.metric for route in node.kernel.links[DUMMY].routes["fd00::2"]] == [0]
-        await node.audit()
+        await node.resync()
         assert node.route_fix.statistics().repairs == 0
 
     async def test_withdrawal_is_said_when_address_and_virtual_server_are_gone(self, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def of(node: FakeNode, key: tuple[int, str, int]) -> list[object]:
 
 async def test_it_is_not_made_and_its_address_is_bound(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(web(1))
-    await node.audit()
+    await node.resync()
     assert node.kernel.virtual_servers == {}
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1"}
     assert node.service_proxy.live.is_set()
@@ -172,7 +172,7 @@ async def test_somebody_who_deletes_what_drains_leaves_nothing_to_stay_for(tmp_p
     await node.apply(web(2))
     node.kernel.virtual_servers[WEB].real_servers.clear()
     with capture_logs() as logs:
-        await node.audit()
+        await node.resync()
     assert set(node.kernel.virtual_servers) == {NODE_PORT}
     assert [line["what"] for line in logs if line["event"] == "repair"] == [
         "virtual server TCP 10.96.0.1:80 is not wanted"
@@ -197,7 +197,7 @@ async def test_somebody_elses_on_its_address_is_nobodys_business_until_there_is_
     node = FakeNode(tmp_path)
     node.kernel.virtual_servers[NODE_PORT] = foreign
     await node.start(web(1))
-    await node.audit()
+    await node.resync()
     assert node.problems == []
     await node.apply(web(2, "10.1.0.1"))
     assert [problem.reason for _, problem in node.problems] == ["ForeignVirtualServer"]
@@ -223,5 +223,5 @@ async def test_a_scheduler_is_asked_for_again_by_one_that_is_served(tmp_path: Pa
     await node.wait(2)
     node.kernel.schedulers.add("mh")
     node.kernel.writes.clear()
-    await node.audit()
+    await node.resync()
     assert node.kernel.writes == [SetVirtualServer((6, "10.96.0.1", 89), VirtualServerOptions("mh"))]

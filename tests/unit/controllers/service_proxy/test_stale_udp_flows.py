@@ -85,7 +85,7 @@ async def test_after_the_first_write_it_looks_only_when_something_may_be_stale(t
     node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1"), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     seen = looks(node)
     await node.apply(dns(2, "10.1.0.1", "10.1.0.2"), plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
-    await node.audit()
+    await node.resync()
     assert seen == []
     await node.apply(dns(3, "10.1.0.2"))
     assert len(seen) == 1

@@ -96,17 +96,17 @@ async def test_a_failure_names_the_sysctl_once_and_the_others_go_on(tmp_path: Pa
     del kernel.sysctls["net.ipv4.vs.conntrack"]
     with capture_logs() as logs:
         node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
-        await node.audit()
+        await node.resync()
     [line] = [line for line in logs if line["event"] == "sysctl.failed"]
     assert line["sysctl"] == "net.ipv4.vs.conntrack"
     assert kernel.sysctls["net.ipv4.ip_forward"] == "1"
     assert (6, "10.96.0.1", 80) in kernel.virtual_servers
 
 
-async def test_the_audit_sets_them_again_and_cleanup_still_knows_the_first_value(tmp_path: Path) -> None:
+async def test_the_resync_sets_them_again_and_cleanup_still_knows_the_first_value(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start()
     node.kernel.sysctls["net.ipv4.ip_forward"] = "0"
-    await node.audit()
+    await node.resync()
     assert node.kernel.sysctls["net.ipv4.ip_forward"] == "1"
     assert node.service_proxy.statistics().repairs == 1
 
@@ -137,7 +137,7 @@ async def test_timeouts_are_set_where_the_settings_name_them_and_kept_so(tmp_pat
     node = await FakeNode(tmp_path, ipvs_timeouts=IpvsTimeouts(tcp=60)).start()
     assert node.kernel.timeouts == (60, 120, 300)
     node.kernel.timeouts = (900, 120, 300)
-    await node.audit()
+    await node.resync()
     assert node.kernel.timeouts == (60, 120, 300)
     assert node.service_proxy.statistics().repairs == 1
 
@@ -145,7 +145,7 @@ async def test_timeouts_are_set_where_the_settings_name_them_and_kept_so(tmp_pat
 async def test_without_timeouts_in_the_settings_the_kernels_stay(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start()
     node.kernel.timeouts = (1, 2, 3)
-    await node.audit()
+    await node.resync()
     assert node.kernel.timeouts == (1, 2, 3)
 
 
@@ -185,7 +185,7 @@ async def test_a_kernel_without_estimation_sysctls_costs_a_line_each(tmp_path: P
     node = FakeNode(tmp_path, ipvs_estimation=False, ipvs_estimation_nice=10)
     with capture_logs() as logs:
         await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
-        await node.audit()
+        await node.resync()
     failed = [line for line in logs if line["event"] == "sysctl.failed"]
     assert [line["sysctl"] for line in failed] == ["net.ipv4.vs.run_estimation", "net.ipv4.vs.est_nice"]
     assert "Linux 6.2 and later have it" in failed[1]["error"]

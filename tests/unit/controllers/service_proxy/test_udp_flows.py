@@ -10,7 +10,7 @@ from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.kernel.conntrack import DeleteFlow, Flow
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.pass_status import Account
+from kroute.reconcile.pass_status import PassStatus
 from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.kernel import FakeKernel, Operation
 from tests.unit.fake_node import Clock
@@ -28,9 +28,9 @@ class Node:
     def __init__(self) -> None:
         self.kernel = FakeKernel()
         self.clock = Clock()
-        self.account = Account("service_proxy", self.clock)
+        self.status = PassStatus("service_proxy", self.clock)
         self.conntrack = FakeConntrack(self.kernel)
-        self.udp_flows = UdpFlows(self.account, self.conntrack)
+        self.udp_flows = UdpFlows(self.status, self.conntrack)
         self.serving: dict[VirtualServerKey, Collection[tuple[str, int]]] = {}
         self._next_port = 40000
 
@@ -74,7 +74,7 @@ async def test_only_flows_of_real_servers_that_serve_no_longer_end(
     node.serving[key] = [serving]
     await node.end_stale(key)
     assert (node.ended, node.left) == ([stale], [fresh])
-    assert node.account.counters.writes == 1
+    assert node.status.counters.writes == 1
 
 
 async def test_another_port_of_the_same_pod_is_another_real_server(node: Node) -> None:
@@ -120,7 +120,7 @@ async def test_a_restart_with_everything_suspect_ends_nothing_that_serves(node: 
     with capture_logs() as logs:
         await node.end_stale(DNS, SIP, DNS6)
     assert node.left == flows
-    assert (node.kernel.writes, node.account.counters.writes, logs) == ([], 0, [])
+    assert (node.kernel.writes, node.status.counters.writes, logs) == ([], 0, [])
 
 
 async def test_the_kernel_is_asked_once_a_family_and_only_when_something_is_suspect(
@@ -185,7 +185,7 @@ async def test_a_kernel_that_cannot_tell_is_asked_again_later_and_later_with_one
         ("flows.not_ended", "warning", 2)
     ]
     assert "nf_conntrack_netlink" in logs[0]["error"]
-    assert node.account.counters.failures == 18
+    assert node.status.counters.failures == 18
 
     node.kernel.missing_modules.clear()
     node.clock.now += 30
@@ -213,7 +213,7 @@ async def test_a_refused_deletion_stops_no_other_and_is_tried_again(node: Node) 
     assert node.ended == [other]
     assert [line["event"] for line in logs] == ["flows.ended", "flows.not_ended"]
     assert "Device or resource busy" in logs[1]["error"]
-    assert (node.account.counters.writes, node.account.counters.failures) == (1, 1)
+    assert (node.status.counters.writes, node.status.counters.failures) == (1, 1)
     node.kernel.accept_all()
     node.clock.now += 1
     await node.end_stale()

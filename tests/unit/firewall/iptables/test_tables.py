@@ -100,12 +100,12 @@ async def test_changed_settings_change_the_rules_at_the_next_start(tmp_path: Pat
 
 
 @pytest.mark.parametrize("table", ["nat", "mangle", "filter"])
-async def test_flushed_rules_are_back_after_the_audit(tmp_path: Path, table: str) -> None:
+async def test_flushed_rules_are_back_after_the_resync(tmp_path: Path, table: str) -> None:
     node = await serving(tmp_path)
     before = {name: list(rules) for name, rules in rules_in(node, table=table).items()}
     for rules in rules_in(node, table=table).values():
         rules.clear()
-    await node.audit()
+    await node.resync()
     assert rules_in(node, table=table) == before
     assert node.masquerade.statistics().repairs == {"nat": 6, "mangle": 2, "filter": 4}[table]
 
@@ -121,7 +121,7 @@ async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_p
         for table in ("nat", "mangle", "filter")
     }
     node = await FakeNode(tmp_path, kernel).start(WEB)
-    await node.audit()
+    await node.resync()
     assert rules_in(node)["POSTROUTING"][1:] == rules_in(node, table="filter")["INPUT"][1:] == ["-j CNI"]
     kernel.writes.clear()
     report = await node.cleanup()
@@ -143,8 +143,8 @@ async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
     with capture_logs() as logs, monkeypatch.context() as patch:
         break_table(patch, node.xtables[family], table)
         await node.start(WEB)
-        await node.audit()
-        await node.audit()
+        await node.resync()
+        await node.resync()
     [line] = [line for line in logs if line["event"] == "rules.failed"]
     assert (line["family"], line["table"]) == (family, table)
     chains = {"nat": "KROUTE-SERVICES", "mangle": "KROUTE-OUTPUT", "filter": "KROUTE-INPUT"}
@@ -155,7 +155,7 @@ async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
     }
     assert [key for key, is_there in present.items() if not is_there] == [(family.number, table)]
     assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
-    await node.audit()
+    await node.resync()
     assert chains[table] in rules_in(node, family.number, table)
 
 
@@ -165,7 +165,7 @@ async def test_a_node_without_ipv6_tables_is_cleaned_without_complaint(tmp_path:
     assert (await node.cleanup()).failed == []
 
 
-async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later_an_audit_delays_none(
+async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later_a_resync_delays_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = FakeNode(tmp_path)
@@ -181,5 +181,5 @@ async def test_at_first_no_plan_is_prepared_before_the_rules_are_there_and_later
     await node.start(newest)
     newest = plan("new", 2, server("10.96.0.2", 80))
     node.broadcaster.publish([newest])
-    await node.audit()
+    await node.resync()
     assert prepared == [False] * 3 + [True] * 3

@@ -1,4 +1,4 @@
-"""What arrives while an audit reads is written before the reading ends, and what the reading finds of it is too old."""
+"""What arrives while a resync reads is written before the reading ends, and what the reading finds of it is too old."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -51,11 +51,11 @@ async def test_a_changed_service_is_written_before_the_reading_ends(tmp_path: Pa
         lambda: node.broadcaster.publish([of(name, 2, "10.1.0.1") for name in NAMES]),
         lambda: weights.append(node.kernel.virtual_servers[key_of("c")].real_servers["10.1.0.2", 8080].weight),
     )
-    await node.audit()
+    await node.resync()
     assert weights == [0]
     assert node.service_proxy.statistics().repairs == 0
     assert sum("10.1.0.2" in str(write) for write in node.kernel.writes) == 4  # three weights, and one set entry
-    await node.wait(3)  # not so long that another audit would see what drains
+    await node.wait(3)  # not so long that another resync would see what drains
     for name in NAMES:
         assert set(node.kernel.virtual_servers[key_of(name)].real_servers) == {("10.1.0.1", 8080)}
 
@@ -68,7 +68,7 @@ async def test_what_is_deleted_meanwhile_is_not_taken_for_somebody_elses(tmp_pat
         lambda: node.broadcaster.publish([plan(name, 2) for name in NAMES]),
         lambda: gone.append(key_of("c") not in node.kernel.virtual_servers),
     )
-    await node.audit()
+    await node.resync()
     assert gone == [True]
     await node.apply(*(of(name, 3, "10.1.0.4") for name in NAMES))
     assert node.problems == []
@@ -79,7 +79,7 @@ async def test_what_has_drained_meanwhile_does_not_drain_again(tmp_path: Path) -
     node = await serving(tmp_path, resync_period=1)
     await node.apply(*(of(name, 2, "10.1.0.1") for name in NAMES))
     while_ipvs_is_read(node, lambda: node.broadcaster.publish([of("d", 1, "10.1.0.5")]), lambda: None)
-    await node.wait(5)  # by now both are due: the audit, and a look at what drains
+    await node.wait(5)  # by now both are due: the resync, and a look at what drains
     for name in NAMES:
         assert set(node.kernel.virtual_servers[key_of(name)].real_servers) == {("10.1.0.1", 8080)}
     assert node.service_proxy.next_due() is None
@@ -143,19 +143,19 @@ async def test_told_to_stop_it_takes_in_nothing_more(tmp_path: Path) -> None:
     assert node.service_proxy.wake.is_set()
 
 
-async def test_the_controllers_audit_one_after_the_other(tmp_path: Path) -> None:
+async def test_the_controllers_resync_one_after_the_other(tmp_path: Path) -> None:
     node = await serving(tmp_path, resync_period=30.0)
-    audited: dict[str, list[float]] = {controller.name: [] for controller in node.controllers}
+    resynced: dict[str, list[float]] = {controller.name: [] for controller in node.controllers}
     for controller in node.controllers:
         read = controller.read
 
         async def noted(name: str = controller.name, read: Any = read) -> Any:
-            audited[name].append(node.clock.now)
+            resynced[name].append(node.clock.now)
             return await read()
 
         controller.read = noted  # type: ignore[method-assign]
     started = node.clock.now
     for _ in range(65):
         await node.wait(1)
-    moments = {name: [now - started for now in times] for name, times in audited.items()}
+    moments = {name: [now - started for now in times] for name, times in resynced.items()}
     assert moments == {"masquerade": [10, 40], "route_fix": [20, 50], "service_proxy": [30, 60]}
