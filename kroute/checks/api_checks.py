@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from kroute.checks.finding import Finding, lack, ok, warning
+from kroute.model.kinds import NODES
 from kroute.model.objects import Node
 from kroute.settings import Settings
 from kroute.watchers.json_text import decoded
@@ -13,7 +14,6 @@ from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.access import Permission
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
 from kroute.watchers.kubernetes.requests import Requests
-from kroute.watchers.kubernetes.resources import NODES
 
 API, RBAC, CLOCK = "api", "rbac", "clock"
 

@@ -14,7 +14,7 @@ from kroute.cli.settings_in_force import settings_in_force
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings
-from kroute.watchers.first_list import FirstListError, node_object
+from kroute.watchers.initial_sync import InitialSyncError, node_object
 from kroute.watchers.node import read_node_interfaces
 
 
@@ -49,7 +49,7 @@ async def findings_of(settings: Settings) -> list[Finding]:
     else:
         try:
             node = await node_object(settings)
-        except FirstListError as error:
+        except InitialSyncError as error:
             cluster = [lack(NODE, str(error), "correct --manifests")]
     try:
         interfaces = await read_node_interfaces(settings.dummy_interface)

@@ -13,7 +13,7 @@ from kroute.model.node_facts import node_facts
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
-from kroute.watchers.first_list import FirstListError, first_list
+from kroute.watchers.initial_sync import InitialSyncError, initial_sync
 from kroute.watchers.node import read_node_interfaces
 
 CHANGES = 2
@@ -31,18 +31,18 @@ def plan(settings: Settings, *, output: str) -> int:
     Takes the options of `kroute run`; where an agent runs, its settings hold for all that is not given. Ends with 0 if
     there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
     """
-    with refusing(FirstListError, KernelError):
+    with refusing(InitialSyncError, KernelError):
         found = asyncio.run(_rehearse(settings))
     show(found, output, print_changes)
     return CHANGES if found.changes else DONE
 
 
 async def plans_of(settings: Settings) -> list[Plan]:
-    """The plans of everything that the source of these settings knows now. Raises as `first_list` does."""
+    """The plans of everything that the source of these settings knows now. Raises as `initial_sync` does."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     catalog = Catalog(settings, node_facts(settings, None, interfaces))
     catalog.set_interfaces(interfaces)
-    catalog.take(await first_list(settings))
+    catalog.take(await initial_sync(settings))
     return catalog.commit()
 
 

@@ -16,12 +16,12 @@ from kroute.director.plan import (
     external_frontends,
     plan_director,
 )
+from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, InitialSync
 from kroute.model.objects import (
     Applied,
     Change,
     Deleted,
     EndpointSlice,
-    KubernetesObject,
     Listed,
     Node,
     ObjectKey,
@@ -33,13 +33,16 @@ from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
+KINDS = (SERVICES, ENDPOINT_SLICES, NODES)
+"""What a director watches."""
+
 
 class DirectorCatalog:
     """What exists, and the newest plan of each Service."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._awaited: set[type[KubernetesObject]] = {Service, EndpointSlice, Node}
+        self._initial_sync = InitialSync(KINDS)
         self._services: dict[ObjectKey, Service] = {}
         self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
@@ -56,8 +59,8 @@ class DirectorCatalog:
 
     @property
     def ready(self) -> bool:
-        """Whether Services, EndpointSlices and Nodes have each been listed once, so that plans are whole."""
-        return not self._awaited
+        """Whether the initial sync is complete, so that plans are whole."""
+        return self._initial_sync.is_complete
 
     @property
     def probes(self) -> frozenset[Probe]:
@@ -79,7 +82,7 @@ class DirectorCatalog:
         for change in changes:
             match change:
                 case Listed(kind):
-                    self._awaited.discard(kind)
+                    self._initial_sync.listed(kind)
                 case Applied(Service() as service):
                     self._services[service.key] = service
                     self._mark(service.key)
@@ -93,7 +96,7 @@ class DirectorCatalog:
                     self._mark(key)
                 case Deleted(kind, key) if kind is EndpointSlice:
                     self._place_slice(key, None)
-                case Deleted(_, key):
+                case Deleted(kind, key) if kind is Node:
                     self._node_objects.pop(key, None)
                     self._settle_nodes()
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import assert_never
 
 from kroute.model.addresses import Family, family_of
+from kroute.model.kinds import InitialSync
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import (
     HEADLESS_LABEL,
@@ -35,7 +36,6 @@ from kroute.planning.plan_service import plan_service
 from kroute.planning.service_addresses import cluster_ips, has_node_ports
 from kroute.settings import Settings
 
-_KINDS: frozenset[type[KubernetesObject]] = frozenset({Service, EndpointSlice, Node})
 _PROBES: dict[Family, str] = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
@@ -50,7 +50,7 @@ class Catalog:
         self._node = node
         self._interfaces = NodeInterfaces(node.own, tuple(filter(None, (node.ipv4, node.ipv6))))
         self._node_object: Node | None = None
-        self._awaited = set(_KINDS)
+        self._initial_sync = InitialSync()
         self._services: dict[ObjectKey, Service] = {}
         self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
@@ -70,8 +70,8 @@ class Catalog:
 
     @property
     def ready(self) -> bool:
-        """Whether Services, EndpointSlices and the Node have each been listed once, so that plans are whole."""
-        return not self._awaited
+        """Whether the initial sync is complete, so that plans are whole."""
+        return self._initial_sync.is_complete
 
     @property
     def node(self) -> NodeFacts:
@@ -83,7 +83,7 @@ class Catalog:
         for change in changes:
             match change:
                 case Listed(kind):
-                    self._awaited.discard(kind)
+                    self._initial_sync.listed(kind)
                 case Applied(item):
                     self._apply(item)
                 case Deleted(kind, key):

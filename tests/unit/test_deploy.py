@@ -12,10 +12,10 @@ from kroute import __version__
 from kroute.checks.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
 from kroute.cli.main import load
 from kroute.director import watch
+from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
 from kroute.watchers.kubernetes import access
-from kroute.watchers.kubernetes.resources import WATCHED, Resource
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, kustomizations, render, the
 from tests.lab.objects import Object
 
@@ -62,8 +62,8 @@ class TestRights:
         assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
 
     def test_of_a_director(self) -> None:
-        resources: tuple[Resource, ...] = watch.watched("app=web")
-        needed = {(it.group, it.resource, it.verb) for it in access.needed(resources)}
+        kinds: tuple[WatchedKind, ...] = watch.watched("app=web")
+        needed = {(it.group, it.resource, it.verb) for it in access.needed(kinds)}
         objects = render(KUSTOMIZE / "overlays/director")
         assert granted(the("ClusterRole", objects, "kroute-director")) == needed
         leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kroute.model.kinds import SERVICES, WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.reflector import Reflector
-from kroute.watchers.kubernetes.resources import SERVICES, Resource
 from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer
 
@@ -143,11 +143,11 @@ async def running(*coroutines: Any) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def reflecting(
-    server: ApiServer, tmp_path: Path, follower: Follower, timing: Timing, resource: Resource = SERVICES
+    server: ApiServer, tmp_path: Path, follower: Follower, timing: Timing, kind: WatchedKind = SERVICES
 ) -> AsyncIterator[Reflector]:
     """A reflector that runs against the stand-in."""
     settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
     async with await Api.open(settings) as api:
-        reflector = Reflector(api, resource, follower, timing)
+        reflector = Reflector(api, kind, follower, timing)
         async with running(reflector.run()):
             yield reflector

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes.errors import ApiError
-from kroute.watchers.kubernetes.resources import WATCHED, Resource
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -41,9 +41,9 @@ class _Review(msgspec.Struct):
 _decode_review = msgspec.json.Decoder(_Review).decode
 
 
-def needed(resources: Iterable[Resource] = WATCHED) -> list[Permission]:
+def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
     """All that an agent does: it lists and watches, and writes Events."""
-    permissions = [Permission(verb, *_group_and_name(resource)) for resource in resources for verb in ("list", "watch")]
+    permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]
     return [*permissions, Permission("create", "events.k8s.io", "events")]
 
 
@@ -67,8 +67,3 @@ async def _is_allowed(api: Reviewer, permission: Permission) -> bool:
         return decoded(_decode_review, answer).status.allowed
     except msgspec.DecodeError as error:
         raise ApiError(0, "", f"an access review was answered by something else: {error}") from error
-
-
-def _group_and_name(resource: Resource) -> tuple[str, str]:
-    prefix, name = resource.path.rsplit("/", 1)
-    return (prefix.split("/")[2] if prefix.startswith("/apis/") else ""), name

@@ -1,4 +1,4 @@
-"""List and watch one resource, as client-go's reflector does it.
+"""List and watch one kind of object, as client-go's reflector does it.
 
 A reflector is always in one of two states. *Listing*: it learns all objects, by a streaming list or by pages, and
 passes on the difference to what it knew. *Watching*: it follows changes from a resourceVersion. Whatever breaks a watch
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from kroute.model.kinds import WatchedKind
 from kroute.watchers.kubernetes.decoding import (
     Event,
     ListMeta,
@@ -29,7 +30,6 @@ from kroute.watchers.kubernetes.decoding import (
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, UnreachableError, UntrustedStreamError
 from kroute.watchers.kubernetes.inventory import Inventory, Listing
 from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING, LineStream, Requests
-from kroute.watchers.kubernetes.resources import Resource
 from kroute.watchers.kubernetes.statistics import ReflectorStatistics
 from kroute.watchers.kubernetes.timing import Timing
 from kroute.watchers.sink import BATCH, Sink
@@ -50,23 +50,23 @@ class _StreamingUnsupportedError(Exception):
 
 
 class Reflector:
-    """Follows one resource for ever, and passes on what changes."""
+    """Follows one kind for ever, and passes on what changes."""
 
-    def __init__(self, requests: Requests, resource: Resource, sink: Sink, timing: Timing | None = None) -> None:
+    def __init__(self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None) -> None:
         self._requests = requests
-        self._resource = resource
+        self._kind = kind
         self._sink = sink
         self._timing = timing or Timing()
         self._backoff = self._timing.backoff()
-        self._decoder = ObjectDecoder(resource.kind)
-        self._inventory = Inventory(resource.kind)
+        self._decoder = ObjectDecoder(kind.type)
+        self._inventory = Inventory(kind.type)
         self._pending: list[Change] = []
         self._must_list = True
         self._resource_version: str | None = None
-        self._selectors = resource.selectors
+        self._selectors = kind.selectors
         self._streaming_offered = True
         self._paging_honoured = False
-        self._log = log.bind(kind=resource.kind.__name__)
+        self._log = log.bind(kind=kind.name)
         self.statistics = ReflectorStatistics()
 
     @property
@@ -107,7 +107,7 @@ class Reflector:
         """Decide where to go on after a failure, and pause before it."""
         self.statistics.failures += 1
         self.statistics.denied += error.is_denied
-        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `Resource.selects` does it here then
+        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `WatchedKind.selects` does it here then
             del self._selectors["fieldSelector"]
             return
         failed = "list" if self._must_list else "watch"
@@ -161,7 +161,7 @@ class Reflector:
     async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
         """Take in one page. Its objects are parts of its bytes, which go with it before the next one is asked for."""
         self.statistics.lists += 1
-        body = await self._requests.get(self._resource.path, params)
+        body = await self._requests.get(self._kind.path, params)
         try:
             page = await read_page(body)
         except msgspec.DecodeError as error:
@@ -187,7 +187,7 @@ class Reflector:
         started = self._timing.clock()
         events = self.statistics.events
         self.statistics.watches += 1
-        stream = self._requests.stream(self._resource.path, self._watch_parameters(streaming=listing is not None))
+        stream = self._requests.stream(self._kind.path, self._watch_parameters(streaming=listing is not None))
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing):
@@ -279,7 +279,7 @@ class Reflector:
         else:
             key, version = item.key, item.metadata.resource_version
             triggered = self._decoder.trigger_time(raw) if listing is None else None
-            selected = self._resource.selects(item)
+            selected = self._kind.selects(item)
             self._pending += self._inventory.apply(item, triggered) if selected else self._inventory.delete(key)
         if listing is not None:
             listing.saw(key)

@@ -1,20 +1,22 @@
-"""Follow a cluster by its API: Services, EndpointSlices and Nodes."""
+"""Follow a cluster by its API."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.requests import Requests
-from kroute.watchers.kubernetes.resources import WATCHED
 from kroute.watchers.kubernetes.timing import Timing
 from kroute.watchers.sink import Sink
 
 
 class KubernetesWatcher:
-    """One reflector for each resource; all pass on to the same sink."""
+    """One reflector for each kind; all pass on to the same sink."""
 
-    def __init__(self, requests: Requests, sink: Sink, timing: Timing | None = None) -> None:
-        self._reflectors = {resource.kind.__name__: Reflector(requests, resource, sink, timing) for resource in WATCHED}
+    def __init__(
+        self, requests: Requests, sink: Sink, timing: Timing | None = None, kinds: Iterable[WatchedKind] = WATCHED
+    ) -> None:
+        self._reflectors = {kind.name: Reflector(requests, kind, sink, timing) for kind in kinds}
 
     @property
     def reflectors(self) -> Mapping[str, Reflector]:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from kroute.model.objects import EndpointSlice, KubernetesObject, Node, ObjectKey, Service
+from kroute.model.kinds import WATCHED, WatchedKind
+from kroute.model.objects import KubernetesObject, ObjectKey
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
-_KINDS: dict[str, type[KubernetesObject]] = {kind.__name__: kind for kind in (Service, EndpointSlice, Node)}
-_CLUSTER_SCOPED = frozenset({"Node"})
+_KINDS = {kind.name: kind for kind in WATCHED}
 
 
 class ObjectId(NamedTuple):
@@ -103,22 +103,23 @@ def _parts(document: Any, kind_of_items: str) -> Iterator[Part]:
         for item in document["items"]:
             yield from _parts(item, name.removesuffix("List"))
     elif isinstance(name, str) and name in _KINDS:
-        yield _read_object(document, name)
+        yield _read_object(document, _KINDS[name])
     elif name:
         yield Ignored(str(name))
     else:
         yield Faulty(None, "an object without a kind")
 
 
-def _read_object(document: dict[str, Any], name: str) -> Found | Faulty:
-    kind = _KINDS[name]
+def _read_object(document: dict[str, Any], kind: WatchedKind) -> Found | Faulty:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
-        return Faulty(None, f"a {name} without metadata.name")
-    namespace = "" if name in _CLUSTER_SCOPED else metadata.get("namespace") or "default"
-    object_id = ObjectId(kind, ObjectKey(str(namespace), metadata["name"]))
+        return Faulty(None, f"a {kind.name} without metadata.name")
+    namespace = (metadata.get("namespace") or "default") if kind.is_namespaced else ""
+    object_id = ObjectId(kind.type, ObjectKey(str(namespace), metadata["name"]))
     try:
-        item: KubernetesObject = msgspec.convert({**document, "metadata": {**metadata, "namespace": namespace}}, kind)
+        item: KubernetesObject = msgspec.convert(
+            {**document, "metadata": {**metadata, "namespace": namespace}}, kind.type
+        )
     except msgspec.ValidationError as error:
         return Faulty(object_id, str(error))
     return Found(object_id, item)

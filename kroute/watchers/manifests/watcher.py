@@ -11,9 +11,9 @@ from pathlib import Path
 import structlog
 
 from kroute.kernel.inotify import DirectoryChanges
+from kroute.model.kinds import WATCHED
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed
 from kroute.watchers.kubernetes.errors import ConfigurationError
-from kroute.watchers.kubernetes.resources import WATCHED
 from kroute.watchers.manifests.file import (
     Faulty,
     Found,
@@ -41,7 +41,7 @@ class ManifestWatcher:
     def __init__(self, directory: Path, sink: Sink) -> None:
         self._directory = directory
         self._sink = sink
-        self._selects = {resource.kind: resource.selects for resource in WATCHED}
+        self._selects = {kind.type: kind.selects for kind in WATCHED}
         self._files: dict[str, Objects] = {}
         self._vanished: set[str] = set()
         self._complaints: dict[str, list[str]] = {}

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import structlog.testing
 
+from kroute.model.kinds import SERVICES
 from kroute.model.objects import Applied, EndpointSlice, Service
 from kroute.watchers.kubernetes import decoding, lines, reflector
 from kroute.watchers.kubernetes.decoding import ObjectDecoder
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, LONGEST_PAUSE, AnswerTooLongError, ApiError
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.reflector import Reflector
-from kroute.watchers.kubernetes.resources import SERVICES
 from tests.apiserver import ApiServer, Features
 from tests.apiserver.encoding import Verbatim, encode, nested
 from tests.apiserver.recording import deep_service

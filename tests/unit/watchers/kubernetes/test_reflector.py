@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.model.kinds import ENDPOINT_SLICES
 from kroute.model.objects import Applied, EndpointSlice, Service
 from kroute.watchers.kubernetes import reflector as reflector_module
-from kroute.watchers.kubernetes.resources import ENDPOINT_SLICES
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, labelled, quick, reflecting, service
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kroute.model.kinds import SERVICES
 from kroute.model.objects import Service
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
-from kroute.watchers.kubernetes.resources import SERVICES
 from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflecting, running, service

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, WatchedKind
 from kroute.model.objects import EndpointSlice, Node, Service
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
-from kroute.watchers.kubernetes.resources import ENDPOINT_SLICES, NODES, SERVICES, Resource
 from tests.apiserver.recording import NAMES, Recording
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
 from tests.unit.watching import Follower, Pauses, quick, running
@@ -20,7 +20,7 @@ RECORDED = {
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 
 
-def resource_of(recording: Recording) -> Resource:
+def kind_of(recording: Recording) -> WatchedKind:
     if "endpointslices" in recording.path:
         return ENDPOINT_SLICES
     return NODES if "nodes" in recording.path else SERVICES
@@ -40,7 +40,7 @@ async def follow(name: str, *answers: Any) -> tuple[Follower, Pauses]:
     """What a follower has when the reflector has met all of these."""
     follower, pauses = Follower(), Pauses()
     requests = Scripted(*answers)
-    async with running(Reflector(requests, resource_of(Recording.load(name)), follower, quick(pauses)).run()):
+    async with running(Reflector(requests, kind_of(Recording.load(name)), follower, quick(pauses)).run()):
         await requests.done.wait()
     return follower, pauses
 

@@ -1,28 +1,28 @@
-"""What the source of Services says once: its first full list, or why there is none."""
+"""Read everything once: the initial sync alone, for commands that follow nothing."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
+from kroute.model.kinds import InitialSync
 from kroute.model.objects import Applied, Change, Listed, Node
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
-from kroute.watchers.kubernetes.resources import WATCHED
 from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.sink import Sink
 
 PATIENCE = 60.0
-"""Seconds for which the first full list may take; a large cluster's takes a few."""
+"""Seconds that the initial sync may take; that of a large cluster takes a few."""
 
 
-class FirstListError(Exception):
-    """There is no full list to be had. The message is one line."""
+class InitialSyncError(Exception):
+    """The source cannot be read completely. The message is one line."""
 
 
-async def first_list(settings: Settings) -> list[Change]:
-    """Everything that the source of these settings knows, read once.
+async def initial_sync(settings: Settings) -> list[Change]:
+    """Everything that the source of these settings knows, as changes.
 
     Raises:
-        FirstListError: it cannot be read.
+        InitialSyncError: it cannot be read.
     """
     directory = settings.manifests
     try:
@@ -30,12 +30,12 @@ async def first_list(settings: Settings) -> list[Change]:
             return await _collect(lambda sink: ManifestWatcher(directory, sink).run())
         return await _from_api(settings)
     except* (ConfigurationError, ApiError) as group:
-        raise FirstListError(str(group.exceptions[0])) from None
+        raise InitialSyncError(str(group.exceptions[0])) from None
 
 
 async def node_object(settings: Settings) -> Node | None:
-    """This node's Node object, from the manifests. Raises as `first_list` does."""
-    nodes = [it.item for it in await first_list(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
+    """This node's Node object, from the manifests. Raises as `initial_sync` does."""
+    nodes = [it.item for it in await initial_sync(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
     return next((node for node in nodes if node.key.name == settings.node_name), None)
 
 
@@ -51,13 +51,15 @@ async def _from_api(settings: Settings) -> list[Change]:
 async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> list[Change]:
     """Follow until each kind has been listed."""
     changes: list[Change] = []
-    missing = {resource.kind for resource in WATCHED}
+    sync = InitialSync()
     complete = asyncio.Event()
 
     def take(some: Sequence[Change]) -> None:
         changes.extend(some)
-        missing.difference_update(change.kind for change in some if isinstance(change, Listed))
-        if not missing:
+        for change in some:
+            if isinstance(change, Listed):
+                sync.listed(change.kind)
+        if sync.is_complete:
             complete.set()
 
     async with asyncio.TaskGroup() as group:
@@ -66,7 +68,7 @@ async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> lis
             async with asyncio.timeout(PATIENCE):
                 await complete.wait()
         except TimeoutError:
-            kinds = ", ".join(sorted(kind.__name__ for kind in missing))
+            kinds = ", ".join(sync.missing)
             raise ConfigurationError(f"no full list of {kinds} after {PATIENCE:.0f} s; see `kroute check`") from None
         finally:
             following.cancel()

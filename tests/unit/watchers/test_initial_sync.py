@@ -13,8 +13,8 @@ from kroute.model.node_facts import NO_INTERFACES
 from kroute.model.objects import Applied, Service
 from kroute.model.plan import NodePlan
 from kroute.settings import Settings
-from kroute.watchers import first_list
-from kroute.watchers.first_list import FirstListError
+from kroute.watchers import initial_sync
+from kroute.watchers.initial_sync import InitialSyncError
 from tests.apiserver import ApiServer
 from tests.unit.command_line import exit_code
 
@@ -45,8 +45,8 @@ def by_api(server: ApiServer, directory: Path) -> Settings:
 
 
 async def test_manifests_are_read_once(manifests: Settings) -> None:
-    assert services(await first_list.first_list(manifests)) == ["default/web"]
-    node = await first_list.node_object(manifests)
+    assert services(await initial_sync.initial_sync(manifests)) == ["default/web"]
+    node = await initial_sync.node_object(manifests)
     assert node is not None
     assert node.key.name == "node1"
 
@@ -55,29 +55,29 @@ async def test_the_api_is_read_once(tmp_path: Path) -> None:
     async with ApiServer() as server:
         server.apply(NODE)
         server.apply(WEB)
-        assert services(await first_list.first_list(by_api(server, tmp_path))) == ["default/web"]
+        assert services(await initial_sync.initial_sync(by_api(server, tmp_path))) == ["default/web"]
 
 
 async def test_a_server_out_of_reach_is_not_waited_for(tmp_path: Path) -> None:
     async with ApiServer() as server, server.out_of_reach():
-        with pytest.raises(FirstListError, match="does not answer"):
-            await first_list.first_list(by_api(server, tmp_path))
+        with pytest.raises(InitialSyncError, match="does not answer"):
+            await initial_sync.initial_sync(by_api(server, tmp_path))
 
 
 async def test_a_list_that_is_refused_is_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_list, "PATIENCE", 0.2)
+    monkeypatch.setattr(initial_sync, "PATIENCE", 0.2)
     async with ApiServer() as server:
         server.access.forbid("list", "nodes")
         server.access.forbid("watch", "nodes")
-        with pytest.raises(FirstListError, match=r"no full list of Node .*`kroute check`"):
-            await first_list.first_list(by_api(server, tmp_path))
+        with pytest.raises(InitialSyncError, match=r"no full list of Node .*`kroute check`"):
+            await initial_sync.initial_sync(by_api(server, tmp_path))
 
 
 async def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FirstListError, match="cannot be followed"):
-        await first_list.first_list(Settings(node_name="node1", manifests=tmp_path / "gone"))
+    with pytest.raises(InitialSyncError, match="cannot be followed"):
+        await initial_sync.initial_sync(Settings(node_name="node1", manifests=tmp_path / "gone"))
 
 
 # What is made of it
@@ -111,7 +111,7 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
             ],
         ),
         (KernelError("there is no kernel"), 1, []),
-        (FirstListError("there is no list"), 1, []),
+        (InitialSyncError("there is no list"), 1, []),
     ],
     ids=["nothing", "changes", "no kernel", "no list"],
 )

@@ -1,0 +1,118 @@
+"""The kinds of objects that kroute watches, in one list.
+
+A row of `WATCHED` is all that the watchers need to know of a kind: they follow it in the API and in manifests, the
+initial sync waits for it, and its changes are counted. `deploy/kustomize/base/rbac.yaml` allows the same list, which a
+test compares. What a kind means is decided in `planning/`.
+
+Services with the label `service-proxy-name` are not selected away, which is what kube-proxy does: no selector says
+"absent, or ours", so planning leaves out those of other proxies.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kroute.model.objects import (
+    HEADLESS_LABEL,
+    EndpointSlice,
+    KubernetesObject,
+    Node,
+    ObjectMeta,
+    Service,
+)
+
+
+@dataclass(frozen=True)
+class WatchedKind:
+    """One kind of object: the type that it is decoded into, its place in the API, and which objects are wanted.
+
+    `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the
+    selectors; `selects` says the same of an object from any other source.
+    """
+
+    type: type[KubernetesObject]
+    group: str
+    version: str
+    plural: str
+    selects: Callable[[KubernetesObject], bool]
+    is_namespaced: bool = True
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def name(self) -> str:
+        """The kind as objects name it: `Service`."""
+        return self.type.__name__
+
+    @property
+    def path(self) -> str:
+        """The API's path of all objects of this kind, in all namespaces."""
+        return f"/{f'apis/{self.group}' if self.group else 'api'}/{self.version}/{self.plural}"
+
+    @property
+    def selectors(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        parameters = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {name: value for name, value in parameters.items() if value}
+
+
+def _is_served_service(item: KubernetesObject) -> bool:
+    return isinstance(item, Service) and not _is_headless(item.metadata) and item.spec.cluster_ip != "None"
+
+
+def _is_served_slice(item: KubernetesObject) -> bool:
+    return isinstance(item, EndpointSlice) and not _is_headless(item.metadata)
+
+
+def _is_headless(metadata: ObjectMeta) -> bool:
+    return HEADLESS_LABEL in (metadata.labels or {})
+
+
+SERVICES = WatchedKind(
+    type=Service,
+    group="",
+    version="v1",
+    plural="services",
+    selects=_is_served_service,
+    label_selector=f"!{HEADLESS_LABEL}",
+    field_selector="spec.clusterIP!=None",
+)
+ENDPOINT_SLICES = WatchedKind(
+    type=EndpointSlice,
+    group="discovery.k8s.io",
+    version="v1",
+    plural="endpointslices",
+    selects=_is_served_slice,
+    label_selector=f"!{HEADLESS_LABEL}",
+)
+NODES = WatchedKind(
+    type=Node,
+    group="",
+    version="v1",
+    plural="nodes",
+    selects=lambda item: isinstance(item, Node),
+    is_namespaced=False,
+)
+
+WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
+"""Everything that an agent watches. The other Nodes' addresses are those that no Service may have."""
+
+
+class InitialSync:
+    """Knows which of these kinds have not been listed completely yet. Before all have been, no plan can be whole."""
+
+    def __init__(self, kinds: Iterable[WatchedKind] = WATCHED) -> None:
+        self._missing = {kind.type for kind in kinds}
+
+    def listed(self, kind: type[KubernetesObject]) -> None:
+        """A watcher has passed on every object of this kind."""
+        self._missing.discard(kind)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every kind has been listed."""
+        return not self._missing
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the kinds that have not been listed, sorted."""
+        return sorted(kind.__name__ for kind in self._missing)

@@ -1,0 +1,29 @@
+"""The list of watched kinds, and what else says which kinds there are."""
+
+from typing import get_args
+
+from kroute.model.kinds import WATCHED, InitialSync
+from kroute.model.objects import EndpointSlice, KubernetesObject, Node, Service
+
+
+def test_every_kind_of_object_has_one_row() -> None:
+    types = [kind.type for kind in WATCHED]
+    assert set(types) == set(get_args(KubernetesObject))
+    assert len(types) == len(set(types))
+
+
+def test_the_core_group_has_a_path_of_its_own() -> None:
+    assert [kind.path for kind in WATCHED] == [
+        "/api/v1/services",
+        "/apis/discovery.k8s.io/v1/endpointslices",
+        "/api/v1/nodes",
+    ]
+
+
+def test_the_initial_sync_is_complete_when_every_kind_has_been_listed() -> None:
+    sync = InitialSync()
+    for kind, missing in ((Node, ["EndpointSlice", "Service"]), (Service, ["EndpointSlice"]), (EndpointSlice, [])):
+        assert not sync.is_complete
+        sync.listed(kind)
+        assert sync.missing == missing
+    assert sync.is_complete
