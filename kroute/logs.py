@@ -5,9 +5,11 @@ agent to go without it, structlog has to be imported here first.
 """
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from kroute.recent_events import RecentEvents
 
@@ -33,11 +35,39 @@ RECENT = RecentEvents(200)
 """What this process has logged lately: like structlog's own configuration, there is one of it."""
 
 
+LONGEST_FIELD = 2000
+"""Characters of a field, and elements of a list in one; the rest is left out."""
+
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, which a terminal obeys, also those that turn the direction of writing; and lone surrogates."""
+
+
+def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor that makes what objects and servers say fit to be written: no field is long or moves a cursor."""
+    return {name: _bounded(value) for name, value in event.items()}
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str):
+        left_out = len(value) - LONGEST_FIELD
+        text = f"{value[:LONGEST_FIELD]}… ({left_out:,} more)" if left_out > 0 else value
+        return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
+    if isinstance(value, list | tuple):
+        return [_bounded(it) for it in value[:LONGEST_FIELD]]
+    return value
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 def configure(log_format: str, level: str) -> None:
     """Send every event of at least `level` to standard error, as `json` or for a `console`."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        bounded,
         RECENT,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

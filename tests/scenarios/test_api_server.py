@@ -122,6 +122,29 @@ async def test_trouble_at_the_start_is_got_over(world: World, api: ApiServer, ag
     assert "real_server." not in again.log.read_text(), "a restart has changed what was right"
 
 
+async def test_a_service_of_the_greatest_depth_disturbs_no_other(
+    world: World, api: ApiServer, agent: KrouteProcess
+) -> None:
+    """Whoever may write one Service can nest its `managedFields` as deep as the API server takes them."""
+    node2 = world.cluster.node("node2")
+    attacker = objects.service("attacker", "10.96.99.99")
+    victim, *slices = initial_objects(world)[3:]
+    api.store_deep(attacker, 9_990)
+    fewer = objects.endpoint_slices("web", world.web[:1])
+    for piece in fewer:
+        api.apply(piece)
+    served = [*initial_objects(world)[:3], victim, attacker]
+    await eventually(lambda: assert_right(node2, [*served, *fewer]))
+    assert await agent.kill() == -9
+    again = await started(world, api)  # the first list of a new agent contains it
+    await again.ready()
+    api.store_deep({**attacker, "metadata": {**attacker["metadata"], "annotations": {"changed": "yes"}}}, 9_990)
+    for piece in slices:
+        api.apply(piece)
+    await eventually(lambda: assert_right(node2, [*served, *slices]))
+    assert again.running
+
+
 def _complains(agent: KrouteProcess) -> None:
     assert "does not answer" in agent.log.read_text()
 

@@ -53,7 +53,11 @@ class Api:
             ConfigurationError: the file, URL, certificate or service account cannot be used.
         """
         api = cls(await load_credentials(settings))
-        await api._session()
+        try:
+            await api._session()
+        except ConfigurationError:
+            await api.close()
+            raise
         return api
 
     async def close(self) -> None:

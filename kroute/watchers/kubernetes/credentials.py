@@ -19,6 +19,23 @@ from kroute.watchers.kubernetes.errors import ConfigurationError
 REFRESH_PERIOD = 60.0
 """Seconds for which a token is used before its source is asked again; client-go keeps a token file as long."""
 
+LONGEST_TOKEN = 64 << 10
+"""Characters; servers take headers of some 8 to 64 KiB."""
+LONGEST_KUBECONFIG = 16 << 20
+"""Bytes."""
+
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What kubernetes-asyncio and PyYAML raise, besides errors of their own, for files that they do not check."""
+
 
 class Credentials(Protocol):
     """Fills a kubernetes-asyncio `Configuration` and keeps it fresh."""
@@ -37,7 +54,22 @@ class Credentials(Protocol):
 
 
 async def _headers(configuration: Any) -> dict[str, str]:
-    return {scheme["key"]: scheme["value"] for scheme in (await configuration.auth_settings()).values()}
+    """The headers that authenticate; ConfigurationError where HTTP cannot carry one.
+
+    A token file often ends with a line feed, which is no part of the token: client-go takes white space off too.
+    """
+    schemes = (await configuration.auth_settings()).values()
+    headers: dict[str, str] = {}
+    for scheme in schemes:
+        method, _, token = str(scheme["value"]).partition(" ")
+        headers[scheme["key"]] = value = f"{method} {token.strip()}"
+        if not token.strip():
+            raise ConfigurationError("the token is empty: its file has to hold one")
+        if len(value) > LONGEST_TOKEN or not value.isascii() or not value.isprintable():
+            raise ConfigurationError(
+                f"the token cannot be sent: allowed are up to {LONGEST_TOKEN:,} printable ASCII characters in one line"
+            )
+    return headers
 
 
 class MasterCredentials:
@@ -69,7 +101,7 @@ class InClusterCredentials:
         self._config_exception: type[Exception] = ConfigException
         try:
             load_incluster_config(client_configuration=self.configuration)
-        except (ConfigException, OSError) as error:
+        except (ConfigException, *_FAILURES) as error:
             raise ConfigurationError(
                 f"no API server: this is not a Pod of a cluster ({error}); "
                 "give --kubeconfig FILE, --master URL or --manifests DIR"
@@ -82,7 +114,7 @@ class InClusterCredentials:
         """The service account's token."""
         try:
             return await _headers(self.configuration)
-        except (self._config_exception, OSError) as error:
+        except (self._config_exception, *_FAILURES) as error:
             raise ConfigurationError(f"the service account's token cannot be read: {_sentence(error)}") from error
 
 
@@ -119,7 +151,8 @@ class KubeconfigCredentials:
 
     async def headers(self) -> dict[str, str]:
         """The user's token, if there is one."""
-        return await _headers(self.configuration)
+        with self._named():
+            return await _headers(self.configuration)
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Read a changed file again; ask token files and plugins again when a minute has passed."""
@@ -137,7 +170,7 @@ class KubeconfigCredentials:
 
         try:
             yield
-        except (ConfigException, OSError, AssertionError, LookupError, TypeError, ValueError) as error:
+        except (ConfigException, *_FAILURES) as error:
             raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {_sentence(error)}") from error
 
     def _adopt(self, configuration: Any) -> None:
@@ -195,10 +228,14 @@ def _check_kubeconfig(path: Path) -> None:
 
     where = f"kubeconfig {path}"
     try:
-        content = yaml.safe_load(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(LONGEST_KUBECONFIG + 1)
+        if len(text) > LONGEST_KUBECONFIG:
+            raise ConfigurationError(f"{where} has more than {LONGEST_KUBECONFIG >> 20} MiB: it is none")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *_FAILURES) as error:
         raise ConfigurationError(f"{where} is not YAML: {_sentence(error)}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{where} is not a kubeconfig: it must be a mapping with clusters and contexts")

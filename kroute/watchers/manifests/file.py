@@ -1,5 +1,7 @@
 """What one manifest file says."""
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -8,8 +10,14 @@ import msgspec
 
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import KubernetesObject, ObjectKey
+from kroute.watchers.json_text import decoded
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+LONGEST_FILE = 64 << 20
+"""Bytes of a file that is read: some 50,000 Services."""
+LONGEST_NAME = 253
+"""Characters of a name or namespace, as in the API."""
+LISTS_WITHIN_EACH_OTHER = 8
 
 _KINDS = {kind.name: kind for kind in WATCHED}
 
@@ -64,7 +72,7 @@ def read_manifest(path: Path) -> list[Part]:
         FileNotFoundError: it is gone.
     """
     try:
-        text = path.read_bytes()
+        text = _read(path)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -75,37 +83,56 @@ def read_manifest(path: Path) -> list[Part]:
     return [part for document in documents if document is not None for part in _parts(document, "")]
 
 
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file; a pipe or a device would keep who reads it waiting, or never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableError("it is no regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            text = file.read(LONGEST_FILE + 1)
+    finally:
+        os.close(descriptor)
+    if len(text) > LONGEST_FILE:
+        raise UnreadableError(f"it has more than {LONGEST_FILE >> 20} MiB; divide it into several files")
+    return text
+
+
+_decode_json = msgspec.json.Decoder().decode
+
+
 def _parse_json(text: bytes) -> list[Any]:
     try:
-        return [msgspec.json.decode(text)]
+        return [decoded(_decode_json, text)]
     except msgspec.DecodeError as error:
         raise UnreadableError(f"it is not JSON: {error}") from error
 
 
 def _parse_yaml(text: bytes) -> list[Any]:
-    import yaml  # noqa: PLC0415  # 25 ms, and as JSON the same objects do without
-
-    from kroute.watchers.manifests.yaml_loader import ManifestLoader  # noqa: PLC0415
+    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  # 25 ms, and as JSON the same objects do without
 
     try:
-        return list(yaml.load_all(text, ManifestLoader))  # a subclass of the safe loader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UnreadableError(f"it is not YAML: {' '.join(str(error).split())}") from error
+        return yaml_loader.load(text)
+    except yaml_loader.FAILURES as error:
+        raise UnreadableError(f"it is not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
-def _parts(document: Any, kind_of_items: str) -> Iterator[Part]:
+def _parts(document: Any, kind_of_items: str, depth: int = 0) -> Iterator[Part]:
     """The objects of a document; those of a ServiceList need not name their kind."""
     if not isinstance(document, dict):
         yield Faulty(None, f"expected an object with apiVersion and kind, found {type(document).__name__}")
         return
     name = document.get("kind", kind_of_items)
     if isinstance(name, str) and name.endswith("List") and isinstance(document.get("items"), list):
+        if depth == LISTS_WITHIN_EACH_OTHER:
+            yield Faulty(None, f"a List within {depth} others")
+            return
         for item in document["items"]:
-            yield from _parts(item, name.removesuffix("List"))
+            yield from _parts(item, name.removesuffix("List"), depth + 1)
     elif isinstance(name, str) and name in _KINDS:
         yield _read_object(document, _KINDS[name])
     elif name:
-        yield Ignored(str(name))
+        yield Ignored(str(name)[:LONGEST_NAME])
     else:
         yield Faulty(None, "an object without a kind")
 
@@ -115,11 +142,18 @@ def _read_object(document: dict[str, Any], kind: WatchedKind) -> Found | Faulty:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return Faulty(None, f"a {kind.name} without metadata.name")
     namespace = (metadata.get("namespace") or "default") if kind.is_namespaced else ""
-    object_id = ObjectId(kind.type, ObjectKey(str(namespace), metadata["name"]))
+    if not _is_name(namespace) or not _is_name(metadata["name"]):
+        allowed = f"text of at most {LONGEST_NAME} printable characters"
+        return Faulty(None, f"a {kind.name} whose name or namespace is not {allowed}")
+    object_id = ObjectId(kind.type, ObjectKey(namespace, metadata["name"]))
     try:
         item: KubernetesObject = msgspec.convert(
             {**document, "metadata": {**metadata, "namespace": namespace}}, kind.type
         )
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
         return Faulty(object_id, str(error))
     return Found(object_id, item)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST_NAME and (name.isprintable() or not name)

@@ -1,4 +1,8 @@
-"""YAML as Kubernetes reads it: a time stamp is a string. Imported only when there is YAML to read."""
+"""YAML as Kubernetes reads it: a time stamp is a string. Imported only when there is YAML to read.
+
+libyaml follows nesting by recursion in C, which ends the process at some 50,000 levels, and an alias stands for a value
+of any size, itself included. So a text is looked through first, event by event, and refused where it goes too far.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +13,77 @@ if TYPE_CHECKING:
 else:
     FastestSafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+MOST_LEVELS = 100
+"""Of nesting; a Service has seven, its `managedFields` some twenty."""
+MOST_ALIASED = 100_000
+"""Values that the aliases of a text may stand for, all together."""
+
+FAILURES = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What PyYAML raises for a text that it cannot make values of: `!!int x`, `!!bool x` or `!!int ""`, say."""
+
 
 class ManifestLoader(FastestSafeLoader):
     """The safe loader, by libyaml where there is one, without dates."""
+
+
+def load(text: bytes) -> list[Any]:
+    """The documents of a text. Raises one of FAILURES."""
+    _check(text)
+    return list(yaml.load_all(text, ManifestLoader))
+
+
+def _check(text: bytes) -> None:
+    """Raise YAMLError for what is nested too deep, refers to itself, or is much larger than it looks."""
+    measure = _Measure()
+    for event in yaml.parse(text, ManifestLoader):
+        match event:
+            case yaml.DocumentStartEvent():
+                measure = _Measure()
+            case yaml.CollectionStartEvent():
+                measure.begin(event)
+            case yaml.CollectionEndEvent():
+                measure.end()
+            case yaml.ScalarEvent():
+                measure.scalar(event)
+            case yaml.AliasEvent():
+                measure.alias(event)
+
+
+class _Measure:
+    """How many values there are in what a document has begun, with those that aliases stand for."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str | None, int]] = [(None, 0)]
+        self._anchors: dict[str | None, int] = {}
+        self._aliased = 0
+
+    def begin(self, event: yaml.CollectionStartEvent) -> None:
+        self._open.append((event.anchor, 1))
+        self._anchors.pop(event.anchor, None)
+        if len(self._open) > MOST_LEVELS:
+            raise yaml.YAMLError(f"more than {MOST_LEVELS} levels of nesting{event.start_mark}")
+
+    def end(self) -> None:
+        anchor, size = self._open.pop()
+        self._count(size)
+        self._anchors[anchor] = size
+
+    def scalar(self, event: yaml.ScalarEvent) -> None:
+        self._count(1)
+        self._anchors[event.anchor] = 1
+
+    def alias(self, event: yaml.AliasEvent) -> None:
+        if any(anchor == event.anchor for anchor, _ in self._open):
+            raise yaml.YAMLError(f"the alias *{event.anchor} refers to itself{event.start_mark}")
+        size = self._anchors.get(event.anchor, 1)  # of one that is unknown, the loader complains
+        self._aliased += size
+        if self._aliased > MOST_ALIASED:
+            raise yaml.YAMLError(f"aliases for more than {MOST_ALIASED:,} values{event.start_mark}")
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        anchor, before = self._open[-1]
+        self._open[-1] = (anchor, before + size)
 
 
 def _as_written(loader: ManifestLoader, node: Any) -> str:
