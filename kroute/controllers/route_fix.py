@@ -13,13 +13,20 @@ such routes are written again when the address comes back, and if another one ta
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ESRCH
-from functools import lru_cache
-from typing import NamedTuple
 
 from kroute.broadcaster import Subscription
+from kroute.comparison.source_routes import (
+    ANY_SOURCE,
+    SourceRoute,
+    agrees,
+    describe_drift,
+    desired_by,
+    ours_among,
+    stale_sources,
+)
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.net.monitor import AddressEvent, Event, Monitor, RouteEvent
-from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
+from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, Routes, SetLocalRoute
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -27,46 +34,6 @@ from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
-
-
-class SourceRoute(NamedTuple):
-    """The sources of our routes to one VIP (in a right state: one), and whether the kernel heeds them."""
-
-    sources: tuple[str, ...]
-    wins: bool = True
-
-    def __str__(self) -> str:
-        return " and ".join(self.sources) + ("" if self.wins else ", behind the kernel's own")
-
-
-@lru_cache(64)
-def _route_from(source: str) -> SourceRoute:
-    """What almost all VIPs want is one object for each address of the node's."""
-    return SourceRoute((source,))
-
-
-ANY_SOURCE = SourceRoute(())
-"""What is wanted where the node's own address is not known: whatever there is stays."""
-
-
-def _agree(applied: SourceRoute, wanted: SourceRoute) -> bool:
-    return wanted in {ANY_SOURCE, applied}
-
-
-def ours_among(address: str, routes: Sequence[LocalRoute]) -> SourceRoute | None:
-    """Our routes to `address` among all of them, in the kernel's order; None if there is none of ours.
-
-    The kernel's own route names the address itself as the source, or none at all.
-    """
-    sources = tuple(route.source for route in routes if route.source is not None and route.source != address)
-    return SourceRoute(sources, routes[0].source == sources[0]) if sources else None
-
-
-def _stale_behind(address: str, applied: SourceRoute | None, wanted: SourceRoute) -> list[str]:
-    """Sources of further routes that somebody has made; of IPv6 there is one at most, which a new one replaces."""
-    if applied is None or len(applied.sources) < 2 or ":" in address:
-        return []
-    return [source for source in applied.sources if source not in wanted.sources]
 
 
 class RouteFix(StagedController[str, SourceRoute]):
@@ -88,7 +55,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         monitor: Monitor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, subscription, gate, DesiredState(_agree), monitor, clock)
+        super().__init__(settings, subscription, gate, DesiredState(agrees), monitor, clock)
         self._interface = interface
         self._routes = routes
         self._revision = 0
@@ -98,7 +65,7 @@ class RouteFix(StagedController[str, SourceRoute]):
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
         """One route for each VIP, with the node's own address as the source."""
-        return {vip.address: _route_from(vip.source) if vip.source else ANY_SOURCE for vip in plan.vips}
+        return {vip.address: desired_by(vip) for vip in plan.vips}
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Want the routes; where the node's own address is not known there is nothing to write."""
@@ -167,10 +134,7 @@ class RouteFix(StagedController[str, SourceRoute]):
             await self.meanwhile()
         for address in unwritten:
             resync.found(address, ANY_SOURCE)
-        return [
-            f"route to {drift.key} had source {drift.applied}" if drift.applied else f"route to {drift.key} was missing"
-            for drift in await resync.complete()
-        ]
+        return [describe_drift(drift.key, drift.applied) for drift in await resync.complete()]
 
     async def write(self) -> None:
         """Write the routes, if the interface is there. One that was made or put right may have lost them."""
@@ -196,7 +160,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         for address, applied, wanted in deltas:
             if wanted is not None:
                 changes += [SetLocalRoute(address, source) for source in wanted.sources]
-                changes += [DeleteLocalRoute(address, source) for source in _stale_behind(address, applied, wanted)]
+                changes += [DeleteLocalRoute(address, source) for source in stale_sources(address, applied, wanted)]
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
         failures = await self._routes.write(self._interface.name, changes)

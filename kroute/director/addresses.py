@@ -13,6 +13,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
+from kroute.comparison.vips import agrees, describe_drift
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, BindAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.announcements import Announcer
@@ -30,10 +31,6 @@ ANNOUNCE_AFTER = (0.0, 0.5, 2.0)
 RENEWALS_A_LIFETIME = 4
 
 
-def _agree(_applied: Vip, _wanted: Vip) -> bool:
-    return True
-
-
 class DirectorAddresses:
     """The VIPs on `interface`; `lifetime` is in seconds."""
 
@@ -47,7 +44,7 @@ class DirectorAddresses:
         interface: str,
         lifetime: int,
     ) -> None:
-        self.desired: DesiredState[str, Vip] = DesiredState(_agree)
+        self.desired: DesiredState[str, Vip] = DesiredState(agrees)
         self.interface = interface
         self._status = status
         self._addresses = addresses
@@ -67,7 +64,7 @@ class DirectorAddresses:
         resync = self.desired.resync()
         for address in ours:
             resync.found(address, self.desired.desired(address) or Vip(address, None))
-        return [f"address {drift.key} was missing" for drift in await resync.complete() if drift.applied is None]
+        return [describe_drift(drift.key, drift.applied) for drift in await resync.complete() if drift.applied is None]
 
     def lost(self, address: str) -> bool:
         """Somebody has taken the address away; whether it was ours."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kroute.broadcaster import Subscription
-from kroute.controllers.service_proxy.ipvs_edits import planned_key
+from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.service_proxy.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.service_proxy.timeouts import Timeouts

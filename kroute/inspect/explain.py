@@ -1,10 +1,11 @@
 """Why a packet goes where it goes: what was planned for its address and port, and what the kernel has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_network
 
 import msgspec
 
+from kroute.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import Sets
@@ -15,7 +16,7 @@ from kroute.kernel.ipvs.client import VirtualServerState
 from kroute.kernel.net.route_lookup import RouteLookup, Way
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import AddressSet, SetEntry, VirtualServer, VirtualServerKey
+from kroute.model.plan import AddressSet, SetEntry, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 
@@ -70,10 +71,20 @@ class NodeState(msgspec.Struct):
     route: Way | None
 
     @property
+    def is_local(self) -> bool:
+        """Whether packets to the address are for this node."""
+        return self.route is not None and self.route.is_local
+
+    @property
+    def source(self) -> str | None:
+        """The address from which this node's own processes call it."""
+        return self.route.source if self.route is not None else None
+
+    @property
     def world(self) -> World:
         """What the judgement depends on."""
         weights = {key: state.weight for key, state in self.server.real_servers.items()} if self.server else None
-        return World(self.route is not None and self.route.is_local, self.sets, weights)
+        return World(self.is_local, self.sets, weights)
 
 
 async def explain(
@@ -93,8 +104,7 @@ async def explain(
         clients = await _clients(client, family, settings, node, state, lookup)
         differences = await firewall.rule_differences(family, node)
     if dossier is not None:
-        entries = _differing_entries(key, dossier, state, firewall)
-        differences = [*_differences(key, dossier, state), *entries, *differences]
+        differences = [*_differences(key, dossier, state, firewall), *differences]
     real_servers = state.server.real_servers if state.server else {}
     return Explanation(
         key=key,
@@ -134,8 +144,7 @@ async def _clients(
         if way is not None and way.is_local:
             return [Client("this node", address, "")]
         return [Client(address, address, way.interface if way is not None else SOME_INTERFACE)]
-    source = state.route.source if state.route is not None else None
-    clients = [Client("this node", source or node.address_for(ELSEWHERE[family]) or ELSEWHERE[family], "")]
+    clients = [Client("this node", state.source or node.address_for(ELSEWHERE[family]) or ELSEWHERE[family], "")]
     pods = sorted(str(network[0]) for network in state.sets.get(AddressSet.POD_NETWORK, ()))
     if pods:
         network = ip_network(pods[0])
@@ -152,62 +161,22 @@ def _frontend(key: VirtualServerKey, dossier: Dossier | None) -> FrontendView | 
     return next((it for it in dossier.view.frontends if it.key == key), None)
 
 
-def _differences(key: VirtualServerKey, dossier: Dossier, state: NodeState) -> list[str]:
-    """What of this address and port is not in the kernel as it was planned, or is there besides."""
-    planned = next((it for it in dossier.virtual_servers if it.key == key), None)
+def _differences(key: VirtualServerKey, dossier: Dossier, state: NodeState, firewall: Firewall) -> list[str]:
+    """What of this address and port is not in the kernel as it was planned, or is there besides.
+
+    Of set entries those of the address and port count; those of others on the same VIP are not its matter.
+    """
+    desired = next((it for it in dossier.virtual_servers if it.key == key), None)
     vip = next((it for it in dossier.vips if it.address == key.address), None)
-    found = []
-    if vip is not None and key.address not in state.bound:
-        found.append(f"address {key.address} is not bound")
-    if vip is not None and (state.route is None or not state.route.is_local):
-        found.append(f"no local route leads to {key.address}")
-    elif vip is not None and state.route is not None and vip.source not in {None, state.route.source}:
-        found.append(f"the route to {key.address} has the source {state.route.source}, not {vip.source}")
-    return [*found, *_differing_servers(key, planned, state.server)]
-
-
-def _differing_servers(
-    key: VirtualServerKey, planned: VirtualServer | None, server: VirtualServerState | None
-) -> list[str]:
-    wanted = {(it.address, it.port): it.weight for it in planned.real_servers} if planned else {}
-    present = {it: state.weight for it, state in server.real_servers.items()} if server else {}
-    if server is None:
-        return [f"virtual server {key} is missing"] if wanted else []
-    found = [f"real server {address}:{port} is missing" for address, port in sorted(wanted.keys() - present.keys())]
-    found += [
-        f"real server {address}:{port} has weight {present[address, port]}, not {weight}"
-        for (address, port), weight in sorted(wanted.items())
-        if present.get((address, port), weight) != weight
-    ]
-    return found + [
-        f"real server {address}:{port} takes new connections and was not planned"
-        for address, port in sorted(present.keys() - wanted.keys())
-        if present[address, port]
-    ]
-
-
-def _differing_entries(key: VirtualServerKey, dossier: Dossier, state: NodeState, firewall: Firewall) -> list[str]:
-    """The entries of this address and port; those of others on the same VIP are not its matter."""
-    planned = {SetEntry(AddressSet(it.set), it.element) for it in dossier.entries if _is_about(key, it.element)}
-    present = {
-        SetEntry(which, element)
-        for which, elements in state.sets.items()
-        for element in elements
-        if _is_about(key, element)
-    }
-
-    def said(entry: SetEntry) -> tuple[str, str]:
-        return firewall.set_name(entry.family, entry.set), _text(entry.element)
-
+    entries = {SetEntry(AddressSet(it.set), it.element) for it in dossier.entries if _is_about(key, it.element)}
+    present = {SetEntry(name, it) for name, elements in state.sets.items() for it in elements if _is_about(key, it)}
     return [
-        *(f"set {name} lacks {text}" for name, text in sorted(map(said, planned - present))),
-        *(f"set {name} has {text}, not planned" for name, text in sorted(map(said, present - planned))),
+        *vips.differences(vip, is_bound=key.address in state.bound),
+        *source_routes.differences(vip, state.source, is_local=state.is_local),
+        *virtual_servers.differences(key, desired, state.server),
+        *set_entries.differences(entries, present, lambda entry: firewall.set_name(entry.family, entry.set)),
     ]
 
 
 def _is_about(key: VirtualServerKey, element: Sequence[str | int]) -> bool:
     return tuple(element[:3]) == (key.address, int(key.protocol), key.port) or tuple(element) == (key.address,)
-
-
-def _text(element: Iterable[str | int]) -> str:
-    return ",".join(map(str, element))

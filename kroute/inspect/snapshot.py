@@ -4,11 +4,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from kroute.comparison.virtual_servers import (
+    Condition,
+    condition_of,
+    missing_real_servers,
+    options_of,
+    real_server_condition,
+)
 from kroute.kernel.ipvs.client import (
     RealServerState,
     Traffic,
     VirtualServerKey,
-    VirtualServerOptions,
     VirtualServerState,
 )
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
@@ -26,7 +32,7 @@ class RealServerRow(msgspec.Struct):
     weight: int
     active: int
     inactive: int
-    state: str
+    state: Condition
 
 
 class VirtualServerRow(msgspec.Struct):
@@ -46,7 +52,7 @@ class VirtualServerRow(msgspec.Struct):
     flags: tuple[str, ...]
     persistence_timeout: int | None
     persistence_prefix: int | None
-    state: str
+    state: Condition
     real_servers: list[RealServerRow]
     traffic: Traffic | None = None
 
@@ -94,26 +100,26 @@ class ServiceRow(msgspec.Struct):
     serving: int
     active: int
     inactive: int
-    state: str
+    state: Condition
     problems: list[str]
 
 
-_WORST_FIRST = ("missing", "refusing", "serving")
+_WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
 
 
 def services(snapshot: Snapshot) -> list[ServiceRow]:
     """The Services of an agent's snapshot, those with problems alone among them, by name."""
     rows: dict[str, ServiceRow] = {}
     for server in snapshot.virtual_servers:
-        row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, "serving", []))
-        states = {row.state, server.state, *("missing" for it in server.real_servers if it.state == "missing")}
+        row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, Condition.SERVING, []))
+        states = {row.state, server.state, *(it.state for it in server.real_servers if it.state == Condition.MISSING)}
         row.virtual_servers += 1
-        row.serving += sum(it.state == "serving" for it in server.real_servers)
+        row.serving += sum(it.state == Condition.SERVING for it in server.real_servers)
         row.active += server.active
         row.inactive += server.inactive
         row.state = next(state for state in _WORST_FIRST if state in states)
     for problem in snapshot.problems:
-        row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, "serving", []))
+        row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, Condition.SERVING, []))
         row.problems.append(f"{problem.reason}: {problem.message}")
     return [row for name, row in sorted(rows.items()) if name]
 
@@ -138,23 +144,14 @@ def of_kernel(table: KernelTable) -> Snapshot:
 
 
 def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState | None) -> VirtualServerRow:
-    row = _row(service, planned.key, state or VirtualServerState(_options(planned), {}))
-    if not planned.real_servers:
-        row.state = "refusing"
-    elif state is None:
-        row.state = "missing"
-    known = {(each.address, each.port) for each in row.real_servers}
+    shown = state or VirtualServerState(options_of(planned), {})
+    row = _row(service, planned.key, shown)
+    row.state = condition_of(planned, state)
     row.real_servers += [
-        RealServerRow(each.address, each.port, each.weight, 0, 0, "missing")
-        for each in planned.real_servers
-        if (each.address, each.port) not in known
+        RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING)
+        for each in missing_real_servers(planned.real_servers, shown.real_servers)
     ]
     return row
-
-
-def _options(planned: VirtualServer) -> VirtualServerOptions:
-    timeout, prefix = planned.persistence or (0, 0)
-    return VirtualServerOptions(planned.scheduler, planned.flags, timeout, prefix)
 
 
 def _row(service: str, key: VirtualServerKey, state: VirtualServerState) -> VirtualServerRow:
@@ -170,11 +167,10 @@ def _row(service: str, key: VirtualServerKey, state: VirtualServerState) -> Virt
         flags=flag_words(options.scheduler, options.flags),
         persistence_timeout=options.persistence_timeout if persistent else None,
         persistence_prefix=options.persistence_prefix if persistent else None,
-        state="serving",
+        state=Condition.SERVING,
         real_servers=[_real_server_row(*each) for each in sorted(state.real_servers.items())],
     )
 
 
 def _real_server_row(key: tuple[str, int], state: RealServerState) -> RealServerRow:
-    condition = "serving" if state.weight else "draining"
-    return RealServerRow(key[0], key[1], state.weight, state.active, state.inactive, condition)
+    return RealServerRow(*key, state.weight, state.active, state.inactive, real_server_condition(state))

@@ -15,7 +15,7 @@ from kroute.checks.known_proxies import (
     EXTERNAL_IP_TABLE,
     OtherProxy,
 )
-from kroute.controllers.service_proxy.ipvs_edits import planned_key
+from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey

@@ -38,7 +38,7 @@ class Workers(Protocol):
         """Each controller's counters."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The answer to a probe. The first three fields are kube-proxy's; `causes` says why it is not healthy."""
 
     last_updated: str
@@ -67,14 +67,14 @@ class Health:
         self._ineligible = ineligible
         self._now = now
 
-    def answer(self, probe: Probe) -> Verdict:
-        """The answer, which is counted."""
-        verdict = self.verdict(probe)
-        self.answers[probe, int(verdict.status)] += 1
-        return verdict
+    def answer(self, probe: Probe) -> ProbeAnswer:
+        """The answer to a probe, which is counted."""
+        answer = self.look(probe)
+        self.answers[probe, int(answer.status)] += 1
+        return answer
 
-    def verdict(self, probe: Probe) -> Verdict:
-        """The answer to a probe.
+    def look(self, probe: Probe) -> ProbeAnswer:
+        """The answer to a probe, which is not counted.
 
         While it starts kroute is healthy, as kube-proxy is: what an earlier run left still serves. It is ready once it
         serves the first full list.
@@ -86,7 +86,7 @@ class Health:
         if probe is Probe.READYZ and not self._workers.is_live:
             causes.append("the first full list of Services is not served yet")
         now = self._now()
-        return Verdict(
+        return ProbeAnswer(
             last_updated=_rfc3339(self.last_updated() if causes else now),
             current_time=_rfc3339(now),
             node_eligible=reason is None if probe is Probe.HEALTHZ else None,

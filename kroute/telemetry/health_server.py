@@ -19,8 +19,8 @@ def probe_response(health: Health, path: str) -> web.Response | None:
         probe = Probe(path)
     except ValueError:
         return None
-    verdict = health.answer(probe)
-    return web.Response(status=verdict.status, body=msgspec.json.encode(verdict), headers=_HEADERS)
+    answer = health.answer(probe)
+    return web.Response(status=answer.status, body=msgspec.json.encode(answer), headers=_HEADERS)
 
 
 class HealthServer:

@@ -18,7 +18,7 @@ from kroute.settings import BindAddress, Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
-from kroute.telemetry.kernel_reading import KernelReadings, KernelSummary
+from kroute.telemetry.kernel_reader import KernelReader, KernelSummary
 from kroute.telemetry.metrics import families as metrics
 from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
@@ -63,7 +63,7 @@ class Observation:
         self._recorder = recorder
         self._report = recorder.report_on_node
         self._health = Health(controllers, changes.ineligible)
-        self._kernel = KernelReadings(lambda: list(broadcaster.services.values()), settings.metrics_services)
+        self._kernel = KernelReader(lambda: list(broadcaster.services.values()), settings.metrics_services)
         self._status = StatusPage(
             settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
         )

@@ -15,8 +15,8 @@ from kroute.model.plan import Plan, ServicePlan
 from kroute.recent_events import RecentEvent, RecentEvents
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry.health import Health, Probe, Verdict
-from kroute.telemetry.kernel_reading import KernelReadings
+from kroute.telemetry.health import Health, Probe, ProbeAnswer
+from kroute.telemetry.kernel_reader import KernelReader
 
 if TYPE_CHECKING:
     from kroute.kernel.ipvs.client import VirtualServerKey, VirtualServerState
@@ -56,7 +56,7 @@ class Status(msgspec.Struct):
 
     version: str
     node: str
-    health: Verdict
+    health: ProbeAnswer
     overview: dict[str, int | str]
     problems: list[ProblemRow]
     problems_total: int
@@ -75,7 +75,7 @@ class StatusPage:
         broadcaster: Broadcaster,
         controllers: Callable[[], Mapping[str, ControllerStatistics]],
         health: Health,
-        kernel: KernelReadings,
+        kernel: KernelReader,
         recent: RecentEvents,
     ) -> None:
         self._node_name = node_name
@@ -103,9 +103,9 @@ class StatusPage:
         return Status(
             version=__version__,
             node=self._node_name,
-            health=self._health.verdict(Probe.HEALTHZ),
+            health=self._health.look(Probe.HEALTHZ),
             overview={
-                "ready": "yes" if self._health.verdict(Probe.READYZ).healthy else "no",
+                "ready": "yes" if self._health.look(Probe.READYZ).healthy else "no",
                 "virtual servers": sum(len(plan.virtual_servers) for plan in plans.values()),
                 "kernel readable": readable,
             },

@@ -39,7 +39,7 @@ def state(**first: int) -> VirtualServerState:
 @pytest.fixture
 async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Observed]:
     monkeypatch.setattr(status_module, "SHORTEST_REFRESH", 0.2)
-    monkeypatch.setattr("kroute.telemetry.kernel_reading.SHORTEST", 0.2)
+    monkeypatch.setattr("kroute.telemetry.kernel_reader.SHORTEST", 0.2)
     observed = Observed()
     observed.broadcaster.publish([NodePlan(facts()), plan("web", 1)])
     observed.kernel.table[key(1)] = state(active=3, inactive=4)

@@ -14,7 +14,7 @@ from kroute.settings import BindAddress
 from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
-from kroute.telemetry.kernel_reading import KernelReadings
+from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
@@ -102,7 +102,7 @@ class Observed:
             self.settings, self.broadcaster, self.workers, self.recorder, self.changes, self.statistics
         )
         self.use_readings(
-            KernelReadings(
+            KernelReader(
                 lambda: list(self.broadcaster.services.values()), self.settings.metrics_services, lambda: self.kernel
             )
         )
@@ -117,7 +117,7 @@ class Observed:
             self.changes.statistics(),
         )
 
-    def use_readings(self, readings: KernelReadings) -> None:
+    def use_readings(self, readings: KernelReader) -> None:
         """Read from this kernel in place of the real one."""
         self.observation._kernel = readings
         self.observation._status._kernel = readings

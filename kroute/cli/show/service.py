@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.cli.show.table import console, new_table, print_table
+from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
@@ -21,7 +22,7 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.route_lookup import RouteLookup
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, ServicePlan, SetEntry
+from kroute.model.plan import AddressSet, ServicePlan, SetEntry, Vip
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import DEFAULTS
 
@@ -115,7 +116,7 @@ async def _entries(known: Dossier, firewall: Firewall) -> list[EntryView]:
     views = [
         EntryView(
             firewall.set_name(it.family, it.set),
-            ",".join(map(str, it.element)),
+            set_entries.text(it),
             it.element in there[it.family].get(it.set, ()),
         )
         for it in wanted
@@ -136,7 +137,8 @@ def print_report(report: ServiceReport) -> None:
         _print_frontend(frontend)
     for vip in report.vips:
         state = "bound" if vip.is_bound else "NOT bound"
-        source = "" if vip.source == vip.planned_source else f", should be {vip.planned_source}"
+        is_right = source_routes.is_right_source(Vip(vip.address, vip.planned_source), vip.source)
+        source = "" if is_right else f", should be {vip.planned_source}"
         click.echo(f"address {vip.address}: {state}, calls from this node have the source {vip.source}{source}")
     missing = [entry for entry in report.set_entries if not entry.is_there]
     click.echo(f"set entries: {len(report.set_entries) - len(missing)} of {len(report.set_entries)} are there")

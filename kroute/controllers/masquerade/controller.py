@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from kroute.broadcaster import Subscription
+from kroute.comparison.set_entries import describe_drift
 from kroute.firewall.protocol import Firewall
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -71,7 +72,7 @@ class Masquerade(StagedController[SetEntry, Present]):
             await self.meanwhile()
         self._rules_due = True
         return drift + [
-            f"entry {_text(one.key)} of set {self._set_name(one.key)} was {'not wanted' if one.applied else 'missing'}"
+            describe_drift(one.key, self._set_name(one.key), is_there=one.applied is not None)
             for one in await resync.complete()
         ]
 
@@ -133,7 +134,3 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     def _set_name(self, entry: SetEntry) -> str:
         return self._firewall.set_name(entry.family, entry.set)
-
-
-def _text(entry: SetEntry) -> str:
-    return ",".join(map(str, entry.element))

@@ -1,9 +1,9 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
-What comes first in one pass is what must be true first. Addresses that nobody wants go away, then their virtual
-servers; new virtual servers are made with their real servers when masquerade has said that the plan's set entries are
-there; and an address is bound only when the plan's virtual servers are there and route_fix has said that its routes
-are. All of them are waited for only so long.
+What must be true first comes first in a pass. Addresses that nobody wants go away, then their virtual servers; new
+virtual servers are made with their real servers once masquerade has said that the plan's set entries are there; and an
+address is bound only when the plan's virtual servers are there and route_fix has said that its routes are. All of this
+is waited for only so long.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
+from kroute.comparison.vips import describe_drift
+from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.service_proxy.bind_gate import BindGate
-from kroute.controllers.service_proxy.ipvs_edits import planned_key
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
 from kroute.controllers.service_proxy.udp_flows import UdpFlows
-from kroute.controllers.service_proxy.vip_addresses import VipAddresses, describe
+from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipvs.client import DeleteVirtualServer, Ipvs
@@ -136,7 +137,7 @@ class ServiceProxy(Controller):
             self._vips.desired.note_applied(address, None)
         if lost:
             lost = [address for address in lost if self._vips.desired.desired(address) is not None]
-            self.status.repaired(f"address {address} was missing" for address in lost)
+            self.status.repaired(describe_drift(address, None) for address in lost)
             self._lose(lost)
 
     async def prepare(self) -> None:
@@ -147,10 +148,9 @@ class ServiceProxy(Controller):
         """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
         wrong = await self._ensure_surroundings()
         drift = await self._vips.learn(self._exclusion)
-        wrong += [describe(one) for one in drift]
+        wrong += [describe_drift(one.key, one.applied) for one in drift]
         self._lose(one.key for one in drift if one.applied is None)
-        wrong += await self._servers.learn(self._exclusion, self.meanwhile)
-        return wrong
+        return wrong + await self._servers.learn(self._exclusion, self.meanwhile)
 
     async def write(self) -> None:
         """Write the difference in the order in which things must be true."""

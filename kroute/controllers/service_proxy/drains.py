@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Container, Mapping
 
-from kroute.controllers.service_proxy.ipvs_edits import planned_key
+from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipvs.client import RealServerKey, RealServerState
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey

@@ -1,4 +1,4 @@
-"""From what a virtual server is to what it should be: pure functions between plans and the kernel's objects."""
+"""The changes that lead from what a virtual server is to what it should be: pure functions."""
 
 from collections.abc import Collection, Iterable, Mapping
 from errno import EEXIST, ENOENT, ESRCH
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     AddRealServer,
@@ -16,15 +17,8 @@ from kroute.kernel.ipvs.client import (
     RealServerKey,
     SetRealServer,
     SetVirtualServer,
-    VirtualServerOptions,
-    VirtualServerState,
 )
-from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
-from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-from kroute.reconcile.desired_state import Delta
-
-SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
-"""The others ignore flags, and the kernel does not show them for the others."""
+from kroute.model.plan import Protocol, RealServer, VirtualServer
 
 
 class Edit(NamedTuple):
@@ -44,56 +38,6 @@ class Edit(NamedTuple):
         return any(isinstance(change, DeleteVirtualServer | DeleteRealServer) for change in self.changes)
 
 
-def planned_key(key: KernelKey) -> VirtualServerKey:
-    """The key of a virtual server as plans name it; the two are equal."""
-    protocol, address, port = key
-    return VirtualServerKey(Protocol(protocol), address, port)
-
-
-def options_of(server: VirtualServer) -> VirtualServerOptions:
-    """A virtual server's options in the kernel's terms."""
-    timeout, prefix = server.persistence or (0, 0)
-    flags = server.flags if server.scheduler in SCHEDULERS_WITH_FLAGS else 0
-    return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
-
-
-def from_kernel(key: VirtualServerKey, state: VirtualServerState, draining: Collection[RealServerKey]) -> VirtualServer:
-    """What the kernel has, as a plan would say it, without the real servers that drain, and in the order of plans."""
-    options = state.options
-    return VirtualServer(
-        key,
-        scheduler=options.scheduler,
-        flags=options.flags,
-        persistence=Persistence(options.persistence_timeout, options.persistence_prefix)
-        if options.persistence_timeout
-        else None,
-        real_servers=tuple(
-            sorted(
-                RealServer(*real_server, real.weight)
-                for real_server, real in state.real_servers.items()
-                if real_server not in draining
-            )
-        ),
-    )
-
-
-def idle_real_servers(state: VirtualServerState, wanted: VirtualServer | None) -> set[RealServerKey]:
-    """The real servers with weight 0 that no plan names: they drain, also if an earlier run began it."""
-    idle = {real_server for real_server, real in state.real_servers.items() if not real.weight}
-    return idle.difference((address, port) for address, port, _ in wanted.real_servers) if wanted else idle
-
-
-def is_unchanged(known: VirtualServer, state: VirtualServerState) -> bool:
-    """Whether the kernel has what is known, and no other real server besides. Quicker than by `from_kernel`."""
-    if len(state.real_servers) != len(known.real_servers):
-        return False
-    for address, port, weight in known.real_servers:
-        real = state.real_servers.get((address, port))
-        if real is None or real.weight != weight:
-            return False
-    return options_of(known) == state.options
-
-
 def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
     """The same virtual server with another scheduler."""
     return msgspec.structs.replace(server, scheduler=scheduler)
@@ -102,25 +46,6 @@ def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
 def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...]) -> VirtualServer:
     """The same virtual server with other real servers."""
     return msgspec.structs.replace(server, real_servers=real_servers)
-
-
-def serve_alike(one: VirtualServer, other: VirtualServer) -> bool:
-    """Whether both serve in the same way; the order of the real servers does not matter."""
-    return one == other or (
-        options_of(one) == options_of(other)
-        and len(one.real_servers) == len(other.real_servers)
-        and set(one.real_servers) == set(other.real_servers)
-    )
-
-
-def is_nothing(wanted: VirtualServer) -> bool:
-    """Whether the virtual server should not be in the kernel, though a plan names it: there is nothing behind it."""
-    return not wanted.real_servers
-
-
-def is_served_out(server: VirtualServer, draining: Collection[RealServerKey]) -> bool:
-    """Whether there is nothing left in a virtual server for which it must stay. Only TCP's real servers drain."""
-    return not server.real_servers and not (draining and server.key.protocol == Protocol.TCP)
 
 
 def only_takes_away(applied: VirtualServer | None, wanted: VirtualServer) -> bool:
@@ -178,14 +103,6 @@ def is_absent(failure: Failure[IpvsChange]) -> bool:
 def is_taken(failure: Failure[IpvsChange]) -> bool:
     """Whether a virtual server was refused because there is one."""
     return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
-
-
-def describe(drift: Delta[VirtualServerKey, VirtualServer]) -> str:
-    """What a resync has found, in words."""
-    if drift.applied is None:
-        return f"virtual server {drift.key} was missing"
-    is_wanted = drift.desired is not None and not is_nothing(drift.desired)
-    return f"virtual server {drift.key} was changed" if is_wanted else f"virtual server {drift.key} is not wanted"
 
 
 _EVENTS: dict[type[IpvsChange], str] = {

@@ -9,6 +9,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
+from kroute.comparison.vips import agrees
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
@@ -22,21 +23,11 @@ from kroute.reconcile.pass_status import PassStatus, names_of
 log = structlog.get_logger(__name__)
 
 
-def _agree(_applied: Vip, _wanted: Vip) -> bool:
-    """An address is bound or not; its source is the route's matter."""
-    return True
-
-
-def describe(drift: Delta[str, Vip]) -> str:
-    """What a resync has found, in words."""
-    return f"address {drift.key} is not wanted" if drift.applied else f"address {drift.key} was missing"
-
-
 class VipAddresses:
     """The addresses on the dummy interface."""
 
     def __init__(self, status: PassStatus, addresses: Addresses, interface: DummyInterface) -> None:
-        self.desired: DesiredState[str, Vip] = DesiredState(_agree)
+        self.desired: DesiredState[str, Vip] = DesiredState(agrees)
         self._status = status
         self._addresses = addresses
         self._interface = interface

@@ -12,25 +12,26 @@ from errno import ENOENT
 
 import structlog
 
+from kroute.comparison.virtual_servers import (
+    agrees,
+    describe_drift,
+    in_terms_of_plans,
+    is_just,
+    is_nothing,
+    options_of,
+    planned_key,
+    stale_real_servers,
+)
 from kroute.controllers.service_proxy.drains import Drains
 from kroute.controllers.service_proxy.foreign_servers import ForeignServers
 from kroute.controllers.service_proxy.ipvs_edits import (
     Edit,
-    describe,
     edit,
     event_of,
     fields_of,
-    from_kernel,
-    idle_real_servers,
     is_absent,
-    is_nothing,
-    is_served_out,
     is_taken,
-    is_unchanged,
     only_takes_away,
-    options_of,
-    planned_key,
-    serve_alike,
     with_real_servers,
 )
 from kroute.controllers.service_proxy.schedulers import Schedulers
@@ -108,21 +109,21 @@ class VirtualServers:
                     known = self._if_unchanged(found, state)
                     if known is None:
                         key = planned_key(found)
-                        if idle := idle_real_servers(state, self.desired.desired(key)):
+                        if stale := stale_real_servers(state, self.desired.desired(key)):
                             draining.add(key)
-                        self._drains.found(key, idle, now)
-                        known = from_kernel(key, state, idle)
+                        self._drains.found(key, stale, now)
+                        known = in_terms_of_plans(key, state, stale)
                     resync.found(known.key, known)
             await meanwhile()
         self._foreign.keys -= no_longer_foreign
         self._drains.keep_only(draining | resync.overtaken)
         self._ask_again = True
-        return [describe(drift) for drift in await resync.complete()]
+        return [describe_drift(*drift) for drift in await resync.complete()]
 
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
         """The very object that is remembered, or else wanted, if the kernel has just that, and nothing drains there."""
         known = self.desired.applied.get(key) or self.desired.desired(key)
-        if known is None or self._drains.of(key) or not is_unchanged(known, state):
+        if known is None or self._drains.of(key) or not is_just(state, known):
             return None
         return known
 
@@ -279,9 +280,7 @@ class VirtualServers:
         self._status.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
 
     def _is_as_desired(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
-        if not wanted.real_servers:
-            return not applied.real_servers and not is_served_out(applied, self._drains.of(applied.key))
-        return serve_alike(applied, self._schedulers.effective(wanted))
+        return agrees(applied, self._schedulers.effective(wanted), self._drains.of(applied.key))
 
     def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
         for owner in self.desired.owners(key):

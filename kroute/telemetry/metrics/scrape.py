@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kroute.histogram import Histogram
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.health import Health
-from kroute.telemetry.kernel_reading import KernelSummary
+from kroute.telemetry.kernel_reader import KernelSummary
 from kroute.telemetry.metrics.plan_survey import PlanSurvey
 from kroute.telemetry.metrics.process import ProcessFigures
 from kroute.telemetry.statistics import Statistics

@@ -4,8 +4,9 @@ import platform
 from collections.abc import Callable, Mapping
 
 from kroute import __version__
+from kroute.comparison.virtual_servers import Condition
 from kroute.telemetry.health import Probe
-from kroute.telemetry.kernel_reading import KernelSummary, ServiceTraffic
+from kroute.telemetry.kernel_reader import KernelSummary, ServiceTraffic
 from kroute.telemetry.metrics.exposition import Metric, Samples
 from kroute.telemetry.metrics.kube_proxy import Row
 from kroute.telemetry.metrics.scrape import Scrape
@@ -13,7 +14,9 @@ from kroute.telemetry.metrics.scrape import Scrape
 _SERVICE = ("namespace", "service")
 
 
-def _of_kernel(field: Callable[[KernelSummary], Mapping[str, int]]) -> Callable[[Scrape], Samples]:
+def _of_kernel(
+    field: Callable[[KernelSummary], Mapping[Condition, int] | Mapping[str, int]],
+) -> Callable[[Scrape], Samples]:
     return lambda scrape: [((state,), n) for state, n in field(scrape.kernel).items()] if scrape.kernel else []
 
 
@@ -39,7 +42,7 @@ STATE_ROWS: tuple[Row, ...] = (
     ),
     (
         Metric("kroute_healthy", "gauge", "Whether a probe is answered with 200 now.", ("probe",)),
-        lambda it: [((probe.value.lstrip("/"),), it.health.verdict(probe).healthy) for probe in Probe],
+        lambda it: [((probe.value.lstrip("/"),), it.health.look(probe).healthy) for probe in Probe],
     ),
     (
         Metric("kroute_probe_answers_total", "counter", "Answers to probes by HTTP status.", ("probe", "code")),

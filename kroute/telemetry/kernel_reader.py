@@ -12,9 +12,10 @@ from contextlib import AbstractAsyncContextManager
 from heapq import nlargest
 from typing import NamedTuple, Protocol
 
+from kroute.comparison.virtual_servers import Condition, condition_of, missing_real_servers, real_server_condition
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import RealServer, ServicePlan
+from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
 
 COST_SHARE = 20
@@ -49,20 +50,20 @@ class ServiceTraffic(NamedTuple):
 class KernelSummary(NamedTuple):
     """What a reading adds up to.
 
-    `virtual_servers` and `real_servers` are counted by their state, as `kroute show` names it. `services` are those
+    `virtual_servers` and `real_servers` are counted by their condition. `services` are those
     with most connections, as many as there may be; `omitted` is how many more there are.
     """
 
-    virtual_servers: Mapping[str, int]
-    real_servers: Mapping[str, int]
+    virtual_servers: Mapping[Condition, int]
+    real_servers: Mapping[Condition, int]
     active: int
     inactive: int
     services: Collection[ServiceTraffic]
     omitted: int
 
 
-class KernelReadings:
-    """Readings for whoever asks, one at a time. `limit` is how many Services a summary tells of."""
+class KernelReader:
+    """Reads for whoever asks, one reading at a time. `limit` is how many Services a summary tells of."""
 
     def __init__(
         self,
@@ -139,9 +140,9 @@ class _Tally:
 
     def __init__(self) -> None:
         self.plans: list[ServicePlan] = []
-        self.virtual_servers = {"serving": 0, "refusing": 0, "missing": 0}
-        self.real_servers = {"serving": 0, "draining": 0, "missing": 0}
-        self._planned: dict[VirtualServerKey, tuple[ObjectKey, tuple[RealServer, ...]]] = {}
+        self.virtual_servers = dict.fromkeys((Condition.SERVING, Condition.REFUSING, Condition.MISSING), 0)
+        self.real_servers = dict.fromkeys((Condition.SERVING, Condition.DRAINING, Condition.MISSING), 0)
+        self._planned: dict[VirtualServerKey, tuple[ObjectKey, VirtualServer]] = {}
         self._active: Counter[ObjectKey] = Counter()
         self._inactive: Counter[ObjectKey] = Counter()
 
@@ -151,24 +152,23 @@ class _Tally:
             if plan.virtual_servers:
                 self.plans.append(plan)
             for it in plan.virtual_servers:
-                self._planned[it.key] = plan.key, it.real_servers
-                self.virtual_servers["missing" if it.real_servers else "refusing"] += 1
-                self.real_servers["missing"] += len(it.real_servers)
+                self._planned[it.key] = plan.key, it
+                self.virtual_servers[condition_of(it, None)] += 1
+                self.real_servers[Condition.MISSING] += len(it.real_servers)
 
     def found(self, key: VirtualServerKey, state: VirtualServerState) -> None:
         """The kernel has this virtual server."""
         planned = self._planned.get(key)
         if planned is None:
             return
-        service, wanted = planned
-        if wanted:
-            self.virtual_servers["serving"] += 1
-            self.virtual_servers["missing"] -= 1
-        self.real_servers["missing"] -= sum((it.address, it.port) in state.real_servers for it in wanted)
+        service, desired = planned
+        self.virtual_servers[condition_of(desired, None)] -= 1
+        self.virtual_servers[condition_of(desired, state)] += 1
+        missing = missing_real_servers(desired.real_servers, state.real_servers)
+        self.real_servers[Condition.MISSING] -= len(desired.real_servers) - len(missing)
         present = state.real_servers.values()
-        draining = sum(1 for real in present if not real.weight)
-        self.real_servers["draining"] += draining
-        self.real_servers["serving"] += len(present) - draining
+        for condition, count in Counter(map(real_server_condition, present)).items():
+            self.real_servers[condition] += count
         self._active[service] += sum([real.active for real in present])
         self._inactive[service] += sum([real.inactive for real in present])
 

@@ -8,7 +8,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.telemetry.kernel_reading import COST_SHARE, SHORTEST, KernelReadings, Scan, ServiceTraffic, summarize
+from kroute.telemetry.kernel_reader import COST_SHARE, SHORTEST, KernelReader, Scan, ServiceTraffic, summarize
 from tests.unit.observed import Kernel
 
 
@@ -56,7 +56,7 @@ async def test_those_with_most_connections_are_told_of_in_the_order_of_their_nam
 
 async def test_a_reading_is_kept_for_a_time_in_proportion_to_what_it_took() -> None:
     kernel, now = Kernel(), 100.0
-    readings = KernelReadings(lambda: [plan("web", "80")], 10, lambda: kernel, clock=lambda: now)
+    readings = KernelReader(lambda: [plan("web", "80")], 10, lambda: kernel, clock=lambda: now)
 
     async def read_slowly() -> dict[tuple[int, str, int], Traffic]:
         nonlocal now
@@ -76,7 +76,7 @@ async def test_a_reading_is_kept_for_a_time_in_proportion_to_what_it_took() -> N
 
 async def test_those_who_ask_at_once_share_one_reading() -> None:
     kernel = Kernel()
-    readings = KernelReadings(list, 10, lambda: kernel)
+    readings = KernelReader(list, 10, lambda: kernel)
     summaries = await asyncio.gather(*(readings.summary() for _ in range(5)))
     assert all(it is summaries[0] for it in summaries)
     assert kernel.readings == 1
@@ -90,14 +90,14 @@ async def test_without_series_for_services_no_traffic_is_read() -> None:
         raise AssertionError("nobody asked for traffic")
 
     kernel.traffic = unwanted
-    summary = await KernelReadings(lambda: [plan("web", "80")], 0, lambda: kernel).summary()
+    summary = await KernelReader(lambda: [plan("web", "80")], 0, lambda: kernel).summary()
     assert (list(summary.services), summary.omitted) == ([], 1)
 
 
 async def test_a_kernel_that_cannot_be_read_is_an_error_each_time() -> None:
     kernel = Kernel()
     kernel.refuses = True
-    readings = KernelReadings(list, 10, lambda: kernel)
+    readings = KernelReader(list, 10, lambda: kernel)
     for _ in range(2):
         with pytest.raises(KernelError, match="load ip_vs"):
             await readings.summary()

@@ -1,0 +1,172 @@
+"""Virtual servers and their real servers.
+
+A virtual server that is desired without real servers is not to be in the kernel: there, it would keep packets from the
+rules that refuse them. It stays only for as long as TCP connections to old real servers of it last. A real server with
+weight 0 that is not desired drains: it is neither right nor wrong, and left out of comparisons.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
+from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
+
+SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
+"""The others ignore flags, and the kernel does not show them for the others."""
+
+
+class Condition(StrEnum):
+    """What a virtual server or a real server does now, as `kroute show`, the status page and the metrics name it."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    """A real server without new connections."""
+    REFUSING = "refusing"
+    """A virtual server that nothing serves, by plan: clients are refused."""
+    MISSING = "missing"
+    """Desired, and not in the kernel."""
+
+
+def condition_of(desired: VirtualServer, applied: VirtualServerState | None) -> Condition:
+    """The condition of a virtual server that a plan names."""
+    if is_nothing(desired):
+        return Condition.REFUSING
+    return Condition.MISSING if applied is None else Condition.SERVING
+
+
+def real_server_condition(applied: RealServerState) -> Condition:
+    """The condition of a real server that the kernel has."""
+    return Condition.SERVING if applied.weight else Condition.DRAINING
+
+
+def missing_real_servers(
+    desired: Iterable[RealServer], applied: Mapping[RealServerKey, RealServerState]
+) -> list[RealServer]:
+    """The desired real servers that the kernel does not have, in the order of the plan."""
+    return [it for it in desired if (it.address, it.port) not in applied]
+
+
+def stale_real_servers(applied: VirtualServerState, desired: VirtualServer | None) -> set[RealServerKey]:
+    """The real servers with weight 0 that no plan names: they drain, also if an earlier run began it."""
+    idle = {real_server for real_server, real in applied.real_servers.items() if not real.weight}
+    return idle.difference((address, port) for address, port, _ in desired.real_servers) if desired else idle
+
+
+def planned_key(key: KernelKey) -> VirtualServerKey:
+    """The key of a virtual server as plans name it; the two are equal."""
+    protocol, address, port = key
+    return VirtualServerKey(Protocol(protocol), address, port)
+
+
+def options_of(server: VirtualServer) -> VirtualServerOptions:
+    """A virtual server's options in the kernel's terms."""
+    timeout, prefix = server.persistence or (0, 0)
+    flags = server.flags if server.scheduler in SCHEDULERS_WITH_FLAGS else 0
+    return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
+
+
+def in_terms_of_plans(
+    key: VirtualServerKey, applied: VirtualServerState, draining: Collection[RealServerKey]
+) -> VirtualServer:
+    """What the kernel has, as a plan would say it, without the real servers that drain, and in the order of plans."""
+    options = applied.options
+    return VirtualServer(
+        key,
+        scheduler=options.scheduler,
+        flags=options.flags,
+        persistence=Persistence(options.persistence_timeout, options.persistence_prefix)
+        if options.persistence_timeout
+        else None,
+        real_servers=tuple(
+            sorted(
+                RealServer(*real_server, real.weight)
+                for real_server, real in applied.real_servers.items()
+                if real_server not in draining
+            )
+        ),
+    )
+
+
+def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
+    """Whether the kernel has what is desired, and no other real server besides. Quicker than `in_terms_of_plans`."""
+    if len(applied.real_servers) != len(desired.real_servers):
+        return False
+    for address, port, weight in desired.real_servers:
+        real = applied.real_servers.get((address, port))
+        if real is None or real.weight != weight:
+            return False
+    return options_of(desired) == applied.options
+
+
+def is_nothing(desired: VirtualServer) -> bool:
+    """Whether the virtual server should not be in the kernel, though a plan names it: there is nothing behind it."""
+    return not desired.real_servers
+
+
+def is_served_out(applied: VirtualServer, draining: Collection[RealServerKey]) -> bool:
+    """Whether there is nothing left in a virtual server for which it must stay. Only TCP's real servers drain."""
+    return not applied.real_servers and not (draining and applied.key.protocol == Protocol.TCP)
+
+
+def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[RealServerKey] = ()) -> bool:
+    """Whether both serve in the same way; `draining` are real servers that are there besides.
+
+    The order of the real servers does not matter.
+    """
+    if is_nothing(desired):
+        return not applied.real_servers and not is_served_out(applied, draining)
+    return applied == desired or (
+        options_of(applied) == options_of(desired)
+        and len(applied.real_servers) == len(desired.real_servers)
+        and set(applied.real_servers) == set(desired.real_servers)
+    )
+
+
+def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: VirtualServerState | None) -> list[str]:
+    """What is not as desired. There is something to say just when the kernel and the plan do not agree."""
+    wanted = desired if desired is not None and not is_nothing(desired) else None
+    if applied is None:
+        return [f"virtual server {key} is missing"] if wanted else []
+    weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
+    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(weights, applied.real_servers)]
+    if not found and wanted is None:
+        draining = stale_real_servers(applied, desired)
+        if desired is None or is_served_out(in_terms_of_plans(key, applied, draining), draining):
+            return [f"virtual server {key} was not planned"]
+    return found
+
+
+def describe_drift(key: VirtualServerKey, applied: VirtualServer | None, desired: VirtualServer | None) -> str:
+    """What a resync has found."""
+    if applied is None:
+        return f"virtual server {key} was missing"
+    is_wanted = desired is not None and not is_nothing(desired)
+    return f"virtual server {key} was changed" if is_wanted else f"virtual server {key} is not wanted"
+
+
+def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, applied: VirtualServerState) -> list[str]:
+    if wanted is None:
+        return []
+    present, planned = options_of(in_terms_of_plans(key, applied, applied.real_servers)), options_of(wanted)
+    return [
+        f"virtual server {key} has {name.replace('_', ' ')} {has}, not {wants}"
+        for name, has, wants in zip(VirtualServerOptions._fields, present, planned, strict=True)
+        if has != wants
+    ]
+
+
+def _differing_real_servers(
+    weights: Mapping[RealServerKey, int], applied: Mapping[RealServerKey, RealServerState]
+) -> list[str]:
+    found = [f"real server {address}:{port} is missing" for address, port in sorted(weights.keys() - applied.keys())]
+    found += [
+        f"real server {address}:{port} has weight {applied[address, port].weight}, not {weight}"
+        for (address, port), weight in sorted(weights.items())
+        if (address, port) in applied and applied[address, port].weight != weight
+    ]
+    return found + [
+        f"real server {address}:{port} takes new connections and was not planned"
+        for address, port in sorted(applied.keys() - weights.keys())
+        if applied[address, port].weight
+    ]
