@@ -126,7 +126,7 @@ class Agent:
         self._changed.set()
 
     async def _plan(self) -> None:
-        """Publish the plans of what has changed, a slice at a time. The first list is published as one."""
+        """Publish the plans of what has changed, a slice at a time; those of the initial sync as one."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -140,7 +140,7 @@ class Agent:
     def _publish(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             if isinstance(plan, NodePlan):
-                _tell_of_node(plan.node)
+                _log_node(plan.node)
             elif plan.is_empty:
                 self._recorder.forget(plan.key)
             self._recorder.report_all(plan)
@@ -175,7 +175,7 @@ class Agent:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
-def _tell_of_node(node: NodeFacts) -> None:
+def _log_node(node: NodeFacts) -> None:
     """Log what is known of the node, and what that means where it has only one family."""
     families = [family for family, address in (("IPv4", node.ipv4), ("IPv6", node.ipv6)) if address is not None]
     log.info(

@@ -36,12 +36,12 @@ class Subscription:
             self._arrived.set()
 
     async def wait(self) -> None:
-        """Return as soon as something waits; the first time, that is the first full list."""
+        """Return as soon as plans wait. The first time, the initial sync is complete then."""
         await self._arrived.wait()
 
     @property
     def has_arrived(self) -> bool:
-        """Whether something waits; the first time, whether there has been a first full list."""
+        """Whether plans wait. Always False before the initial sync is complete."""
         return self._arrived.is_set()
 
     def notify(self, waker: asyncio.Event) -> None:
@@ -60,7 +60,7 @@ class Subscription:
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
     def put(self, plans: Iterable[Plan], *, wake: bool = True) -> None:
-        """Let these plans wait, without telling anybody unless `wake`; called by the broadcaster."""
+        """Let these plans wait, and wake the subscriber if `wake`; called by the broadcaster."""
         if not self._waiting:
             self._since = time.monotonic()
         for plan in plans:
@@ -75,8 +75,8 @@ class Subscription:
 class Broadcaster:
     """Keeps the newest plan of each Service and of the node, and passes each published plan to every subscriber.
 
-    The first full list may come in parts. What it does not name is not to be served any more, so no subscriber is told
-    of any part before all are there; then every one is, even when there is no Service.
+    The plans of the initial sync may come in parts. What none of them names must not be served any more, so subscribers
+    are woken only when all parts are there, and then always, even if there is no Service.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Broadcaster:
 
     @property
     def has_started(self) -> bool:
-        """Whether the first full list has been complete."""
+        """Whether all plans of the initial sync are there."""
         return self._started
 
     @property
@@ -106,7 +106,7 @@ class Broadcaster:
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
     def subscribe(self, name: str) -> Subscription:
-        """Open a queue, filled with the newest plans if there has been a first full list."""
+        """Open a queue, filled with the newest plans if those of the initial sync are there."""
         subscription = Subscription(name, self.plans, started=self._started)
         self._subscriptions.append(subscription)
         return subscription
@@ -114,7 +114,7 @@ class Broadcaster:
     def publish(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Pass plans on. A plan without content is that of a Service which is gone.
 
-        `more`: the first full list goes on. Once it has been complete this means nothing: what is there goes out.
+        `more`: further plans of the initial sync follow. Later this means nothing: every batch goes out at once.
         """
         batch = list(plans)
         self._started |= not more

@@ -28,7 +28,7 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import ServicePlan
-from kroute.planning.address_conflicts import Claimant, Claims
+from kroute.planning.address_conflicts import AddressClaims, Claimant
 from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
@@ -49,7 +49,7 @@ class DirectorCatalog:
         self._node_objects: dict[ObjectKey, Node] = {}
         self._nodes: tuple[DirectorNode, ...] = ()
         self._taken: dict[str, str] = {}
-        self._claims = Claims()
+        self._claims = AddressClaims()
         self._failing: Collection[Probe] = frozenset()
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._probes: dict[ObjectKey, frozenset[Probe]] = {}

@@ -1,4 +1,4 @@
-"""Which Service has an address and port that several claim: the oldest, by creationTimestamp, then by name."""
+"""Decide which of several Services has an address and port: the oldest by creationTimestamp, then by name."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -8,7 +8,7 @@ from kroute.model.plan import VirtualServerKey
 
 
 class Claimant(NamedTuple):
-    """A Service that claims; the least of several has the address. Without a creationTimestamp it is the youngest."""
+    """A Service with its rank: the least claimant has the address. One without creationTimestamp ranks last."""
 
     undated: bool
     created: str
@@ -21,8 +21,8 @@ class Claimant(NamedTuple):
         return cls(created is None, created or "", key)
 
 
-class Claims:
-    """The claims of every Service, indexed both ways, so that a change costs what the Service's own claims cost."""
+class AddressClaims:
+    """The addresses and ports that each Service claims, indexed both ways: a change costs what one Service claims."""
 
     def __init__(self) -> None:
         self._claimants: dict[VirtualServerKey, tuple[Claimant, ...]] = {}
@@ -30,7 +30,7 @@ class Claims:
         self._claims: dict[ObjectKey, tuple[VirtualServerKey, ...]] = {}
 
     def claim(self, claimant: Claimant, keys: Iterable[VirtualServerKey]) -> set[ObjectKey]:
-        """Let these be all the claims of a Service; return the other Services whose plans that may change."""
+        """Replace all claims of a Service. Returns the other Services whose plans this may change."""
         new = dict.fromkeys(keys)
         affected: set[ObjectKey] = set()
         for key in self._claims.pop(claimant.key, ()):
@@ -44,7 +44,7 @@ class Claims:
         return affected - {claimant.key}
 
     def withdraw(self, service: ObjectKey) -> set[ObjectKey]:
-        """Drop all claims of a Service; return the other Services whose plans that may change."""
+        """Drop all claims of a Service. Returns the other Services whose plans this may change."""
         return self.claim(Claimant(undated=True, created="", key=service), ())
 
     def held_by_others(self, service: ObjectKey) -> dict[VirtualServerKey, ObjectKey]:
@@ -58,7 +58,7 @@ class Claims:
         return claimants[0].key if claimants else None
 
     def _settle(self, key: VirtualServerKey, claimants: list[Claimant]) -> set[ObjectKey]:
-        """Let these claim an address and port; everyone who does or did so is affected if it has a new holder."""
+        """Set who claims an address and port. Returns all claimants, old and new, if the holder changes."""
         before, after = self._claimants.get(key, ()), tuple(sorted(claimants))
         if after:
             self._claimants[key] = after

@@ -1,4 +1,4 @@
-"""Whose an address is already: what keeps one Service's external address from taking a node or another Service down."""
+"""Know which Node or Service has an address already, so that no Service takes it as an external address."""
 
 from collections.abc import Collection, Iterable, Set
 from typing import Generic, TypeVar

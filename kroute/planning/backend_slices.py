@@ -1,9 +1,8 @@
-"""EndpointSlices as planning keeps them: checked once, in the terms of plans, and sharing what is alike.
+"""Turn EndpointSlices into what planning reads: checked once, as real servers, with equal parts shared.
 
-A cluster has a hundred thousand endpoints, but few ways for them to differ beside their address: a node, conditions,
-hints. What an endpoint is beside its address is therefore one object for all that are alike, and its real server is the
-very object that stands in the plans. A slice is read once for each version of it, and what has not changed since the
-version before is the same object as before.
+A cluster may have 100,000 endpoints, but besides their addresses they differ in little: node, conditions and hints. So
+all endpoints that are equal in these share one `Traits`, and plans hold the same real server objects as the slices. A
+slice is read once for each of its versions. What has not changed since the previous version stays the same object.
 """
 
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ class PortKey(NamedTuple):
 
 @lru_cache(maxsize=1 << 10)
 def port_key(name: str, protocol: str) -> PortKey:
-    """The key of a port; equal ones are one object, as far as there are not too many."""
+    """The key of a port; equal keys share one object, up to a limit."""
     return PortKey(name, protocol)
 
 
@@ -51,7 +50,7 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_terminating(self) -> bool:
-        """Whether the endpoint is on its way out, still serving or not."""
+        """Whether the endpoint terminates, still serving or not."""
         return not self.preference[0]
 
 
@@ -65,7 +64,7 @@ class SlicePort(NamedTuple):
 class BackendSlice(msgspec.Struct, frozen=True, gc=False):
     """A slice as far as it can serve. `traits` are those of the real servers of each port, in the same order.
 
-    `family` is None for a slice of names; `refused` are the addresses and ports that cannot be.
+    `family` is None for a slice of names; `refused` are the invalid addresses and ports.
     """
 
     name: str
@@ -121,7 +120,7 @@ def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
 
 
 def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Traits]:
-    """The endpoints that can be, each address once."""
+    """The endpoints with a valid address, each address once."""
     endpoints: dict[str, Traits] = {}
     is_ipv6 = piece.address_type == "IPv6"
     for endpoint in piece.endpoints or ():
@@ -146,7 +145,7 @@ def _real_servers(
 
 @lru_cache(maxsize=_KINDS_OF_ENDPOINTS)
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
-    """What an endpoint is beside its address; equal ones are one object."""
+    """What an endpoint is besides its address; equal ones share one object."""
     not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
     serving = conditions.serving is not False
     return Traits(

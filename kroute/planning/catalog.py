@@ -1,7 +1,7 @@
-"""Join Services with their slices and the node, and plan again what a change touches.
+"""Join Services with their slices and the node, and plan again the Services that a change affects.
 
-`take` and `set_node` keep what they are given and mark what it touches; `commit` plans what is marked, all of it or so
-many Services at a time. Any number of changes may lie between two commits: each Service they touch is planned once.
+`take` and `set_node` store what they are given and mark the affected Services. `commit` plans the marked Services, all
+of them or a limited number. However many changes come between two commits, each affected Service is planned once.
 Nothing here awaits or is shared between threads. Of an object only what planning reads is kept, and nothing twice.
 """
 
@@ -25,12 +25,12 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
-from kroute.planning.address_conflicts import Claimant, Claims
+from kroute.planning.address_conflicts import AddressClaims, Claimant
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.endpoint_reasons import ServiceView, view_service
 from kroute.planning.frontends import Frontends, frontends_of
-from kroute.planning.interning import condensed
+from kroute.planning.interning import interned
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
 from kroute.planning.service_addresses import cluster_ips, has_node_ports
@@ -54,7 +54,7 @@ class Catalog:
         self._services: dict[ObjectKey, Service] = {}
         self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
-        self._claims = Claims()
+        self._claims = AddressClaims()
         self._owners = AddressOwners()
         self._node_plan: NodePlan | None = None
         self._plans: dict[ObjectKey, ServicePlan] = {}
@@ -126,7 +126,7 @@ class Catalog:
         self.set_node(node_facts(self._settings, self._node_object, self._interfaces))
 
     def set_node(self, node: NodeFacts) -> None:
-        """Plan for these facts from now on. Marks the Services to which the difference matters."""
+        """Plan for these facts from now on. Marks the Services that the difference affects."""
         before, self._node = self._node, node
         if node == before:
             return
@@ -148,11 +148,12 @@ class Catalog:
     def commit(self, limit: int | None = None) -> list[Plan]:
         """Plan what is marked; return the plans that differ from those before, an empty one for a Service that went.
 
-        With a `limit` only so many Services, those that have waited longest; `has_marked` says whether some are left.
-        Services between which an address changes hands come together, whatever the limit, so that nobody sees it
-        without a holder. The node's own plan comes first of all.
+        With a `limit` only so many Services are planned, those that have waited longest; `has_marked` says whether
+        some are left. Services between which an address changes hands are planned together, whatever the limit, so
+        that no controller sees the address without a holder. The node's plan comes first.
 
-        Before the catalog is ready there is nothing to return: half of the endpoints would be a plan to drop the rest.
+        Before the initial sync is complete nothing is returned: a plan with half of the endpoints would remove the
+        rest.
         """
         if not self.ready:
             return []
@@ -173,7 +174,7 @@ class Catalog:
         return [self._node_plan]
 
     def _keep(self, plan: ServicePlan) -> ServicePlan | None:
-        """Give the plan its generation, and remember it; None if it says what the one before it said."""
+        """Give the plan its generation and store it. None if it says the same as the previous plan."""
         before = self._plans.get(plan.key)
         if plan.same_as(before) if before is not None else plan.is_empty:
             return None
@@ -194,7 +195,7 @@ class Catalog:
         match item:
             case Service():
                 key = item.key  # one object for all the indexes
-                self._services[key] = condensed(item)
+                self._services[key] = interned(item)
                 self._mark(key, *self._owners.place_service(key, item))
             case EndpointSlice():
                 self._place_slice(item.key, item)
@@ -237,9 +238,9 @@ class Catalog:
         self._marked.setdefault(service, False)
 
     def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
-        """Take the first of what is marked, and settle what they claim; with the frontends of those that claim anew.
+        """Take marked Services, the first ones first, and renew their claims; with the frontends computed for that.
 
-        A Service that finds or loses an address this way is taken with them.
+        A Service that gains or loses an address by this is taken as well.
         """
         keys = list(islice(self._marked, limit))
         due: dict[ObjectKey, Frontends | None] = {}

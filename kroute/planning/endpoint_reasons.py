@@ -1,4 +1,4 @@
-"""Why a Service is planned as it is: its frontends, and each endpoint with the reason that it is in or out."""
+"""Explain a Service's plan: its frontends, and for each endpoint the reason why it serves or does not."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -10,7 +10,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, RealServer, ServicePlan, SetEntry, VirtualServerKey
 from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.endpoints import Backends, merge, stages
+from kroute.planning.endpoints import Backends, choice_steps, merge
 from kroute.planning.frontends import Frontend
 
 _LOCAL = "Local"
@@ -55,7 +55,7 @@ def view_service(
     held: Mapping[VirtualServerKey, ObjectKey],
     plan: ServicePlan,
 ) -> ServiceView:
-    """The view of a Service, of what its `plan` was made from."""
+    """Explain the `plan` of a Service by what it was made from."""
     views = []
     for frontend in frontends:
         merged = merge(slices, family_of(frontend.key.address))
@@ -68,8 +68,8 @@ def view_service(
 
 
 def view_endpoints(backends: Backends, node: NodeFacts, *, only_local: bool) -> list[EndpointView]:
-    """Each endpoint of a port, sorted, with the reason that it serves or does not: `choose` goes by the same stages."""
-    left = [{server for server, _ in stage} for stage in stages(backends, node, only_local=only_local)]
+    """Each endpoint of a port, sorted, with the reason that it serves or does not: `choose` takes the same steps."""
+    left = [{server for server, _ in step} for step in choice_steps(backends, node, only_local=only_local)]
     return [
         EndpointView(server.address, server.port, traits.node_name, server in left[-1], _reason(server, traits, left))
         for server, traits in sorted(backends.items(), key=itemgetter(0))
@@ -82,13 +82,13 @@ def _policy(service: Service, frontend: Frontend) -> str:
 
 
 def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:
-    """Whether policy Local has found nothing on this node, and this node's own clients get the cluster's endpoints."""
+    """Whether policy Local finds no endpoint on this node, so that the node's own clients get those of the cluster."""
     protocol, address, port = frontend.key
     return SetEntry(AddressSet.NO_LOCAL, (address, int(protocol), port)) in plan.set_entries
 
 
 def _reason(server: RealServer, traits: Traits, left: Sequence[set[RealServer]]) -> str:
-    """The question at which the endpoint was left out, or how it got through; `left` are those of each stage."""
+    """The step that left the endpoint out, or how it passed all; `left` are the endpoints after each step."""
     allowed, able, chosen = left
     if server not in allowed:
         return "on another node, and the policy is Local"

@@ -1,4 +1,4 @@
-"""Which endpoints serve a Service port: the slices merged, and of the merged endpoints those that take traffic.
+"""Choose the endpoints that serve a Service port: merge the slices, then keep the endpoints that take traffic.
 
 The rules are those of the API (`discovery.k8s.io/v1`) and of kube-proxy where it is silent; hints count only if every
 ready endpoint has them (KEP-2433, KEP-3015).
@@ -23,7 +23,7 @@ Chosen = list[tuple[RealServer, Traits]]
 
 
 class MergedSlices(msgspec.Struct, frozen=True):
-    """The slices of one Service and one family, merged; `refused` are the addresses and ports that cannot be."""
+    """The slices of one Service and one family, merged; `refused` are the invalid addresses and ports."""
 
     backends: dict[PortKey, Backends]
     refused: tuple[str, ...]
@@ -50,8 +50,8 @@ def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
     return MergedSlices(merged, tuple(refused))
 
 
-class Stages(NamedTuple):
-    """The endpoints of a port that are left after each question: each list is part of the one before it."""
+class ChoiceSteps(NamedTuple):
+    """The endpoints of a port that are left after each step of the choice. Each list is part of the one before it."""
 
     allowed: Chosen
     """By the traffic policy: with policy Local those on this node."""
@@ -64,24 +64,24 @@ class Stages(NamedTuple):
 def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Chosen:
     """The endpoints that take new connections on this node, sorted by address and port.
 
-    All that are ready, those near this node if hints say so; where none is ready, all that still serve while they
-    terminate. `only_local` is policy Local: endpoints of other nodes do not count at all.
+    These are all that are ready, or of them those near this node if hints say so. If none is ready, these are all that
+    still serve while they terminate. `only_local` is policy Local: endpoints of other nodes are left out first.
     """
-    chosen = stages(backends, node, only_local=only_local).chosen
+    chosen = choice_steps(backends, node, only_local=only_local).chosen
     chosen.sort(key=itemgetter(0))
     return chosen
 
 
-def stages(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Stages:
-    """How the choice is made."""
+def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:
+    """Choose endpoints as `choose` does, and keep what each step leaves."""
     allowed = list(backends.items())
     if only_local:
         allowed = [item for item in allowed if item[1].node_name == node.name]
     ready = [item for item in allowed if item[1].is_ready]
     if not ready:
         leaving = [item for item in allowed if item[1].is_leaving]
-        return Stages(allowed, leaving, leaving)
-    return Stages(allowed, ready, ready if only_local else _near(ready, node))
+        return ChoiceSteps(allowed, leaving, leaving)
+    return ChoiceSteps(allowed, ready, ready if only_local else _near(ready, node))
 
 
 def _add(backends: Backends, port: SlicePort, traits: Iterable[Traits]) -> None:
@@ -92,7 +92,7 @@ def _add(backends: Backends, port: SlicePort, traits: Iterable[Traits]) -> None:
 
 
 def _near(ready: Chosen, node: NodeFacts) -> Chosen:
-    """Those for this node, else those for its zone, else all. One missing hint makes all of them void."""
+    """Those for this node, else those for its zone, else all. If one endpoint has no hint, no hint counts."""
     if not all(traits.has_hints for _, traits in ready):
         return ready
     for hints_of, here in ((attrgetter("for_nodes"), node.name), (attrgetter("for_zones"), node.zone)):

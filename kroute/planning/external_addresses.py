@@ -1,4 +1,4 @@
-"""Which external IPs and LoadBalancer addresses a node serves, so that none of them ever takes a node down.
+"""Decide which external IPs and LoadBalancer addresses a node serves, so that none of them takes a node down.
 
 Whoever may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out the
 nodes' own. A node that took another node's address for a VIP could not talk to that node any more.
@@ -26,7 +26,7 @@ class Place(Enum):
     """Here, on the dummy interface."""
 
 
-class Verdict(NamedTuple):
+class Admission(NamedTuple):
     """Where an external address is served; `reason` goes on with "is not served: it ..." where it is nowhere."""
 
     place: Place
@@ -40,14 +40,14 @@ class Allowed(NamedTuple):
     flag: str
 
 
-def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Verdict:
+def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
     """Decide about an external address (canonical, unicast)."""
     if reason := _refusal(address, allowed, node, settings, owners):
-        return Verdict(Place.NOWHERE, reason)
+        return Admission(Place.NOWHERE, reason)
     nodes = owners.nodes_with(address)
     if address in node.own or node.name in nodes:
-        return Verdict(Place.OWN)
-    return Verdict(Place.ELSEWHERE if nodes else Place.VIP)
+        return Admission(Place.OWN)
+    return Admission(Place.ELSEWHERE if nodes else Place.VIP)
 
 
 def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
@@ -70,7 +70,7 @@ def _is_in(address: str, networks: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=64)
 def _parsed(networks: tuple[str, ...]) -> list[IPv4Network | IPv6Network]:
-    """The networks; text that is none is a Problem of the node's plan."""
+    """The networks. Invalid ones are left out; they are a Problem of the node's plan."""
     parsed = []
     for text in networks:
         try:

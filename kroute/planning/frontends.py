@@ -1,4 +1,4 @@
-"""What clients of a Service may address on a node: ClusterIPs, external addresses, and node ports."""
+"""Find the frontends of a Service on a node, which clients may address: ClusterIPs, external addresses, node ports."""
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -84,7 +84,7 @@ def frontends_of(
 
 
 def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol, int], ServicePort]:
-    """The ports that can be served; of two with one number and protocol the first."""
+    """The valid ports; of two with the same number and protocol the first."""
     ports: dict[tuple[Protocol, int], ServicePort] = {}
     for port in service.spec.ports or ():
         protocol = Protocol.__members__.get(port.protocol)
@@ -105,7 +105,7 @@ def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol
 def _addresses(
     service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: list[Problem]
 ) -> Iterator[tuple[Kind, str, Place]]:
-    """The addresses to serve here and where they live; one that occurs twice is what it is first."""
+    """The addresses to serve here, and where they are bound. Of an address that occurs twice the first counts."""
     seen: set[str] = set()
     for kind, written in _written_addresses(service):
         address = unicast(written)

@@ -1,7 +1,7 @@
-"""Services as the catalog keeps them: of an object only what planning reads, and of equal parts one.
+"""Make Services small for the catalog: keep only the fields that planning reads, and one object of all equal values.
 
-Services have few ports, policies and states between them, but labels and annotations of any size that are others'
-business (`kubectl apply` leaves the whole object in one).
+Many Services have equal ports, policies and states. Labels and annotations can be of any size and mean nothing here:
+`kubectl apply` stores the whole object in one.
 """
 
 from collections.abc import Collection, Hashable
@@ -18,8 +18,8 @@ T = TypeVar("T", bound=Hashable)
 _LABEL_NAMES = frozenset({HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL})
 
 
-def condensed(service: Service) -> Service:
-    """The same Service to planning, in little memory. Its resourceVersion is the watcher's to remember."""
+def interned(service: Service) -> Service:
+    """A Service that planning reads the same way, in less memory. The watcher keeps the resourceVersion."""
     return Service(_metadata(service.metadata), _spec(service.spec), _shared(service.status))
 
 
@@ -53,7 +53,7 @@ def _only(names: Collection[str], texts: dict[str, str] | None) -> dict[str, str
 
 
 def _shared(value: T) -> T:
-    """An equal value that others hold already, as far as there are not too many."""
+    """The equal value that is in use already. Beyond a few thousand values, those unused for longest are forgotten."""
     return cast("T", _known(value))
 
 

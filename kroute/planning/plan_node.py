@@ -1,4 +1,4 @@
-"""The node's own plan: what the rules need to know that comes from no Service."""
+"""Plan the node itself: what the rules need to know that depends on no Service."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network

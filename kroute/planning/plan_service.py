@@ -1,4 +1,4 @@
-"""The plan of one Service on one node: a pure function of the Service, its slices, the node and the settings."""
+"""Plan one Service on one node: a pure function of the Service, its slices, the node and the settings."""
 
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType

@@ -7,7 +7,7 @@ _NO_CLUSTER_IP = frozenset({"", "None"})
 
 
 def cluster_ips(service: Service) -> tuple[str, ...]:
-    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` beats `clusterIP`."""
+    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` takes precedence over `clusterIP`."""
     written = service.spec.cluster_ips or (service.spec.cluster_ip,)
     return tuple([ip for ip in written if ip not in _NO_CLUSTER_IP])
 

@@ -64,7 +64,7 @@ class NodeWatcher:
         # By interface, in the kernel's order. An interface keeps its place while it has no address, so that with a new
         # DHCP lease its address is preferred to those of other interfaces as the one before was.
         self._addresses: dict[str, dict[str, InterfaceAddress]] = {}
-        self._told: NodeInterfaces | None = None
+        self._passed_on: NodeInterfaces | None = None
 
     async def run(self) -> None:
         """Follow until cancelled; the addresses as they are now are passed on first."""
@@ -78,7 +78,7 @@ class NodeWatcher:
                     continue
                 for event in events:
                     self._take(event)
-                self._tell()
+                self._pass_on()
 
     async def _read(self) -> None:
         found = await self._source.of_node()
@@ -86,7 +86,7 @@ class NodeWatcher:
         for it in found:
             if it.interface not in self._except:
                 self._addresses.setdefault(it.interface, {})[it.address] = it
-        self._tell()
+        self._pass_on()
 
     def _take(self, event: Event | Overrun) -> None:
         match event:
@@ -99,11 +99,11 @@ class NodeWatcher:
             case AddressEvent():
                 self._addresses.setdefault(event.interface, {})[event.address] = InterfaceAddress(*event[1:])
 
-    def _tell(self) -> None:
+    def _pass_on(self) -> None:
         addresses = [it for of_interface in self._addresses.values() for it in of_interface.values()]
         interfaces = node_interfaces(addresses, self._source_towards)
-        if interfaces != self._told:
-            self._told = interfaces
+        if interfaces != self._passed_on:
+            self._passed_on = interfaces
             self._notify(interfaces)
 
 

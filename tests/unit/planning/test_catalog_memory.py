@@ -6,7 +6,7 @@ from kroute.model.objects import Applied, Service
 from kroute.model.plan import ServicePlan
 from kroute.planning.backend_slices import read_slice
 from kroute.planning.catalog import Catalog
-from kroute.planning.interning import condensed
+from kroute.planning.interning import interned
 from kroute.planning.plan_service import plan_service
 from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, service, settings
 from tests.unit.planning.test_catalog import listed
@@ -24,11 +24,11 @@ def changed(catalog: Catalog, *items: object) -> ServicePlan:
 def test_a_condensed_service_means_the_same(item: Service) -> None:
     node = facts(own=(NODE_IPV4,))
     slices = [read_slice(endpoint_slice("web-1", "10.244.1.5", of=item.metadata.name))]
-    assert plan_service(condensed(item), slices, node, settings()) == plan_service(item, slices, node, settings())
+    assert plan_service(interned(item), slices, node, settings()) == plan_service(item, slices, node, settings())
 
 
 def test_labels_and_annotations_that_mean_nothing_to_planning_are_not_kept() -> None:
-    kept = condensed(
+    kept = interned(
         service(
             labels={"app": "web", "service.kubernetes.io/service-proxy-name": "x"},
             annotations={"kubectl.kubernetes.io/last-applied-configuration": "{}" * 1000, "service.hairpin": "off"},
@@ -36,12 +36,12 @@ def test_labels_and_annotations_that_mean_nothing_to_planning_are_not_kept() -> 
     ).metadata
     assert kept.labels == {"service.kubernetes.io/service-proxy-name": "x"}
     assert kept.annotations == {"service.hairpin": "off"}
-    plain = condensed(service(labels={"app": "web"})).metadata
+    plain = interned(service(labels={"app": "web"})).metadata
     assert (plain.labels, plain.annotations) == (None, None)
 
 
 def test_services_share_equal_parts() -> None:
-    one, other = condensed(service("a", "10.96.0.1")), condensed(service("b", "10.96.0.2"))
+    one, other = interned(service("a", "10.96.0.1")), interned(service("b", "10.96.0.2"))
     assert one.spec.ports is other.spec.ports
     assert one.status is other.status
 
