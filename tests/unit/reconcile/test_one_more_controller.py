@@ -1,0 +1,95 @@
+"""A controller that is added to the others: here one that announces VIPs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from kroute.broadcaster import Subscription
+from kroute.model.plan import ServicePlan
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.stage_gate import GOING_LIVE, ROUTES_PREPARED, WITHDRAWN, Stage, StageGate
+from kroute.reconcile.staged_controller import StagedController
+from tests.unit.fake_node import Clock, FakeNode, plan, server
+
+ANNOUNCED = Stage("announced")
+"""advertiser: routers know the plan's VIPs."""
+
+Present = Literal[True]
+
+
+class Advertiser(StagedController[str, Present]):
+    """Announces a VIP once its route is there, and no longer once it has been withdrawn."""
+
+    name = "advertiser"
+    stage = ANNOUNCED
+    waits_for = (ROUTES_PREPARED, WITHDRAWN)
+
+    def __init__(self, node: FakeNode, subscription: Subscription, gate: StageGate, clock: Clock) -> None:
+        super().__init__(node.settings, subscription, gate, DesiredState(), None, clock)
+        self.announced: set[str] = set()
+        self.refused: set[str] = set()
+
+    def wanted_by(self, plan: ServicePlan) -> Mapping[str, Present]:
+        return {vip.address: True for vip in plan.vips}
+
+    def may_write(self, delta: Delta[str, Present]) -> bool:
+        owners = self.desired.owners(delta.key)
+        return super().may_write(delta) and (
+            not owners or any(self.gate.has_passed(self._plans[owner], ROUTES_PREPARED) for owner in owners)
+        )
+
+    async def apply(self, deltas: Sequence[Delta[str, Present]]) -> Mapping[str, str]:
+        for delta in deltas:
+            if delta.desired and delta.key not in self.refused:
+                self.announced.add(delta.key)
+            else:
+                self.announced.discard(delta.key)
+        return {delta.key: "no session" for delta in deltas if delta.key in self.refused}
+
+    def event_of(self, delta: Delta[str, Present]) -> str:
+        return "vip.announced" if delta.desired else "vip.unannounced"
+
+    def fields_of(self, delta: Delta[str, Present]) -> dict[str, object]:
+        return {"vip": delta.key}
+
+    async def read(self) -> Sequence[str]:
+        return ()
+
+    async def cleanup(self, report: CleanupReport) -> None:
+        """Nothing outlives the process."""
+
+
+def with_advertiser(tmp_path: Path) -> tuple[FakeNode, Advertiser]:
+    node = FakeNode(tmp_path)
+    advertiser = Advertiser(node, node.broadcaster.subscribe(Advertiser.name), node.stage_gate, node.clock)
+    node.controllers.append(advertiser)
+    return node, advertiser
+
+
+ALL = (0, 1, 2, 3)
+WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+GONE = plan("web", 2)
+
+
+async def test_it_says_its_stage_and_follows_those_of_the_others(tmp_path: Path) -> None:
+    node, advertiser = with_advertiser(tmp_path)
+    await node.start(WEB, order=ALL)
+    assert advertiser.announced == {"10.96.0.1"}
+    assert node.stage_gate.has_passed(WEB, *GOING_LIVE, ANNOUNCED)
+    node.broadcaster.publish([GONE])
+    await node.settle(ALL)
+    assert advertiser.announced == set()
+    assert not node.stage_gate.has_passed(GONE, ANNOUNCED), "the gone Service is not forgotten"
+
+
+async def test_while_it_fails_the_others_serve_and_tear_down_as_ever(tmp_path: Path) -> None:
+    node, advertiser = with_advertiser(tmp_path)
+    advertiser.refused.add("10.96.0.1")
+    await node.start(WEB, order=ALL)
+    assert node.kernel.has_address("10.96.0.1")
+    assert node.stage_gate.has_passed(WEB, *GOING_LIVE)
+    assert not node.stage_gate.has_passed(WEB, ANNOUNCED)
+    node.broadcaster.publish([GONE])
+    await node.settle(ALL)
+    assert not node.kernel.has_address("10.96.0.1")
