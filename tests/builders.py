@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from kroute.model.kinds import WATCHED
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
     SERVICE_NAME_LABEL,
@@ -12,6 +13,7 @@ from kroute.model.objects import (
     EndpointHints,
     EndpointPort,
     EndpointSlice,
+    Listed,
     LoadBalancerIngress,
     LoadBalancerStatus,
     NamedHint,
@@ -43,6 +45,8 @@ from kroute.reconcile.stage_gate import GOING_LIVE, StageGate
 from kroute.settings import Settings
 
 NODE = "node1"
+LISTED = tuple(Listed(kind.type) for kind in WATCHED)
+"""The initial sync is complete."""
 NODE_IPV4 = "192.168.123.250"
 NODE_IPV6 = "fd00:123::250"
 

@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 import msgspec
 
+from kroute.model.kinds import WATCHED
 from kroute.model.node_facts import NodeInterfaces, node_facts
-from kroute.model.objects import Applied, EndpointSlice, KubernetesObject, Listed, Node, Service
+from kroute.model.objects import Applied, Listed
 from kroute.model.plan import AddressSet, Plan, ServicePlan, SetEntry, VirtualServer
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
 from tests.lab import cluster
 from tests.lab.objects import Object
 
-KINDS: dict[str, type[KubernetesObject]] = {"Service": Service, "EndpointSlice": EndpointSlice, "Node": Node}
+KINDS = {kind.name: kind.type for kind in WATCHED}
 
 
 def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[Plan]:

@@ -8,13 +8,18 @@ from kroute import agent as module
 from kroute.agent import Agent
 from kroute.broadcaster import Subscription
 from kroute.model.node_facts import NodeInterfaces
-from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
+from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
 from kroute.telemetry.loop_watch import LoopWatch
-from tests.builders import NODE_IPV4, endpoint_slice, service, settings
+from tests.builders import (
+    LISTED,
+    NODE_IPV4,
+    endpoint_slice,
+    service,
+    settings,
+)
 from tests.unit.watching import running
 
-LISTED = (Listed(Service), Listed(EndpointSlice), Listed(Node))
 SERVICES = [service(f"s{number}", f"10.96.1.{number}") for number in range(10)]
 
 

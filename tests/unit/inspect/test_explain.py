@@ -17,11 +17,17 @@ from kroute.kernel.ipvs.client import DeleteRealServer
 from kroute.kernel.net.route_lookup import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import Applied, EndpointSlice, Listed, Node, ObjectKey, Service
+from kroute.model.objects import Applied, ObjectKey, Service
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
-from tests.builders import NODE, endpoint, endpoint_slice, service
+from tests.builders import (
+    LISTED,
+    NODE,
+    endpoint,
+    endpoint_slice,
+    service,
+)
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.ipset import FakeIpset
 from tests.fakes.ipvs import FakeIpvs
@@ -38,7 +44,7 @@ def catalog(*services: Service) -> Catalog:
     made = Catalog(SETTINGS, FACTS)
     made.take(Applied(it) for it in services or (service(),))
     made.take([Applied(endpoint_slice("web-1", endpoint("10.244.1.1"), endpoint("10.244.2.1", ready=False)))])
-    made.take(Listed(kind) for kind in (Service, EndpointSlice, Node))
+    made.take(LISTED)
     return made
 
 

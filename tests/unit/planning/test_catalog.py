@@ -12,19 +12,26 @@ from kroute.model.objects import (
     ZONE_LABEL,
     Applied,
     Deleted,
-    EndpointSlice,
     KubernetesObject,
-    Listed,
-    Node,
     ObjectMeta,
     Service,
 )
 from kroute.model.plan import NodePlan, ServicePlan, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.plan_service import plan_service
-from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, node, port, service, settings
-
-LISTED = (Listed(Service), Listed(EndpointSlice), Listed(Node))
+from tests.builders import (
+    LISTED,
+    NODE,
+    NODE_IPV4,
+    NODE_IPV6,
+    endpoint,
+    endpoint_slice,
+    facts,
+    node,
+    port,
+    service,
+    settings,
+)
 
 
 def listed(*items: KubernetesObject) -> Catalog:

@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, Listed, Node, ObjectKey, Service
+from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, ObjectKey, Service
 from kroute.model.plan import Plan, ServicePlan
 from kroute.planning.catalog import Catalog
-from tests.builders import NODE, endpoint, endpoint_slice, facts, port, service, settings
+from tests.builders import (
+    LISTED,
+    NODE,
+    endpoint,
+    endpoint_slice,
+    facts,
+    port,
+    service,
+    settings,
+)
 
 NAMES = st.sampled_from(["a", "b", "c"])
 SLICES = st.sampled_from(["s1", "s2"])
@@ -99,7 +108,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def start(self, node: NodeFacts) -> None:
         self.node = node
         self.catalog = Catalog(settings(), node)
-        self.catalog.take([Listed(Service), Listed(EndpointSlice), Listed(Node)])
+        self.catalog.take(LISTED)
         self.services: dict[ObjectKey, Service] = {}
         self.slices: dict[ObjectKey, EndpointSlice] = {}
         self.plans: dict[ObjectKey, Plan] = {}
@@ -171,7 +180,7 @@ class CatalogMachine(RuleBasedStateMachine):
             return
         fresh = Catalog(settings(), self.node)
         fresh.take([*map(Applied, self.slices.values()), *map(Applied, self.services.values())])
-        fresh.take([Listed(Service), Listed(EndpointSlice), Listed(Node)])
+        fresh.take(LISTED)
         assert without_generation(self.plans.values()) == without_generation(fresh.commit())
 
     @invariant()

@@ -5,12 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import Applied, Endpoint, EndpointSlice, Listed, Node, ObjectKey, Service
+from kroute.model.objects import Applied, Endpoint, ObjectKey, Service
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 from kroute.settings import Settings
-from tests.builders import NODE, endpoint, endpoint_slice, facts, service
+from tests.builders import (
+    LISTED,
+    NODE,
+    endpoint,
+    endpoint_slice,
+    facts,
+    service,
+)
 
 KEY = ObjectKey("default", "web")
 
@@ -18,7 +25,7 @@ KEY = ObjectKey("default", "web")
 def seen(web: Service, *endpoints: Endpoint, node: NodeFacts | None = None) -> tuple[ServiceView, ServicePlan]:
     catalog = Catalog(Settings(node_name=NODE), node or facts())
     catalog.take([Applied(web), Applied(endpoint_slice("web-1", *endpoints))])
-    catalog.take(Listed(kind) for kind in (Service, EndpointSlice, Node))
+    catalog.take(LISTED)
     plans = {plan.key: plan for plan in catalog.commit()}
     view = catalog.explain(KEY)
     assert view is not None
@@ -83,7 +90,7 @@ def test_an_older_services_address_is_said_to_be_held() -> None:
     catalog = Catalog(Settings(node_name=NODE), facts())
     for name, created in (("web", "2026-01-02T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")):
         catalog.take([Applied(service(name, created=created))])
-    catalog.take(Listed(kind) for kind in (Service, EndpointSlice, Node))
+    catalog.take(LISTED)
     catalog.commit()
     view = catalog.explain(KEY)
     assert view is not None

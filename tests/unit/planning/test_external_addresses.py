@@ -5,10 +5,20 @@ from typing import Any
 import pytest
 
 from kroute.model.node_facts import NodeInterfaces
-from kroute.model.objects import Applied, Deleted, EndpointSlice, Listed, Node, ObjectKey, Service
+from kroute.model.objects import Applied, Deleted, Node, ObjectKey, Service
 from kroute.model.plan import ServicePlan
 from kroute.planning.catalog import Catalog
-from tests.builders import NODE, NODE_IPV4, endpoint_slice, facts, node, port, service, settings
+from tests.builders import (
+    LISTED,
+    NODE,
+    NODE_IPV4,
+    endpoint_slice,
+    facts,
+    node,
+    port,
+    service,
+    settings,
+)
 
 OTHER, OTHER_PUBLIC, OTHER_IPV6 = "192.168.123.248", "203.0.113.2", "fd00:123::248"
 PUBLIC = "203.0.113.1"
@@ -24,7 +34,7 @@ VICTIM = service("victim", "10.96.0.99")
 
 def catalog(*items: Service | Node, **chosen: Any) -> Catalog:
     made = Catalog(settings(**chosen), facts())
-    made.take([*map(Applied, [*NODES, SLICE, VICTIM, *items]), Listed(Service), Listed(EndpointSlice), Listed(Node)])
+    made.take([*map(Applied, [*NODES, SLICE, VICTIM, *items]), *LISTED])
     made.set_interfaces(NodeInterfaces(OWN, (NODE_IPV4,)))
     return made
 

@@ -11,12 +11,24 @@ import msgspec
 import pytest
 import yaml
 
-from kroute.model.objects import Applied, Change, EndpointSlice, Listed, Node, ObjectKey, Service, ServicePort
+from kroute.model.objects import Applied, Change, EndpointSlice, ObjectKey, Service, ServicePort
 from kroute.model.plan import AddressSet, Persistence, RealServer, ServicePlan, SetEntry, Vip
 from kroute.planning.catalog import Catalog
 from kroute.planning.frontends import cluster_ips
 from kroute.planning.plan_service import DEFAULT_AFFINITY_TIMEOUT, plan_service
-from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
+from tests.builders import (
+    LISTED,
+    NODE,
+    NODE_IPV4,
+    NODE_IPV6,
+    endpoint,
+    endpoint_slice,
+    facts,
+    port,
+    read,
+    service,
+    settings,
+)
 from tests.unit.golden_plans import render
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.yaml"))
@@ -31,7 +43,7 @@ def read_manifest(path: Path) -> list[Change]:
 @pytest.mark.parametrize("path", GOLDEN, ids=[path.stem for path in GOLDEN])
 def test_manifests_make_the_golden_plans(path: Path) -> None:
     catalog = Catalog(settings(), facts())
-    catalog.take([*read_manifest(path), Listed(Service), Listed(EndpointSlice), Listed(Node)])
+    catalog.take([*read_manifest(path), *LISTED])
     plans = render(plan for plan in catalog.commit() if isinstance(plan, ServicePlan))
     golden = path.with_suffix(".plans")
     if "KROUTE_WRITE_GOLDEN" in os.environ:
