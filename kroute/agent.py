@@ -19,6 +19,7 @@ from kroute.checks import preflight
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan
@@ -177,7 +178,7 @@ class Agent:
 
 def _log_node(node: NodeFacts) -> None:
     """Log what is known of the node, and what that means where it has only one family."""
-    families = [family for family, address in (("IPv4", node.ipv4), ("IPv6", node.ipv6)) if address is not None]
+    families = [family for family, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
     log.info(
         "node.known",
         ipv4=node.ipv4,

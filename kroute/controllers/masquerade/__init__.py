@@ -1,1 +1,1 @@
-"""The nat and filter rules, and the sets that they look up."""
+"""What is masqueraded and what is refused: the plans' entries and the node's facts, handed to the firewall."""

@@ -1,4 +1,4 @@
-"""Keeps the nat and filter rules and the sets that they look up.
+"""Keeps the sets of the node's firewall as the plans say, and its rules as the facts of the node say.
 
 The rules never change with the Services; the sets do. What refuses packets is there last and goes first: a set is there
 and filled before a rule looks into it, and an address is in the set VIP, which refuses what is in no other set, only

@@ -1,0 +1,107 @@
+"""A firewall in memory: refuses what a kernel refuses, whatever its tool is."""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from ipaddress import ip_address, ip_network
+
+from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.sets import MAX_ELEMENTS, SHAPES, Part, Sets
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, Element, SetEntry
+from kroute.reconcile.batches import sliced
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
+from tests.fakes.firewall_rules import FakeRules
+
+NO_SET, OTHER_SHAPE, FULL = "there is no such set", "the element does not fit the set", "the set is full"
+
+
+class FakeFirewall:
+    """Same shape as kroute.firewall.protocol.Firewall.
+
+    `sets` are those that were made, `written_for` the facts that the rules were last written for; tests damage both.
+    `room` is what each set holds.
+    """
+
+    def __init__(self, settings: Settings, *, room: int = MAX_ELEMENTS) -> None:
+        self.sets: dict[tuple[Family, AddressSet], set[Element]] = {}
+        self.written_for: NodeFacts | None = None
+        self._known: NodeFacts | None = None
+        self._settings = settings
+        self._room = room
+
+    async def ensure_sets(self) -> list[str]:
+        missing = [(family, which) for family in Family for which in SHAPES if (family, which) not in self.sets]
+        self.sets |= {key: set() for key in missing}
+        return [f"set {self.set_name(*key)} was missing" for key in missing]
+
+    async def elements(self) -> AsyncIterator[list[SetEntry]]:
+        for (_, which), elements in list(self.sets.items()):
+            async for part in sliced(set(elements)):
+                yield [SetEntry(which, element) for element in part]
+
+    async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
+        refused = {}
+        for entry, is_wanted in changes.items():
+            if why := self._refusal(entry, is_wanted=is_wanted):
+                refused[entry] = f"cannot change {entry}: {why}"
+            elif is_wanted:
+                self.sets[entry.family, entry.set].add(entry.element)
+            else:
+                self.sets[entry.family, entry.set].discard(entry.element)
+        return refused
+
+    async def ensure_rules(self, node: NodeFacts) -> list[str]:
+        drift = ["the rules were not as they should be"] if self._known == node != self.written_for else []
+        self.written_for = self._known = node
+        return drift
+
+    async def is_present(self) -> bool:
+        return bool(self.sets)
+
+    async def remove(self, report: CleanupReport) -> None:
+        if self.written_for is not None:
+            report.add("remove the rules")
+        for key in self.sets:
+            report.add(f"remove set {self.set_name(*key)}")
+        self.sets.clear()
+        self.written_for = None
+
+    def set_name(self, family: Family, which: AddressSet) -> str:
+        return f"{which} of {family}"
+
+    async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
+        return {which: set(self.sets[family, which]) for which in sets if (family, which) in self.sets}
+
+    async def rules(self, family: Family, node: NodeFacts) -> FakeRules:
+        return FakeRules(self._settings, family, node)
+
+    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
+        return [] if self.written_for == node else [f"{family} rules are others"]
+
+    async def prerequisites(self) -> Prerequisites:
+        return Prerequisites("firewall", {family: [] for family in Family}, "there is memory")
+
+    def _refusal(self, entry: SetEntry, *, is_wanted: bool) -> str:
+        known = self.sets.get((entry.family, entry.set))
+        if known is None:
+            return NO_SET
+        if not _fits(entry):
+            return OTHER_SHAPE
+        return FULL if is_wanted and entry.element not in known and len(known) >= self._room else ""
+
+
+def _fits(entry: SetEntry) -> bool:
+    """Whether the element consists of what its set's elements consist of, in one family."""
+    fields = iter(entry.element)
+    version = 6 if entry.family is Family.IPV6 else 4
+    try:
+        for part in SHAPES[entry.set]:
+            if part is Part.PORT:
+                if not (0 <= int(next(fields)) <= 255 and 0 <= int(next(fields)) <= 65535):
+                    return False
+            elif (ip_address if part is Part.ADDRESS else ip_network)(next(fields)).version != version:
+                return False
+    except (StopIteration, ValueError):
+        return False
+    return next(fields, None) is None

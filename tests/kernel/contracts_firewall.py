@@ -1,0 +1,170 @@
+"""What every backend of the firewall keeps, on a real kernel and on a fake one, and the fake firewall with them.
+
+A subclass brings the fixture `firewall`: tests/kernel/test_firewall.py on a real kernel, tests/unit/firewall/
+test_contracts.py in memory.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kroute.firewall.packets import Packet, Ruling
+from kroute.firewall.protocol import Firewall
+from kroute.firewall.sets import SHAPES, Part, Sets
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, SetEntry
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Exemption, Settings
+from tests.fakes.firewall_rules import FakeRules
+
+NODE = NodeFacts("node1", "192.168.9.1", "fd99::1", pod_cidrs=("172.20.1.0/24", "fd00:20:0:1::/64"))
+PORT, PORT6 = ("10.96.0.1", 6, 80), ("fd00:96::1", 17, 53)
+ONE_OF_EACH = [
+    *(
+        SetEntry(which, port)
+        for port in (PORT, PORT6)
+        for which in (
+            AddressSet.CLUSTER_IP,
+            AddressSet.EXTERNAL,
+            AddressSet.EXTERNAL_LOCAL,
+            AddressSet.NO_LOCAL,
+            AddressSet.NO_ENDPOINT,
+            AddressSet.RESTRICTED,
+        )
+    ),
+    SetEntry(AddressSet.SOURCE_RANGE, (*PORT, "203.0.113.0/24")),
+    SetEntry(AddressSet.SOURCE_RANGE, (*PORT6, "2001:db8::/32")),
+    SetEntry(AddressSet.HAIRPIN, ("172.20.1.5", 6, 8080, "172.20.1.5")),
+    SetEntry(AddressSet.HAIRPIN, ("fd00:20:0:1::5", 17, 53, "fd00:20:0:1::5")),
+    SetEntry(AddressSet.VIP, ("10.96.0.1",)),
+    SetEntry(AddressSet.VIP, ("fd00:96::1",)),
+    SetEntry(AddressSet.POD_NETWORK, ("172.20.1.0/24",)),
+    SetEntry(AddressSet.POD_NETWORK, ("fd00:20:0:1::/64",)),
+]
+MISSHAPEN = [
+    SetEntry(AddressSet.VIP, PORT),
+    SetEntry(AddressSet.CLUSTER_IP, ("10.96.0.1",)),
+    SetEntry(AddressSet.HAIRPIN, PORT),
+    SetEntry(AddressSet.SOURCE_RANGE, PORT),
+]
+
+
+async def everything(firewall: Firewall) -> list[SetEntry]:
+    return sorted([entry async for part in firewall.elements() for entry in part])
+
+
+class FirewallContract:
+    async def test_every_missing_set_is_made_and_told_of_once(self, firewall: Firewall) -> None:
+        assert not await firewall.is_present()
+        assert len(await firewall.ensure_sets()) == 2 * len(AddressSet)
+        assert await firewall.ensure_sets() == []
+        assert await firewall.is_present()
+        assert await everything(firewall) == []
+
+    async def test_elements_of_every_shape_are_read_back(self, firewall: Firewall) -> None:
+        await firewall.ensure_sets()
+        assert await firewall.change_elements(dict.fromkeys(ONE_OF_EACH, True)) == {}
+        assert await everything(firewall) == sorted(ONE_OF_EACH)
+        for family in Family:
+            sets = await firewall.read_sets(family)
+            found = [SetEntry(which, element) for which, elements in sets.items() for element in elements]
+            assert sorted(found) == sorted(it for it in ONE_OF_EACH if it.family is family)
+        assert await firewall.read_sets(Family.IPV4, [AddressSet.VIP]) == {AddressSet.VIP: {("10.96.0.1",)}}
+
+    async def test_what_is_so_already_is_no_failure(self, firewall: Firewall) -> None:
+        await firewall.ensure_sets()
+        there, absent = ONE_OF_EACH[:2]
+        for _ in range(2):
+            assert await firewall.change_elements({there: True, absent: False}) == {}
+        assert await everything(firewall) == [there]
+
+    @pytest.mark.parametrize("entry", MISSHAPEN, ids=lambda entry: entry.set)
+    async def test_an_element_of_another_shape_is_refused_and_stops_no_other(
+        self, firewall: Firewall, entry: SetEntry
+    ) -> None:
+        await firewall.ensure_sets()
+        good = ONE_OF_EACH[0]
+        refused = await firewall.change_elements({entry: True, good: True})
+        assert list(refused) == [entry]
+        assert refused[entry].startswith("cannot ")
+        assert await everything(firewall) == [good]
+
+    async def test_without_its_set_an_element_is_refused(self, firewall: Firewall) -> None:
+        assert list(await firewall.change_elements({ONE_OF_EACH[0]: True})) == [ONE_OF_EACH[0]]
+        assert await firewall.read_sets(Family.IPV4) == {}
+
+    async def test_rules_are_written_once_and_again_for_other_facts_which_is_no_drift(self, firewall: Firewall) -> None:
+        await firewall.ensure_sets()
+        for node in (NODE, NODE, NodeFacts("node1", "192.168.9.2")):
+            assert await firewall.ensure_rules(node) == []
+            assert [await firewall.rule_differences(family, node) for family in Family] == [[], []]
+
+    async def test_what_is_not_written_yet_differs(self, firewall: Firewall) -> None:
+        await firewall.ensure_sets()
+        assert all([await firewall.rule_differences(family, NODE) for family in Family])
+
+    async def test_removal_leaves_nothing_and_can_be_repeated(self, firewall: Firewall) -> None:
+        await firewall.ensure_sets()
+        await firewall.change_elements(dict.fromkeys(ONE_OF_EACH, True))
+        await firewall.ensure_rules(NODE)
+        first, second = CleanupReport(), CleanupReport()
+        await firewall.remove(first)
+        await firewall.remove(second)
+        assert first.undone
+        assert first.failed == second.failed == second.undone == []
+        assert not await firewall.is_present()
+
+    async def test_the_kernel_here_has_all_that_is_needed(self, firewall: Firewall) -> None:
+        assert (await firewall.prerequisites()).missing == {family: [] for family in Family}
+
+
+SETTINGS = [
+    Settings("node1"),
+    Settings("node1", cluster_cidrs=("172.20.0.0/16", "fd00:20::/48")),
+    Settings("node1", detect_local_mode="NodeCIDR", snat_source="node-ip"),
+    Settings("node1", detect_local_mode="BridgeInterface", pod_bridge_interface="cbr0"),
+    Settings("node1", detect_local_mode="InterfaceNamePrefix", pod_interface_name_prefix="cb"),
+    Settings("node1", masquerade_all=True, masquerade_exemptions=(Exemption("192.0.2.0/24", "10.96.0.0/16"),)),
+]
+PORTS = [("10.96.0.1", 6, 80), ("10.96.0.1", 17, 80), ("10.96.0.2", 6, 80)]
+SOURCES = ["192.0.2.1", "203.0.113.9", "172.20.1.5", "192.168.9.1"]
+OF_PORTS = [which for which, shape in SHAPES.items() if shape == (Part.ADDRESS, Part.PORT)]
+SETS: st.SearchStrategy[Sets] = st.fixed_dictionaries(
+    {which: st.sets(st.sampled_from(PORTS)) for which in OF_PORTS}
+    | {
+        AddressSet.SOURCE_RANGE: st.sets(st.sampled_from([(*port, "203.0.113.0/24") for port in PORTS])),
+        AddressSet.HAIRPIN: st.sets(st.just(("172.20.1.5", 6, 8080, "172.20.1.5"))),
+        AddressSet.VIP: st.sets(st.sampled_from([("10.96.0.1",), ("10.96.0.2",)])),
+        AddressSet.POD_NETWORK: st.sets(st.just(("172.20.0.0/16",))),
+    }
+)
+PACKETS = st.builds(
+    lambda port, source, interface: Packet(port[1], source, port[0], port[2], interface),
+    st.sampled_from(PORTS),
+    st.sampled_from(SOURCES),
+    st.sampled_from(["", "eth0", "cbr0"]),
+)
+REAL_SERVERS = [("172.20.1.5", 8080), ("172.20.2.5", 8080)]
+
+
+class RulesContract:
+    """Needs no kernel: a subclass brings `rules_of`, which makes the rules of a backend."""
+
+    @given(st.sampled_from(SETTINGS), PACKETS, SETS, st.booleans())
+    def test_a_packet_fares_as_the_policy_says(
+        self, settings: Settings, packet: Packet, sets: Sets, has_virtual_server: bool
+    ) -> None:
+        rules, policy = self.rules_of(settings, Family.IPV4, NODE), FakeRules(settings, Family.IPV4, NODE)
+        found = rules.admission(packet, sets, has_virtual_server=has_virtual_server)
+        assert found.ruling is policy.admission(packet, sets, has_virtual_server=has_virtual_server).ruling
+        assert found.ruling is Ruling.PASSED or found.why
+
+    @given(st.sampled_from(SETTINGS), PACKETS, SETS)
+    def test_a_packet_leaves_with_the_source_that_the_policy_says(
+        self, settings: Settings, packet: Packet, sets: Sets
+    ) -> None:
+        rules, policy = self.rules_of(settings, Family.IPV4, NODE), FakeRules(settings, Family.IPV4, NODE)
+        found, wanted = (it.sources(packet, REAL_SERVERS, sets) for it in (rules, policy))
+        assert [it[:2] for it in found] == [it[:2] for it in wanted]
+        assert all(it.is_kept or it.why for it in found)
