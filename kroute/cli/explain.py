@@ -12,7 +12,7 @@ from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect import agent_socket, planned_state
 from kroute.inspect.explain import Explanation
 from kroute.inspect.explain import explain as explain_packet
-from kroute.inspect.planned_state import Dossier
+from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.verdicts import Fate
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
@@ -64,7 +64,7 @@ async def _explain(settings: Settings, key: VirtualServerKey, client: str | None
     return await explain_packet(settings, key, client, await _ask(settings, key), facts)
 
 
-async def _ask(settings: Settings, key: VirtualServerKey) -> Dossier | None:
+async def _ask(settings: Settings, key: VirtualServerKey) -> PlannedState | None:
     try:
         return planned_state.decode(await agent_socket.ask(settings.state_dir, planned_state.question_about(key)))
     except (agent_socket.AgentUnreachableError, msgspec.DecodeError):

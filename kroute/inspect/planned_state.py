@@ -22,7 +22,7 @@ class PlannedEntry(msgspec.Struct, frozen=True):
     element: Element
 
 
-class Dossier(msgspec.Struct):
+class PlannedState(msgspec.Struct):
     """What was planned. `service` is empty where no Service has the address and port that was asked about.
 
     `entries` are those of the Service, of the node, and of every Service that has the same VIP: the rules may come
@@ -38,9 +38,9 @@ class Dossier(msgspec.Struct):
     problems: list[str]
 
 
-def decode(answer: bytes) -> Dossier | None:
+def decode(answer: bytes) -> PlannedState | None:
     """What the agent said; None for what is not known. DecodeError for the answer of another version."""
-    return msgspec.json.decode(answer, type=Dossier | None)
+    return msgspec.json.decode(answer, type=PlannedState | None)
 
 
 def question_about(key: VirtualServerKey) -> str:
@@ -48,23 +48,23 @@ def question_about(key: VirtualServerKey) -> str:
     return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
 
 
-def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> Dossier | None:
+def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> PlannedState | None:
     """All about a Service; None if there is none of that name."""
     view = catalog.explain(key)
     if view is None:
         return None
     plan = broadcaster.services.get(key) or ServicePlan(key)
-    return _dossier(catalog, plan, view, _entries([plan]))
+    return _planned_state(catalog, plan, view, _entries([plan]))
 
 
-def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> Dossier:
+def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> PlannedState:
     """All about an address and port."""
     holder = catalog.holder_of(key)
     services = broadcaster.services
     plan = services.get(holder) if holder is not None else None
     concerned = [it for it in services.values() if any(vip.address == key.address for vip in it.vips)]
     plans: list[Plan | None] = [plan, broadcaster.node, *(it for it in concerned if it is not plan)]
-    return _dossier(
+    return _planned_state(
         catalog,
         plan,
         catalog.explain(holder) if holder is not None else None,
@@ -73,14 +73,14 @@ def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKe
     )
 
 
-def _dossier(
+def _planned_state(
     catalog: Catalog,
     plan: ServicePlan | None,
     view: ServiceView | None,
     entries: list[PlannedEntry],
     vips: list[Vip] | None = None,
-) -> Dossier:
-    return Dossier(
+) -> PlannedState:
+    return PlannedState(
         catalog.node,
         str(plan.key) if plan else "",
         view,

@@ -24,14 +24,19 @@ QUESTION = "show"
 """What an agent or a director answers with a Snapshot."""
 
 
-class RealServerRow(msgspec.Struct):
-    """One destination; `state` is serving, draining, or missing (planned, and not in the kernel)."""
+class RealServerView(msgspec.Struct):
+    """A real server with the kernel's counts of its connections."""
 
     address: str
     port: int
     weight: int
     active: int
     inactive: int
+
+
+class RealServerRow(RealServerView):
+    """One destination; `state` is serving, draining, or missing (planned, and not in the kernel)."""
+
     state: Condition
 
 

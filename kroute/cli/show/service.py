@@ -15,7 +15,7 @@ from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.dry_run.rehearsal import NodeReader
-from kroute.inspect.planned_state import Dossier
+from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import Snapshot, VirtualServerRow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
@@ -100,7 +100,7 @@ async def _add_traffic(shown: Snapshot, ipvs: Ipvs) -> None:
         row.traffic = traffic.get(row.key)
 
 
-async def _vips(known: Dossier, reader: NodeReader, lookup: RouteLookup, interface: str) -> list[VipView]:
+async def _vips(known: PlannedState, reader: NodeReader, lookup: RouteLookup, interface: str) -> list[VipView]:
     bound = await reader.addresses.read(interface)
     ways = {vip.address: await lookup.towards(vip.address) for vip in known.vips}
     return [
@@ -109,7 +109,7 @@ async def _vips(known: Dossier, reader: NodeReader, lookup: RouteLookup, interfa
     ]
 
 
-async def _entries(known: Dossier, firewall: Firewall) -> list[EntryView]:
+async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
     wanted = [SetEntry(AddressSet(it.set), it.element) for it in known.entries]
     sets = {it.set for it in wanted}
     there = {family: await firewall.read_sets(family, sets) for family in {it.family for it in wanted}}

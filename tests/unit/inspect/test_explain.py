@@ -10,10 +10,11 @@ from kroute.broadcaster import Broadcaster
 from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanation
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect import explain, planned_state
+from kroute.inspect.applied_state import AppliedState
 from kroute.inspect.explain import Explanation
-from kroute.inspect.planned_state import Dossier
-from kroute.inspect.verdicts import Client, Fate, World, judge
-from kroute.kernel.ipvs.client import DeleteRealServer
+from kroute.inspect.planned_state import PlannedState
+from kroute.inspect.verdicts import Client, Fate, judge
+from kroute.kernel.ipvs.client import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.route_lookup import Way
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -103,7 +104,7 @@ def published(made: Catalog) -> Broadcaster:
     return broadcaster
 
 
-def known(key: VirtualServerKey = KEY, *services: Service) -> Dossier:
+def known(key: VirtualServerKey = KEY, *services: Service) -> PlannedState:
     """What the agent says, by way of its socket."""
     made = catalog(*services)
     broadcaster = published(made)
@@ -231,11 +232,13 @@ async def test_it_is_printed_for_a_person(node: FakeNode) -> None:
     ids=["all drain, from the node", "all drain, from elsewhere", "no virtual server and no rule"],
 )
 def test_without_a_serving_real_server(client: Client, real_servers: dict | None, fate: Fate) -> None:
-    world = World(True, {}, real_servers)
-    assert judge(KEY, client, world, family_rules(SETTINGS, Family.IPV4, FACTS)).fate is fate
+    reals = {key: RealServerState(weight) for key, weight in (real_servers or {}).items()}
+    server = VirtualServerState(VirtualServerOptions(), reals) if real_servers is not None else None
+    applied = AppliedState(set(), {}, server, Way(True, DUMMY, NODE_IPV4))
+    assert judge(KEY, client, applied, family_rules(SETTINGS, Family.IPV4, FACTS)).fate is fate
 
 
-def test_the_dossier_of_a_service_and_of_none() -> None:
+def test_the_planned_state_of_a_service_and_of_none() -> None:
     made = catalog()
     broadcaster = published(made)
     found = planned_state.of_service(made, broadcaster, ObjectKey("default", "web"))

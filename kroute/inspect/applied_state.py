@@ -1,0 +1,47 @@
+"""What the kernel has of an address and port: the applied state, beside what was planned for it."""
+
+import msgspec
+
+from kroute.firewall.protocol import Firewall
+from kroute.firewall.sets import Sets
+from kroute.inspect.dry_run.rehearsal import NodeReader
+from kroute.kernel.ipvs.client import RealServerKey, VirtualServerState
+from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.model.addresses import family_of
+from kroute.model.plan import VirtualServerKey
+
+
+class AppliedState(msgspec.Struct):
+    """`bound` are the addresses on the dummy interface; `server` and `route` are None where there is none."""
+
+    bound: set[str]
+    sets: Sets
+    server: VirtualServerState | None
+    route: Way | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether packets to the address are for this node."""
+        return self.route is not None and self.route.is_local
+
+    @property
+    def source(self) -> str | None:
+        """The address from which this node's own processes call it."""
+        return self.route.source if self.route is not None else None
+
+    @property
+    def serving(self) -> list[RealServerKey]:
+        """The real servers that take new connections."""
+        return sorted(it for it, real in self.server.real_servers.items() if real.weight) if self.server else []
+
+
+async def read_applied_state(
+    interface: str, key: VirtualServerKey, reader: NodeReader, firewall: Firewall, lookup: RouteLookup
+) -> AppliedState:
+    """Read it. `interface` is the dummy interface's name. Raises KernelError."""
+    return AppliedState(
+        bound=await reader.addresses.read(interface),
+        sets=await firewall.read_sets(family_of(key.address)),
+        server=(await reader.ipvs.read()).get(key),
+        route=await lookup.towards(key.address),
+    )
