@@ -7,9 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
-from kroute.kernel.net.addresses import BindAddress
+from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, LinkEvent
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
+from kroute.reconcile.stage_gate import WITHDRAWN
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 
 WEB = (6, "10.96.0.1", 80)
@@ -212,3 +213,17 @@ async def test_a_virtual_server_that_a_reading_leaves_out_is_looked_up_and_nothi
     await node.resync()
     assert node.service_proxy.statistics().repairs == 1
     assert WEB in node.kernel.virtual_servers
+
+
+async def test_what_leaves_is_over_also_when_somebody_else_has_deleted_it_meanwhile(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.kernel.refuse(lambda change: change == UnbindAddress("10.96.0.1"), errno.EBUSY)
+    await node.apply(plan("web", 2))
+    assert WEB in node.kernel.virtual_servers, "it serves for as long as its address is there"
+    del node.kernel.virtual_servers[WEB]
+    await node.resync()
+    node.kernel.accept_all()
+    await node.wait(31)
+    assert not node.kernel.links[DUMMY].addresses
+    assert not any(node.kernel.links[DUMMY].routes.values())
+    assert not node.stage_gate.has_candidates(WITHDRAWN)
