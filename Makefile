@@ -31,7 +31,7 @@ lint: ## check style, types and the direction of imports
 	@scripts/setup unit
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy --strict kroute
+	.venv/bin/mypy --strict kroute tests/fakes
 	.venv/bin/lint-imports
 
 lab: ## a shell beside a running three-node cluster with kroute on it (NODE=node2: inside that node)

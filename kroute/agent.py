@@ -19,6 +19,7 @@ from kroute.checks import preflight
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
@@ -55,7 +56,7 @@ Follow = Callable[[Sink], Coroutine[None, None, None]]
 
 
 class Agent:
-    """kroute on one node, which has these `interfaces`.
+    """kroute on one node, which has these `interfaces` and this `kernel`, open for as long as the agent runs.
 
     `follow` is where changes come from, `create` how Events are written (None: they are only logged). `loop_watch` is
     that of the event loop in which it runs, `watches` counts what the watches do.
@@ -65,12 +66,14 @@ class Agent:
         self,
         settings: Settings,
         interfaces: NodeInterfaces,
+        kernel: NodeKernel,
         follow: Follow,
         create: CreateObject | None = None,
         *,
         loop_watch: LoopWatch,
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
     ) -> None:
+        self._kernel = kernel
         self._follow = follow
         self._watches = watches
         self._loop_watch = loop_watch
@@ -81,7 +84,7 @@ class Agent:
         self._changed = asyncio.Event()
         self._collector = Collector()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
-        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report)
+        self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._observation = Observation(
             settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
@@ -164,7 +167,7 @@ class Agent:
             self._watches(),
             self._broadcaster.statistics(),
             self._controllers.statistics(),
-            self._controllers.sockets(),
+            dict(self._kernel.sockets),
             self._loop_watch.statistics(),
             self._changes.statistics(),
         )
@@ -219,9 +222,12 @@ async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
 async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
     """An agent with the source that the settings name; what it needs is closed with the stack."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
+    kernel = await stack.enter_async_context(open_kernel(settings.proc_sys))
     directory = settings.manifests
     if directory is not None:
-        return Agent(settings, interfaces, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch)
+        return Agent(
+            settings, interfaces, kernel, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch
+        )
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
@@ -237,6 +243,7 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
     return Agent(
         settings,
         interfaces,
+        kernel,
         follow,
         api.create,
         loop_watch=loop_watch,

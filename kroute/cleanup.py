@@ -3,8 +3,7 @@
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.director.cleanup import undo
-from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -15,23 +14,23 @@ from kroute.settings import Settings
 
 async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
     """Undo what this node's ledger and kroute's names tell of. Raises LedgerError and KernelError before it begins."""
-    report = await _undo_director(settings)
-    if not report.failed:
-        async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
-            rest = await controllers.cleanup()
-        report.undone += rest.undone
-        report.failed += rest.failed
+    async with open_kernel(settings.proc_sys) as kernel:
+        report = await _undo_director(settings, kernel)
+        if not report.failed:
+            async with NodeControllers(settings, Broadcaster(), _no_plans, kernel) as controllers:
+                rest = await controllers.cleanup()
+            report.undone += rest.undone
+            report.failed += rest.failed
     if not report.failed:
         state_dir.empty()
     return report
 
 
-async def _undo_director(settings: Settings) -> CleanupReport:
+async def _undo_director(settings: Settings, kernel: NodeKernel) -> CleanupReport:
     """Take away what only a director makes; the ledger that names it is needed for the rest."""
     report = CleanupReport()
     ledger = Ledger.open(settings.state_dir)
-    async with Ipvs() as ipvs, Addresses() as addresses:
-        await undo(ledger, ipvs, addresses, report)
+    await undo(ledger, kernel.ipvs, kernel.addresses, report)
     ledger.close()
     return report
 

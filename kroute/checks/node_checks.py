@@ -1,7 +1,6 @@
 """What `kroute check` looks at on the node. It changes nothing, but loads modules and tables as a start does."""
 
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 
 from kroute.checks import preflight
 from kroute.checks.finding import Finding, Level, lack, ok, warning
@@ -10,11 +9,9 @@ from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.xtables import Xtables
-from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.net.links import Links
+from kroute.kernel.clients import IpvsClient, SysctlClient
 from kroute.kernel.nftables import Nftables
+from kroute.kernel.node_kernel import open_kernel
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
@@ -41,14 +38,10 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if lacks:
         return findings  # without capabilities and modules the kernel does not answer the rest
-    async with AsyncExitStack() as stack:
-        xtables = {family: await stack.enter_async_context(Xtables(family.number)) for family in Family}
-        ipvs, links, ipset, nftables = Ipvs(), Links(), Ipset(), Nftables()
-        for client in (ipvs, links, ipset, nftables):
-            await stack.enter_async_context(client)
-        findings += await check_firewall(firewall_of(settings, ipset, xtables), ipv6=ipv6)
-        findings += check_proxies(await leavings(links, ipset, xtables, nftables))
-        findings += await check_virtual_servers(settings, ipvs)
+    async with open_kernel(only=("xtables", "ipvs", "links", "ipset")) as kernel, Nftables() as nftables:
+        findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
+        findings += check_proxies(await leavings(kernel, nftables))
+        findings += await check_virtual_servers(settings, kernel.ipvs)
     return findings
 
 
@@ -60,7 +53,7 @@ async def check_scheduler(name: str) -> list[Finding]:
     return [warning(preflight.MODULES, message, f"run `modprobe ip_vs_{name}` on the node, or choose another one")]
 
 
-def check_sysctls(sysctls: Sysctls, circumstances: Circumstances) -> list[Finding]:
+def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[Finding]:
     """Whether each sysctl is as IPVS needs it, or can be set."""
     rows = [row for row in SYSCTLS if row.when(circumstances)]
     lacks = []
@@ -106,7 +99,7 @@ def check_proxies(found: Iterable[Leaving]) -> list[Finding]:
     ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
 
 
-async def check_virtual_servers(settings: Settings, ipvs: Ipvs) -> list[Finding]:
+async def check_virtual_servers(settings: Settings, ipvs: IpvsClient) -> list[Finding]:
     """Whether there are virtual servers that kroute has not made, and will not touch."""
     try:
         ledger = Ledger.open(settings.state_dir)

@@ -1,13 +1,11 @@
 """What tells that another service proxy is, or was, at work on the node."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.xtables import Xtables
-from kroute.kernel.net.links import Links
 from kroute.kernel.nftables import Nftables
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 from kroute.settings import DEFAULTS
 
@@ -30,19 +28,19 @@ NFT_TABLE = "kube-proxy"
 """Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
 
 
-async def leavings(links: Links, ipset: Ipset, xtables: Mapping[Family, Xtables], nftables: Nftables) -> list[Leaving]:
+async def leavings(kernel: NodeKernel, nftables: Nftables) -> list[Leaving]:
     """Everything that is found. Reads only."""
     found: list[Leaving] = []
-    set_names = await ipset.names()
+    set_names = await kernel.ipset.names()
     chains = {
-        family.value: {name for table in TABLES for name in await tables.chains(table)}
-        for family, tables in xtables.items()
+        family.value: {name for table in TABLES for name in await kernel.xtables[family.number].chains(table)}
+        for family in Family
     }
     nft_chains = await nftables.chains()
     for proxy in OTHER_PROXIES.values():
         what = []
         # kube-router's link has the name of kroute's own, and so tells nothing.
-        if proxy.link != DEFAULTS.dummy_interface and await links.index(proxy.link) is not None:
+        if proxy.link != DEFAULTS.dummy_interface and await kernel.links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))

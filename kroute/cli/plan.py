@@ -7,8 +7,9 @@ import click
 from kroute.cli.options import output_option
 from kroute.cli.output import DONE, refusing, show
 from kroute.cli.settings_in_force import settings_in_force
-from kroute.inspect.dry_run.rehearsal import NodeReader, Rehearsed, rehearse
+from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
+from kroute.kernel.node_kernel import open_kernel
 from kroute.model.node_facts import node_facts
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
@@ -32,7 +33,7 @@ def plan(settings: Settings, *, output: str) -> int:
     there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
     """
     with refusing(InitialSyncError, KernelError):
-        found = asyncio.run(_rehearse(settings))
+        found = asyncio.run(_dry_run(settings))
     show(found, output, print_changes)
     return CHANGES if found.changes else DONE
 
@@ -46,13 +47,13 @@ async def plans_of(settings: Settings) -> list[Plan]:
     return catalog.commit()
 
 
-async def _rehearse(settings: Settings) -> Rehearsed:
+async def _dry_run(settings: Settings) -> PlannedChanges:
     plans = await plans_of(settings)
-    async with NodeReader() as node:
-        return await rehearse(settings, plans, node)
+    async with open_kernel(settings.proc_sys) as kernel:
+        return await dry_run(settings, plans, kernel)
 
 
-def print_changes(found: Rehearsed) -> None:
+def print_changes(found: PlannedChanges) -> None:
     """The changes under the names of their Services, in the order in which they would be made."""
     services = dict.fromkeys(change.service for change in found.changes)
     for service in services:

@@ -6,8 +6,8 @@ than before. Both look at the same object; only service_proxy calls what changes
 
 import asyncio
 
+from kroute.kernel.clients import LinkClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.net.links import Links
 from kroute.reconcile.ledger import Ledger, LinkMade
 
 
@@ -17,7 +17,7 @@ class DummyInterface:
     `revision` grows whenever the link was made or put right: routes may have gone, and what was refused may work now.
     """
 
-    def __init__(self, name: str, links: Links, ledger: Ledger) -> None:
+    def __init__(self, name: str, links: LinkClient, ledger: Ledger) -> None:
         self.name = name
         self.index: int | None = None
         self.revision = 0

@@ -25,8 +25,9 @@ from kroute.comparison.source_routes import (
     stale_sources,
 )
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.kernel.net.monitor import AddressEvent, Event, Monitor, RouteEvent
-from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, Routes, SetLocalRoute
+from kroute.kernel.clients import EventSource, RouteClient
+from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
+from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -51,8 +52,8 @@ class RouteFix(StagedController[str, SourceRoute]):
         gate: StageGate,
         *,
         interface: DummyInterface,
-        routes: Routes,
-        monitor: Monitor,
+        routes: RouteClient,
+        monitor: EventSource,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(settings, subscription, gate, DesiredState(agrees), monitor, clock)

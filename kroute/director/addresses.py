@@ -14,8 +14,9 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 import structlog
 
 from kroute.comparison.vips import agrees, describe_drift
+from kroute.kernel.clients import AddressClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.net.addresses import Addresses, BindAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.announcements import Announcer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
@@ -37,7 +38,7 @@ class DirectorAddresses:
     def __init__(
         self,
         status: PassStatus,
-        addresses: Addresses,
+        addresses: AddressClient,
         announcer: Announcer,
         ledger: Ledger,
         *,

@@ -2,13 +2,13 @@
 
 from errno import EADDRNOTAVAIL, ENODEV
 
-from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.net.addresses import Addresses, UnbindAddress
+from kroute.kernel.clients import AddressClient, SyncDaemonClient
+from kroute.kernel.net.addresses import UnbindAddress
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import AddressDeleted, Ledger, SyncDaemonStopped
 
 
-async def undo(ledger: Ledger, ipvs: Ipvs, addresses: Addresses, report: CleanupReport) -> None:
+async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:
     """Take away the VIPs, so that no new connection comes, and the synchronization daemons."""
     with report.step("addresses of a director"):
         for interface in sorted({interface for interface, _ in ledger.addresses}):

@@ -17,13 +17,12 @@ from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.director import synchronization
 from kroute.director.addresses import DirectorAddresses
 from kroute.director.cleanup import undo
+from kroute.director.direct_ipvs import DirectIpvs
 from kroute.director.settings import DirectorSettings
 from kroute.director.synchronization import Synchronization
-from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.clients import AddressClient, EventSource, IpvsClient, SysctlClient
 from kroute.kernel.net.announcements import Announcer
-from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
-from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
@@ -52,12 +51,12 @@ class DirectRouting(Controller):
         subscription: Subscription,
         *,
         ledger: Ledger,
-        ipvs: Ipvs,
-        addresses: Addresses,
+        ipvs: IpvsClient,
+        addresses: AddressClient,
         announcer: Announcer,
-        sysctls: Sysctls,
+        sysctls: SysctlClient,
         kernel_version: tuple[int, int],
-        monitor: Monitor,
+        monitor: EventSource,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +81,7 @@ class DirectRouting(Controller):
         )
         self._servers = VirtualServers(
             self.status,
-            ipvs,
+            DirectIpvs(ipvs),
             ledger,
             default_scheduler=settings.common.scheduler,
             drain_timeout=settings.common.drain_timeout,

@@ -1,17 +1,42 @@
 """IPVS as a director uses it: every real server gets its packets as they are (`ipvsadm -g`)."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
+from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.client import DIRECT_ROUTING, AddRealServer, Ipvs, IpvsChange, SetRealServer
+from kroute.kernel.ipvs.client import (
+    DIRECT_ROUTING,
+    AddRealServer,
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    SetRealServer,
+    VirtualServerKey,
+    VirtualServerState,
+)
 
 
-class DirectIpvs(Ipvs):
-    """The IPVS table, whose real servers are written in direct-routing mode."""
+class DirectIpvs:
+    """A VirtualServerTable whose real servers are written in direct-routing mode."""
+
+    def __init__(self, ipvs: VirtualServerTable) -> None:
+        self._ipvs = ipvs
+
+    def scan(
+        self, expected: Collection[VirtualServerKey] = ()
+    ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
+        """As in IPVS."""
+        return self._ipvs.scan(expected)
+
+    async def real_servers(
+        self, keys: Sequence[VirtualServerKey]
+    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+        """As in IPVS."""
+        return await self._ipvs.real_servers(keys)
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Make the changes in order, as `Ipvs.write` does."""
-        return await super().write([directly_routed(change) for change in changes])
+        """Make the changes in order. The change of a failure is the one in direct-routing mode."""
+        return await self._ipvs.write([directly_routed(change) for change in changes])
 
 
 def directly_routed(change: IpvsChange) -> IpvsChange:

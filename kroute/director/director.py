@@ -5,7 +5,8 @@ As in the agent, all of it lives in one event loop, changes go into the catalog 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from functools import partial
 
 import msgspec
 import structlog
@@ -15,7 +16,6 @@ from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.controller import DirectRouting
-from kroute.director.direct_ipvs import DirectIpvs
 from kroute.director.election import Election, Role
 from kroute.director.lease import LeaseLock, LeaseRequests
 from kroute.director.probes import Probes
@@ -23,11 +23,8 @@ from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
 from kroute.inspect import agent_socket, snapshot
 from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.modules import kernel_version
-from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.announcements import Announcer
-from kroute.kernel.net.monitor import Monitor
-from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import Change
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.runner import stop_signal
@@ -45,10 +42,20 @@ Follow = Callable[[Sink], Coroutine[None, None, None]]
 
 
 class Director:
-    """A director with this configuration; `requests` are for the Lease, `create` is how Events are written."""
+    """A director with this configuration; `requests` are for the Lease, `create` is how Events are written.
+
+    Of the kernel it uses IPVS, the addresses, the sysctls and a monitor.
+    """
 
     def __init__(
-        self, settings: DirectorSettings, follow: Follow, requests: LeaseRequests, create: CreateObject, ledger: Ledger
+        self,
+        settings: DirectorSettings,
+        follow: Follow,
+        requests: LeaseRequests,
+        create: CreateObject,
+        *,
+        ledger: Ledger,
+        kernel: NodeKernel,
     ) -> None:
         common = settings.common
         self._settings = settings
@@ -59,17 +66,16 @@ class Director:
         self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, create)
         self._changed = asyncio.Event()
         self._probes = Probes(settings.probes, self._changed.set)
-        self._ipvs, self._addresses = DirectIpvs(), Addresses()
-        self._monitor = Monitor(only_interface=settings.vip_interface, routes=False)
+        self._monitor = kernel.monitor(only_interface=settings.vip_interface, routes=False)
         self._routing = DirectRouting(
             settings,
             self._broadcaster.subscribe(DirectRouting.name),
             ledger=ledger,
-            ipvs=self._ipvs,
-            addresses=self._addresses,
+            ipvs=kernel.ipvs,
+            addresses=kernel.addresses,
             announcer=Announcer(),
-            sysctls=Sysctls(),
-            kernel_version=kernel_version(),
+            sysctls=kernel.sysctls,
+            kernel_version=kernel.version,
             monitor=self._monitor,
             report=self._recorder.report,
         )
@@ -85,8 +91,7 @@ class Director:
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Direct until `stop` is set; then give the VIPs and the Lease to the standby."""
         async with AsyncExitStack() as stack:
-            for client in (self._ipvs, self._addresses, self._monitor):
-                await stack.enter_async_context(client)
+            await stack.enter_async_context(self._monitor)
             await stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown}))
             async with asyncio.TaskGroup() as group:
                 background = [
@@ -169,13 +174,10 @@ async def serve(settings: DirectorSettings) -> int:
         log.info("kroute.starting", version=__version__, director=common.node_name, interface=settings.vip_interface)
         async with await Api.open(common) as api:
             log.info("api.configured", server=api.server)
-            ledger = Ledger.open(common.state_dir)
-            try:
-                director = Director(
-                    settings, lambda sink: follow(api, settings.selector, sink), api, api.create, ledger
-                )
-                await director.run(stop, state_dir)
-            finally:
-                ledger.close()
+            with closing(Ledger.open(common.state_dir)) as ledger:
+                async with open_kernel(common.proc_sys, only=("ipvs", "addresses")) as kernel:
+                    watch = partial(follow, api, settings.selector)
+                    director = Director(settings, watch, api, api.create, ledger=ledger, kernel=kernel)
+                    await director.run(stop, state_dir)
     log.info("kroute.stopped")
     return 0

@@ -5,8 +5,9 @@ from errno import EEXIST
 import structlog
 
 from kroute.controllers.service_proxy.sysctls import Circumstances, Row
+from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Ipvs, SyncDaemon, SyncRole
+from kroute.kernel.ipvs.client import SyncDaemon, SyncRole
 from kroute.reconcile.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ SYSCTLS = (
 class Synchronization:
     """Runs the daemon of this director's role. Without an `interface` there is none."""
 
-    def __init__(self, ipvs: Ipvs, ledger: Ledger, interface: str, sync_id: int) -> None:
+    def __init__(self, ipvs: SyncDaemonClient, ledger: Ledger, interface: str, sync_id: int) -> None:
         self._ipvs = ipvs
         self._ledger = ledger
         self._interface = interface

@@ -1,18 +1,15 @@
 """Which backend a node has: the one place where a further one is named."""
 
-from collections.abc import Mapping
-
 from kroute.firewall.iptables.firewall import IptablesFirewall
-from kroute.firewall.iptables.prerequisites import CAPABILITIES, MODULES
+from kroute.firewall.iptables.prerequisites import CAPABILITIES, CLIENTS, MODULES
 from kroute.firewall.protocol import Firewall
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 from kroute.settings import Settings
 
-__all__ = ["CAPABILITIES", "MODULES", "firewall_of"]
+__all__ = ["CAPABILITIES", "CLIENTS", "MODULES", "firewall_of"]
 
 
-def firewall_of(settings: Settings, ipset: Ipset, xtables: Mapping[Family, Xtables]) -> Firewall:
-    """The node's firewall, on these kernel clients."""
-    return IptablesFirewall(settings, ipset, xtables)
+def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
+    """The node's firewall, on the kernel clients that its backend uses."""
+    return IptablesFirewall(settings, kernel.ipset, {family: kernel.xtables[family.number] for family in Family})

@@ -4,9 +4,9 @@ import msgspec
 
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import Sets
-from kroute.inspect.dry_run.rehearsal import NodeReader
 from kroute.kernel.ipvs.client import RealServerKey, VirtualServerState
 from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import family_of
 from kroute.model.plan import VirtualServerKey
 
@@ -36,12 +36,12 @@ class AppliedState(msgspec.Struct):
 
 
 async def read_applied_state(
-    interface: str, key: VirtualServerKey, reader: NodeReader, firewall: Firewall, lookup: RouteLookup
+    interface: str, key: VirtualServerKey, kernel: NodeKernel, firewall: Firewall, lookup: RouteLookup
 ) -> AppliedState:
     """Read it. `interface` is the dummy interface's name. Raises KernelError."""
     return AppliedState(
-        bound=await reader.addresses.read(interface),
+        bound=await kernel.addresses.read(interface),
         sets=await firewall.read_sets(family_of(key.address)),
-        server=(await reader.ipvs.read()).get(key),
+        server=(await kernel.ipvs.read()).get(key),
         route=await lookup.towards(key.address),
     )

@@ -6,14 +6,14 @@ from ipaddress import ip_network
 import msgspec
 
 from kroute.comparison import set_entries, source_routes, vips, virtual_servers
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import CLIENTS, firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect.applied_state import AppliedState, read_applied_state
-from kroute.inspect.dry_run.rehearsal import NodeReader
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.verdicts import Client, Verdict, judge
 from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry, VirtualServerKey
@@ -62,9 +62,9 @@ async def explain(
     """
     node = planned.node if planned is not None else facts
     family = family_of(key.address)
-    async with NodeReader() as reader, RouteLookup() as lookup:
-        firewall = firewall_of(settings, reader.ipset, reader.xtables)
-        applied = await read_applied_state(settings.dummy_interface, key, reader, firewall, lookup)
+    async with open_kernel(only=("ipvs", "addresses", *CLIENTS)) as kernel, RouteLookup() as lookup:
+        firewall = firewall_of(settings, kernel)
+        applied = await read_applied_state(settings.dummy_interface, key, kernel, firewall, lookup)
         rules = await firewall.rules(family, node)
         clients = await _clients(client, family, settings, node, applied, lookup)
         differences = await firewall.rule_differences(family, node)

@@ -13,6 +13,7 @@ from kroute.checks.known_proxies import OtherProxy
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, BindAddress
+from kroute.kernel.node_kernel import open_kernel
 from kroute.migration.leftovers import NodeReading
 from kroute.migration.node_reading import read_node
 from kroute.migration.take_over import Outcome, RefusalError
@@ -59,7 +60,10 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
                 "start it, wait until it has, and run this again"
             )
         done = await _bind(proxy, plan.missing)
-        async with NodeControllers(settings, Broadcaster(), _no_plans) as controllers:
+        async with (
+            open_kernel(settings.proc_sys) as kernel,
+            NodeControllers(settings, Broadcaster(), _no_plans, kernel) as controllers,
+        ):
             report = await controllers.hand_over(keep_interface=plan.keeps_link)
         if not report.failed:
             state_dir.empty()

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from kroute.backoff import Retries
 from kroute.broadcaster import Subscription
+from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
-from kroute.kernel.net.monitor import Event, Monitor, Overrun
+from kroute.kernel.net.monitor import Event, Overrun
 from kroute.model.plan import NodePlan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -36,7 +37,7 @@ class Controller(ABC):
     """After which part of the resync period the first resync comes: so the controllers resync one after the other."""
 
     def __init__(
-        self, settings: Settings, subscription: Subscription, monitor: Monitor | None, clock: Callable[[], float]
+        self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]
     ) -> None:
         self.clock = clock
         self.status = PassStatus(self.name, clock)
@@ -182,7 +183,7 @@ class Controller(ABC):
         finally:
             self.status.ends()
 
-    async def _listen(self, monitor: Monitor) -> None:
+    async def _listen(self, monitor: EventSource) -> None:
         while True:
             try:
                 events = await monitor.next()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import structlog
 
 from kroute.broadcaster import Subscription
-from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.clients import EventSource
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
@@ -46,7 +46,7 @@ class StagedController(Controller, Generic[K, V]):
         subscription: Subscription,
         gate: StageGate,
         desired: DesiredState[K, V],
-        monitor: Monitor | None,
+        monitor: EventSource | None,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(settings, subscription, monitor, clock)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from kroute.kernel.clients import EventSource
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
 from kroute.model.node_facts import NodeInterfaces
@@ -28,13 +29,6 @@ class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
 
     async def of_node(self) -> list[InterfaceAddress]:
         """All addresses of all interfaces."""
-
-
-class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
-    """Tells of changes: `kroute.kernel.net.monitor.Monitor`."""
-
-    async def next(self) -> list[Event | Overrun]:
-        """Wait for events, and return all that wait."""
 
 
 Notify = Callable[[NodeInterfaces], None]

@@ -9,7 +9,9 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.model.plan import NodePlan, Persistence, Plan, Protocol, RealServer, ServicePlan, VirtualServer
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import NodePlan, Persistence, Plan, Problem, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
 from tests.unit.fake_node import node_plan, plan, server
@@ -50,33 +52,36 @@ def snapshot() -> dict[str, list[str]]:
 
 
 @asynccontextmanager
-async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[NodeControllers]:
+async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple[NodeControllers, NodeKernel]]:
     """The controllers of one run, with all that the plans name in the kernel, and then at rest."""
     settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0)
     broadcaster = Broadcaster()
-    controllers = NodeControllers(settings, broadcaster, lambda key, problem: pytest.fail(f"{key}: {problem}"))
-    async with controllers:
+
+    def report(key: ObjectKey, problem: Problem) -> None:
+        pytest.fail(f"{key}: {problem}")
+
+    async with open_kernel() as kernel, NodeControllers(settings, broadcaster, report, kernel) as controllers:
         running = asyncio.create_task(controllers.run())
         broadcaster.publish(plans)
         async with asyncio.timeout(60):
             await controllers.live()
         await asyncio.sleep(1)  # what would be written once all are live
-        yield controllers
+        yield controllers, kernel
         controllers.stop()
         await running
 
 
 async def test_a_restart_with_nothing_to_do_writes_nothing(node: RealNode, tmp_path: Path) -> None:
     plans: list[Plan] = [node_plan(0, "10.128.0.0/16", ipv4=NODE_IP, ipv6=NODE_IP6), *map(service, range(SERVICES))]
-    async with serving(plans, tmp_path) as controllers:
-        assert controllers.sockets()["ipvs"].transactions > 0
+    async with serving(plans, tmp_path) as (controllers, kernel):
+        assert kernel.sockets["ipvs"].transactions > 0
         written = {name: counters.writes for name, counters in controllers.statistics().items()}
     assert written["service_proxy"] >= SERVICES * (3 + 8 + 2)
     before, ledger = snapshot(), sorted((tmp_path / "ledger").read_bytes().splitlines())
     assert len(before["ipvsadm -Sn"]) == SERVICES * (3 + 8)
 
-    async with serving(plans, tmp_path) as controllers:
-        assert {name: controllers.sockets()[name].transactions for name in WRITERS} == dict.fromkeys(WRITERS, 0)
+    async with serving(plans, tmp_path) as (controllers, kernel):
+        assert {name: kernel.sockets[name].transactions for name in WRITERS} == dict.fromkeys(WRITERS, 0)
         counters = controllers.statistics().values()
         assert [(each.writes, each.repairs, each.failures) for each in counters] == [(0, 0, 0)] * 4
     assert snapshot() == before
@@ -94,8 +99,8 @@ async def test_a_restart_after_one_change_writes_that_change(node: RealNode, tmp
     )
     plans[8] = plan("web-7", 2, more, *changed.virtual_servers[1:], source=NODE_IP, source6=NODE_IP6)
     assert isinstance(plans[0], NodePlan)
-    async with serving(plans, tmp_path) as controllers:
-        sockets = controllers.sockets()
+    async with serving(plans, tmp_path) as (controllers, kernel):
+        sockets = kernel.sockets
         assert {name: sockets[name].messages for name in ("ipvs", "ipset") if sockets[name].transactions} != {}
         assert sockets["ipvs"].transactions == 1
         assert sockets["addresses"].transactions == sockets["routes"].transactions == 0

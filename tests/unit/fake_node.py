@@ -1,16 +1,11 @@
-"""A node in memory: a fake kernel, and the three controllers on it, driven pass by pass on a clock that tests move."""
+"""A node in memory: a fake kernel, and the controllers that write to it, pass by pass on a clock that tests move."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.cleanup import cleanup
-from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.masquerade.controller import Masquerade
-from kroute.controllers.route_fix import RouteFix
-from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.firewall.backend import firewall_of
+from kroute.controllers.node_controllers import NodeControllers
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
@@ -29,20 +24,9 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.controller import Controller
-from kroute.reconcile.ledger import Ledger
-from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
-from tests.fakes.addresses import FakeAddresses
-from tests.fakes.conntrack import FakeConntrack
-from tests.fakes.ipset import FakeIpset
-from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
-from tests.fakes.links import FakeLinks
-from tests.fakes.monitor import FakeMonitor
-from tests.fakes.routes import FakeRoutes
-from tests.fakes.sysctl import FakeSysctls
-from tests.fakes.xtables import FakeXtables
+from tests.fakes.node_kernel import FakeNodeKernel
 
 DUMMY = "kube-dummy-if"
 NODE_IPV4, NODE_IPV6 = "192.168.123.249", "fd00:123::249"
@@ -90,49 +74,24 @@ class FakeNode:
         self.clock = Clock()
         self.problems: list[tuple[ObjectKey, Problem]] = []
         self.broadcaster = Broadcaster()
-        self.stage_gate = StageGate()
-        self.ledger = Ledger.open(state_dir)
-        self.ipvs = FakeIpvs(self.kernel)
-        self.ipset = FakeIpset(self.kernel)
-        self.conntrack = FakeConntrack(self.kernel)
-        self.interface = DummyInterface(DUMMY, FakeLinks(self.kernel), self.ledger)
+        self.clients = FakeNodeKernel.of(self.kernel)
+        self.ipvs, self.ipset, self.conntrack = self.clients.ipvs, self.clients.ipset, self.clients.conntrack
+        self.xtables = {family: self.clients.xtables[family.number] for family in Family}
+        self.wiring = wiring = NodeControllers(
+            self.settings,
+            self.broadcaster,
+            lambda key, problem: self.problems.append((key, problem)),
+            self.clients,
+            clock=self.clock,
+        )
+        self.stage_gate, self.ledger, self.interface = wiring.stage_gate, wiring.ledger, wiring.interface
+        self.service_proxy, self.route_fix = wiring.service_proxy, wiring.route_fix
+        self.masquerade = wiring.masquerade
+        self.controllers = list(wiring.kernel_writers)
         self._monitors = {
-            "service_proxy": FakeMonitor(self.kernel, only_interface=DUMMY, routes=False),
-            "route_fix": FakeMonitor(self.kernel, only_interface=DUMMY, other_addresses=True),
+            "service_proxy": self.service_proxy._monitor,
+            "route_fix": self.route_fix._monitor,
         }
-        self.service_proxy = ServiceProxy(
-            self.settings,
-            self.broadcaster.subscribe("service_proxy"),
-            self.stage_gate,
-            interface=self.interface,
-            ledger=self.ledger,
-            ipvs=self.ipvs,
-            addresses=FakeAddresses(self.kernel),
-            conntrack=self.conntrack,
-            sysctls=FakeSysctls(self.kernel),
-            kernel_version=self.kernel.version,
-            monitor=self._monitors["service_proxy"],
-            report=lambda key, problem: self.problems.append((key, problem)),
-            clock=self.clock,
-        )
-        self.route_fix = RouteFix(
-            self.settings,
-            self.broadcaster.subscribe("route_fix"),
-            self.stage_gate,
-            interface=self.interface,
-            routes=FakeRoutes(self.kernel),
-            monitor=self._monitors["route_fix"],
-            clock=self.clock,
-        )
-        self.xtables = {family: FakeXtables(self.kernel, family.number) for family in Family}
-        self.masquerade = Masquerade(
-            self.settings,
-            self.broadcaster.subscribe("masquerade"),
-            self.stage_gate,
-            firewall=firewall_of(self.settings, self.ipset, self.xtables),
-            clock=self.clock,
-        )
-        self.controllers: list[Controller] = [self.service_proxy, self.route_fix, self.masquerade]
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Go by another clock; before anything else."""
@@ -142,16 +101,9 @@ class FakeNode:
 
     async def open(self) -> None:
         """Open everything that speaks to the kernel."""
-        clients = [
-            self.ipvs,
-            self.ipset,
-            self.conntrack,
-            self.interface._links,
-            self.service_proxy._addresses,
-            self.route_fix._routes,
-        ]
-        for client in [*clients, *self.xtables.values(), *self._monitors.values()]:
-            await client.open()
+        await self.clients.open()
+        for monitor in self._monitors.values():
+            await monitor.open()
 
     async def start(self, *plans: Plan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
         """Adopt, take these plans as the first full list, and write until nothing is left to do.
@@ -215,7 +167,7 @@ class FakeNode:
 
     async def cleanup(self) -> CleanupReport:
         """What `kroute cleanup` does, in a process of its own."""
-        return await cleanup(self.service_proxy, self.route_fix, self.masquerade, self.interface, self.ledger)
+        return await self.wiring.cleanup()
 
 
 def server(

@@ -18,6 +18,8 @@ from tests.builders import (
     service,
     settings,
 )
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.watching import running
 
 SERVICES = [service(f"s{number}", f"10.96.1.{number}") for number in range(10)]
@@ -29,7 +31,7 @@ async def nothing(_sink: object) -> None:
 
 def new_agent() -> Agent:
     interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
-    return Agent(settings(), interfaces, nothing, loop_watch=LoopWatch())
+    return Agent(settings(), interfaces, FakeNodeKernel.of(FakeKernel()), nothing, loop_watch=LoopWatch())
 
 
 async def taken(subscription: Subscription) -> list[str]:

@@ -11,16 +11,16 @@ from rich.text import Text
 from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.cli.show.table import console, new_table, print_table
 from kroute.comparison import set_entries, source_routes
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import CLIENTS, firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
-from kroute.inspect.dry_run.rehearsal import NodeReader
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import Snapshot, VirtualServerRow
+from kroute.kernel.clients import IpvsClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.route_lookup import RouteLookup
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, Vip
 from kroute.planning.endpoint_reasons import FrontendView
@@ -80,28 +80,28 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
         return None
     settings = await agent_settings.ask(state_dir) or DEFAULTS
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
-    async with NodeReader() as reader, RouteLookup() as lookup:
-        shown = snapshot.of_agent([plan], await reader.ipvs.read())
-        await _add_traffic(shown, reader.ipvs)
+    async with open_kernel(only=("ipvs", "addresses", *CLIENTS)) as kernel, RouteLookup() as lookup:
+        shown = snapshot.of_agent([plan], await kernel.ipvs.read())
+        await _add_traffic(shown, kernel.ipvs)
         return ServiceReport(
             service=known.view.service,
             frontends=known.view.frontends,
             virtual_servers=shown.virtual_servers,
-            vips=await _vips(known, reader, lookup, settings.dummy_interface),
-            set_entries=await _entries(known, firewall_of(settings, reader.ipset, reader.xtables)),
+            vips=await _vips(known, kernel, lookup, settings.dummy_interface),
+            set_entries=await _entries(known, firewall_of(settings, kernel)),
             connections=await read_connections([row.key for row in shown.virtual_servers]),
             problems=known.problems,
         )
 
 
-async def _add_traffic(shown: Snapshot, ipvs: Ipvs) -> None:
+async def _add_traffic(shown: Snapshot, ipvs: IpvsClient) -> None:
     traffic = await ipvs.traffic()
     for row in shown.virtual_servers:
         row.traffic = traffic.get(row.key)
 
 
-async def _vips(known: PlannedState, reader: NodeReader, lookup: RouteLookup, interface: str) -> list[VipView]:
-    bound = await reader.addresses.read(interface)
+async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, interface: str) -> list[VipView]:
+    bound = await kernel.addresses.read(interface)
     ways = {vip.address: await lookup.towards(vip.address) for vip in known.vips}
     return [
         VipView(address, address in bound, source, way.source if (way := ways[address]) is not None else None)

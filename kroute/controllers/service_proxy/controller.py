@@ -21,11 +21,10 @@ from kroute.controllers.service_proxy.timeouts import Timeouts
 from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.controllers.service_proxy.virtual_servers import VirtualServers
-from kroute.kernel.conntrack import Conntrack
-from kroute.kernel.ipvs.client import DeleteVirtualServer, Ipvs
-from kroute.kernel.net.addresses import Addresses, UnbindAddress
-from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor
-from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.clients import AddressClient, ConntrackClient, EventSource, IpvsClient, SysctlClient
+from kroute.kernel.ipvs.client import DeleteVirtualServer
+from kroute.kernel.net.addresses import UnbindAddress
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
@@ -62,12 +61,12 @@ class ServiceProxy(Controller):
         *,
         interface: DummyInterface,
         ledger: Ledger,
-        ipvs: Ipvs,
-        addresses: Addresses,
-        conntrack: Conntrack,
-        sysctls: Sysctls,
+        ipvs: IpvsClient,
+        addresses: AddressClient,
+        conntrack: ConntrackClient,
+        sysctls: SysctlClient,
         kernel_version: tuple[int, int],
-        monitor: Monitor,
+        monitor: EventSource,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import structlog
 
+from kroute.kernel.clients import SysctlClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.sysctl import Sysctls
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger, SysctlChanged
 from kroute.settings import Settings
@@ -118,7 +118,7 @@ def estimation_rows(settings: Settings) -> tuple[Row, ...]:
 class NodeSysctls:
     """Sets the rows that apply, and remembers in the ledger what was there before."""
 
-    def __init__(self, sysctls: Sysctls, ledger: Ledger, rows: Iterable[Row] = SYSCTLS) -> None:
+    def __init__(self, sysctls: SysctlClient, ledger: Ledger, rows: Iterable[Row] = SYSCTLS) -> None:
         self._sysctls = sysctls
         self._ledger = ledger
         self._rows = tuple(rows)

@@ -2,7 +2,7 @@
 
 import structlog
 
-from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.clients import TimeoutClient
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger, TimeoutsChanged
 from kroute.settings import IpvsTimeouts
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 class Timeouts:
     """Sets the timeouts that the settings name, and remembers in the ledger what was there before."""
 
-    def __init__(self, ipvs: Ipvs, ledger: Ledger, wanted: IpvsTimeouts) -> None:
+    def __init__(self, ipvs: TimeoutClient, ledger: Ledger, wanted: IpvsTimeouts) -> None:
         self._ipvs = ipvs
         self._ledger = ledger
         self._wanted = (wanted.tcp, wanted.tcpfin, wanted.udp)

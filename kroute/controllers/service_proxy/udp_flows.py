@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 import structlog
 
 from kroute.backoff import Retries
-from kroute.kernel.conntrack import Conntrack, DeleteFlow, Endpoint, Flow
+from kroute.kernel.clients import ConntrackClient
+from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
 from kroute.model.plan import Protocol, VirtualServerKey
@@ -41,7 +42,7 @@ class UdpFlows:
     It is the caller's to suspect virtual servers of ours only: all flows to one that serves nothing are ended.
     """
 
-    def __init__(self, status: PassStatus, conntrack: Conntrack) -> None:
+    def __init__(self, status: PassStatus, conntrack: ConntrackClient) -> None:
         self._status = status
         self._conntrack = conntrack
         self._suspects: set[VirtualServerKey] = set()

@@ -11,7 +11,8 @@ import structlog
 
 from kroute.comparison.vips import agrees
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
+from kroute.kernel.clients import AddressClient
+from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
 from kroute.reconcile.batches import sliced
@@ -26,7 +27,7 @@ log = structlog.get_logger(__name__)
 class VipAddresses:
     """The addresses on the dummy interface."""
 
-    def __init__(self, status: PassStatus, addresses: Addresses, interface: DummyInterface) -> None:
+    def __init__(self, status: PassStatus, addresses: AddressClient, interface: DummyInterface) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(agrees)
         self._status = status
         self._addresses = addresses

@@ -35,12 +35,12 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     with_real_servers,
 )
 from kroute.controllers.service_proxy.schedulers import Schedulers
+from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     AddVirtualServer,
     DeleteRealServer,
     DeleteVirtualServer,
-    Ipvs,
     IpvsChange,
     RealServerKey,
     SetVirtualServer,
@@ -72,7 +72,7 @@ class VirtualServers:
     def __init__(
         self,
         status: PassStatus,
-        ipvs: Ipvs,
+        ipvs: VirtualServerTable,
         ledger: Ledger,
         *,
         default_scheduler: str,

@@ -12,9 +12,9 @@ from kroute.firewall.iptables.rules import FamilyRules
 from kroute.firewall.iptables.tables import WITHOUT, Tables
 from kroute.firewall.protocol import Prerequisites
 from kroute.firewall.sets import SHAPES, Sets
+from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.ipset import AddEntry, DeleteEntry, Ipset, SetDefinition
-from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.ipset import AddEntry, DeleteEntry, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 class IptablesFirewall:
     """Owns the rules and sets named KROUTE-. `xtables` has an entry for each family that the node may have."""
 
-    def __init__(self, settings: Settings, ipset: Ipset, xtables: Mapping[Family, Xtables]) -> None:
+    def __init__(self, settings: Settings, ipset: IpsetClient, xtables: Mapping[Family, XtablesClient]) -> None:
         self._ipset = ipset
         self._tables = Tables(settings, xtables)
         self._leftover_sets: set[str] = set()

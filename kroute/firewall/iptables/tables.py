@@ -12,8 +12,9 @@ from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.firewall.iptables.rules import FamilyRules, family_rules
+from kroute.kernel.clients import XtablesClient
 from kroute.kernel.errors import KernelError
-from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -34,7 +35,7 @@ WITHOUT = {
 class Tables:
     """Owns the chains named KROUTE-. `xtables` has an entry for each family that the node may have."""
 
-    def __init__(self, settings: Settings, xtables: Mapping[Family, Xtables]) -> None:
+    def __init__(self, settings: Settings, xtables: Mapping[Family, XtablesClient]) -> None:
         self._settings = settings
         self._xtables = xtables
         self._random_fully: dict[Family, bool] = {}

@@ -1,32 +1,33 @@
-"""Kernel classes that read the kernel, and write down what they are asked to change instead of changing it.
+"""Kernel clients that read the kernel, and record what they are asked to change instead of changing it.
 
-Each stands before the class that it is named after, and has no socket of its own: whatever is not answered here cannot
-reach the kernel. What was written down counts as done, as far as anybody reads it again.
+Each stands before a client of the same kind. It inherits nothing from the real class and has no socket of its own, so
+that whatever is not answered here cannot reach the kernel. What was recorded counts as done when it is read again.
 """
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from kroute.kernel.conntrack import Conntrack, DeleteFlow, Endpoint, Flow
+from kroute.kernel.clients import AddressClient, IpvsClient, LinkClient, RouteClient, SysctlClient
+from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.client import (
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
     DeleteVirtualServer,
-    Ipvs,
     IpvsChange,
     RealServerKey,
     RealServerState,
     SetVirtualServer,
+    SyncDaemon,
+    Traffic,
     VirtualServerKey,
     VirtualServerState,
 )
-from kroute.kernel.net.addresses import AddressChange, Addresses, UnbindAddress
-from kroute.kernel.net.links import Links, LinkState
-from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, Routes, SetLocalRoute
-from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.net.addresses import AddressChange, InterfaceAddress, UnbindAddress
+from kroute.kernel.net.links import LinkState
+from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, SetLocalRoute
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ _IPVS_ACTIONS = {
 }
 _OF_VIRTUAL_SERVERS = (AddVirtualServer, SetVirtualServer, DeleteVirtualServer)
 _NOT_MADE = -1
-"""The index of a link that is only written down."""
+"""The index of a link that is only recorded."""
 
 
 class Recorded(NamedTuple):
@@ -68,7 +69,7 @@ class Recorder:
         self.unknown: list[str] = []
 
     def note(self, kind: str, action: str, what: str, subject: Hashable = None) -> None:
-        """Write a change down."""
+        """Record a change."""
         self.changes.append(Recorded(kind, action, what, subject))
 
     async def told(self, answer: Awaitable[T]) -> T:
@@ -80,10 +81,10 @@ class Recorder:
             raise
 
 
-class RecordingIpvs(Ipvs):
+class RecordingIpvs:
     """Virtual servers, real servers and time-outs."""
 
-    def __init__(self, ipvs: Ipvs, recorder: Recorder) -> None:
+    def __init__(self, ipvs: IpvsClient, recorder: Recorder) -> None:
         self._ipvs = ipvs
         self._recorder = recorder
         self._table: dict[VirtualServerKey, VirtualServerState] = {}
@@ -122,19 +123,35 @@ class RecordingIpvs(Ipvs):
             self._recorder.note(kind, _IPVS_ACTIONS.get(type(change), EDIT), str(change), change.key)
         return failures
 
+    async def traffic(self) -> dict[VirtualServerKey, Traffic]:
+        """As in the kernel."""
+        return await self._recorder.told(self._ipvs.traffic())
+
     async def timeouts(self) -> tuple[int, int, int]:
         """As in the kernel."""
         return await self._recorder.told(self._ipvs.timeouts())
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
-        """Written down."""
+        """Recorded."""
         self._recorder.note("timeouts", EDIT, f"set the IPVS timeouts to {tcp} s, {tcpfin} s, {udp} s")
 
+    async def sync_daemons(self) -> set[SyncDaemon]:
+        """As in the kernel."""
+        return await self._recorder.told(self._ipvs.sync_daemons())
 
-class RecordingAddresses(Addresses):
+    async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Recorded."""
+        self._recorder.note("sync daemon", ADD, f"start the {daemon}")
+
+    async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
+        """Recorded."""
+        self._recorder.note("sync daemon", DELETE, f"stop the {daemon}")
+
+
+class RecordingAddresses:
     """The VIPs."""
 
-    def __init__(self, addresses: Addresses, recorder: Recorder) -> None:
+    def __init__(self, addresses: AddressClient, recorder: Recorder) -> None:
         self._addresses = addresses
         self._recorder = recorder
 
@@ -142,18 +159,22 @@ class RecordingAddresses(Addresses):
         """As in the kernel."""
         return await self._recorder.told(self._addresses.read(interface))
 
+    async def of_node(self) -> list[InterfaceAddress]:
+        """As in the kernel."""
+        return await self._recorder.told(self._addresses.of_node())
+
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
-        """Written down."""
+        """Recorded."""
         for change in changes:
             action = DELETE if isinstance(change, UnbindAddress) else ADD
             self._recorder.note("address", action, f"{change} ({interface})", change.address)
         return []
 
 
-class RecordingRoutes(Routes):
+class RecordingRoutes:
     """The source routes."""
 
-    def __init__(self, routes: Routes, recorder: Recorder) -> None:
+    def __init__(self, routes: RouteClient, recorder: Recorder) -> None:
         self._routes = routes
         self._recorder = recorder
         self._present: dict[str, list[LocalRoute]] = {}
@@ -164,7 +185,7 @@ class RecordingRoutes(Routes):
         return self._present
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:  # noqa: ARG002
-        """Written down; a route that is there and wins, and may be written again to be sure, is no change."""
+        """Recorded; a route that is there and wins, and may be written again to be sure, is no change."""
         for change in changes:
             present = self._present.get(change.address)
             if isinstance(change, SetLocalRoute) and present and present[0].source == change.source:
@@ -174,10 +195,10 @@ class RecordingRoutes(Routes):
         return []
 
 
-class RecordingLinks(Links):
+class RecordingLinks:
     """The dummy link."""
 
-    def __init__(self, links: Links, recorder: Recorder) -> None:
+    def __init__(self, links: LinkClient, recorder: Recorder) -> None:
         self._links = links
         self._recorder = recorder
         self._made: set[str] = set()
@@ -191,19 +212,24 @@ class RecordingLinks(Links):
         return await self._recorder.told(self._links.read(name))
 
     async def create_dummy(self, name: str) -> None:
-        """Written down."""
+        """Recorded."""
         self._made.add(name)
         self._recorder.note("link", ADD, f"create link {name}")
 
     async def repair(self, name: str) -> None:
-        """Written down."""
+        """Recorded."""
         self._recorder.note("link", EDIT, f"set link {name} up and NOARP")
 
+    async def delete(self, name: str) -> None:
+        """Recorded."""
+        self._made.discard(name)
+        self._recorder.note("link", DELETE, f"delete link {name}")
 
-class RecordingSysctls(Sysctls):
+
+class RecordingSysctls:
     """Sysctls."""
 
-    def __init__(self, sysctls: Sysctls, recorder: Recorder) -> None:
+    def __init__(self, sysctls: SysctlClient, recorder: Recorder) -> None:
         self._sysctls = sysctls
         self._recorder = recorder
         self._written: dict[str, str] = {}
@@ -213,17 +239,18 @@ class RecordingSysctls(Sysctls):
         return self._written.get(name) or self._sysctls.read(name)
 
     def write(self, name: str, value: str) -> None:
-        """Written down."""
+        """Recorded."""
         was = self.read(name)
         self._written[name] = value
         self._recorder.note("sysctl", EDIT, f"set {name} to {value} (is {was})")
 
+    def is_writable(self, name: str) -> bool:
+        """As in the kernel."""
+        return self._sysctls.is_writable(name)
 
-class NoConntrack(Conntrack):
+
+class NoConntrack:
     """Flows come and go by the second: they are not compared."""
-
-    def __init__(self) -> None:
-        """Without a socket."""
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:  # noqa: ARG002
         """None."""

@@ -4,15 +4,16 @@ import errno
 from collections.abc import Sequence
 
 from kroute.inspect.dry_run.recording import ADD, DELETE, EDIT, Recorder
+from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.ipset import AddEntry, Element, Ipset, SetChange, SetDefinition
-from kroute.kernel.iptables.xtables import TableRules, Xtables
+from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
+from kroute.kernel.iptables.xtables import TableRules
 
 
-class RecordingIpset(Ipset):
+class RecordingIpset:
     """The sets and their entries."""
 
-    def __init__(self, ipset: Ipset, recorder: Recorder) -> None:
+    def __init__(self, ipset: IpsetClient, recorder: Recorder) -> None:
         self._ipset = ipset
         self._recorder = recorder
         self._made: dict[str, SetDefinition] = {}
@@ -26,50 +27,61 @@ class RecordingIpset(Ipset):
         return self._made.get(name) or await self._recorder.told(self._ipset.definition(name))
 
     async def create(self, definition: SetDefinition) -> bool:
-        """Written down."""
+        """Recorded."""
         self._made[definition.name] = definition
         self._recorder.note("set", ADD, f"create set {definition.name} ({definition.type})")
         return True
 
     async def read(self, name: str) -> set[Element]:
-        """As in the kernel; one that is only written down is empty."""
+        """As in the kernel; one that is only recorded is empty."""
         return set() if name in self._made else await self._recorder.told(self._ipset.read(name))
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
-        """Written down."""
+        """Recorded."""
         for change in changes:
             action = ADD if isinstance(change, AddEntry) else DELETE
             self._recorder.note("set entry", action, str(change), (change.set, change.element))
         return []
 
     async def destroy(self, name: str) -> None:
-        """Written down."""
+        """Recorded."""
         self._made.pop(name, None)
         self._recorder.note("set", DELETE, f"destroy set {name}")
 
 
-class RecordingXtables(Xtables):
+class RecordingXtables:
     """The rules of one family. What the tables of a family do not tell is no error: the family may not be there."""
 
-    def __init__(self, xtables: Xtables, recorder: Recorder, family_name: str) -> None:
-        self.family = xtables.family
+    def __init__(self, xtables: XtablesClient, recorder: Recorder, family_name: str) -> None:
         self._xtables = xtables
         self._recorder = recorder
         self._family_name = family_name
 
     async def ensure(self, rules: TableRules) -> list[str]:
-        """What is wrong is written down. A table that nobody has used is not made for that."""
-        found = await self._differences(rules) if await self._xtables.is_used(rules.table) else _all_missing(rules)
+        """What is wrong is recorded."""
+        found = await self.differences(rules)
         for what in found:
             self._recorder.note("rules", EDIT, f"write the {self._family_name} rules of table {rules.table}: {what}")
         return found
+
+    async def differences(self, rules: TableRules) -> list[str]:
+        """As in the kernel. A table that nobody has used is not made for that."""
+        return await self._differences(rules) if await self._xtables.is_used(rules.table) else _all_missing(rules)
+
+    async def is_used(self, table: str) -> bool:
+        """As in the kernel."""
+        return await self._xtables.is_used(table)
+
+    async def chains(self, table: str) -> list[str]:
+        """As in the kernel."""
+        return await self._xtables.chains(table)
 
     async def supports_random_fully(self) -> bool:
         """As the kernel says; of a table that nobody has used it is not asked."""
         return await self._xtables.supports_random_fully() if await self._xtables.is_used("nat") else True
 
     async def remove(self, table: str, prefix: str) -> list[str]:
-        """Written down."""
+        """Recorded."""
         self._recorder.note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")
         return []
 

@@ -8,7 +8,7 @@ from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
 from kroute.checks.other_proxies import leavings
 from kroute.controllers.service_proxy.sysctls import Circumstances
-from kroute.firewall.iptables.firewall import IptablesFirewall
+from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
 from kroute.kernel.ipvs.client import AddVirtualServer, VirtualServerOptions
 from kroute.kernel.nftables import NftChain
@@ -20,12 +20,10 @@ from kroute.settings import Settings
 from kroute.watchers.kubernetes import access
 from tests.apiserver import ApiServer
 from tests.builders import node
-from tests.fakes.ipset import FakeIpset
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
-from tests.fakes.links import FakeLinks
+from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 from tests.fakes.sysctl import FakeSysctls
-from tests.fakes.xtables import FakeXtables
 from tests.unit.fake_node import new_kernel
 
 CIRCUMSTANCES = Circumstances((6, 1), ipv6=True)
@@ -106,26 +104,22 @@ def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_lack() -> None:
 
 @pytest.mark.parametrize(("ipv6", "level"), [(True, Level.LACK), (False, Level.WARNING)])
 async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level: Level) -> None:
-    kernel = FakeKernel(ipv6=False)
-    tables = await xtables(kernel)
-    assert set(
-        levels(await node_checks.check_firewall(IptablesFirewall(SETTINGS, FakeIpset(kernel), tables), ipv6=ipv6))
-    ) == {level}
+    async with open_fake_kernel(FakeKernel(ipv6=False)) as kernel:
+        found = await node_checks.check_firewall(firewall_of(SETTINGS, kernel), ipv6=ipv6)
+    assert set(levels(found)) == {level}
 
 
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel = new_kernel()
-    links, ipset, tables, nftables = FakeLinks(kernel), FakeIpset(kernel), await xtables(kernel), FakeNftables()
-    for client in (links, ipset):
-        await client.open()
-    assert levels(node_checks.check_proxies(await leavings(links, ipset, tables, nftables))) == [Level.OK]
+    clients, nftables = await FakeNodeKernel.of(kernel).open(), FakeNftables()
+    assert levels(node_checks.check_proxies(await leavings(clients, nftables))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
     for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
-        await ipset.create(SetDefinition(name, "hash:ip,port"))
+        await clients.ipset.create(SetDefinition(name, "hash:ip,port"))
     kernel.table(Family.IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
     nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
     nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
-    kube_proxy, kube_router = node_checks.check_proxies(await leavings(links, ipset, tables, nftables))
+    kube_proxy, kube_router = node_checks.check_proxies(await leavings(clients, nftables))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
     assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
@@ -170,10 +164,3 @@ class FakeNftables:
 
     async def chains(self) -> list[NftChain]:
         return self.found
-
-
-async def xtables(kernel: FakeKernel) -> dict:
-    tables = {family: FakeXtables(kernel, family.number) for family in Family}
-    for one in tables.values():
-        await one.open()
-    return tables

@@ -8,13 +8,10 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.director.controller import DirectRouting
-from kroute.director.direct_ipvs import directly_routed
 from kroute.director.settings import DirectorSettings, LeaseSettings
-from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddVirtualServer,
-    IpvsChange,
     SyncDaemon,
     SyncRole,
     VirtualServerOptions,
@@ -25,11 +22,9 @@ from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualSer
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import AddressMade, Ledger
 from kroute.settings import Settings
-from tests.fakes.addresses import FakeAddresses
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
-from tests.fakes.monitor import FakeMonitor
-from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import Clock
 
 VIP, VIP6 = "203.0.113.1", "2001:db8::1"
@@ -39,13 +34,6 @@ SYSCTLS = {
     "net.ipv4.vs.sync_threshold": "3\t50",
     "net.ipv4.vs.sync_refresh_period": "0",
 }
-
-
-class FakeDirectIpvs(FakeIpvs):
-    """Writes as kroute.director.direct_ipvs.DirectIpvs does."""
-
-    async def write(self, changes: list[IpvsChange]) -> list[Failure[IpvsChange]]:
-        return await super().write([directly_routed(change) for change in changes])
 
 
 class FakeAnnouncer:
@@ -69,20 +57,21 @@ class FakeDirector:
         self.problems: list[tuple[ObjectKey, str]] = []
         self.ledger = Ledger.open(state_dir)
         self.broadcaster = Broadcaster()
-        self.ipvs, self.addresses = FakeDirectIpvs(self.kernel), FakeAddresses(self.kernel)
-        self.monitor = FakeMonitor(self.kernel, only_interface="eth0", routes=False)
+        self.clients = FakeNodeKernel.of(self.kernel)
+        self.ipvs, self.addresses = self.clients.ipvs, self.clients.addresses
+        self.monitor = self.clients.monitor(only_interface="eth0", routes=False)
         common = Settings(node_name="one", scheduler="wrr", state_dir=state_dir)
         fields = {"sync_interface": "eth0", "sync_id": 7, "lease": LeaseSettings(duration=20), **settings}
         self.routing = DirectRouting(
             DirectorSettings(common, "eth0", **fields),  # type: ignore[arg-type]
             self.broadcaster.subscribe("director"),
             ledger=self.ledger,
-            ipvs=self.ipvs,  # type: ignore[arg-type]
-            addresses=self.addresses,  # type: ignore[arg-type]
+            ipvs=self.ipvs,
+            addresses=self.addresses,
             announcer=self.announcer,  # type: ignore[arg-type]
-            sysctls=FakeSysctls(self.kernel),  # type: ignore[arg-type]
-            kernel_version=self.kernel.version,
-            monitor=self.monitor,  # type: ignore[arg-type]
+            sysctls=self.clients.sysctls,
+            kernel_version=self.clients.version,
+            monitor=self.monitor,
             report=lambda key, problem: self.problems.append((key, problem.reason)),
             clock=self.clock,
         )

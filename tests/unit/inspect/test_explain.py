@@ -29,10 +29,8 @@ from tests.builders import (
     endpoint_slice,
     service,
 )
-from tests.fakes.addresses import FakeAddresses
-from tests.fakes.ipset import FakeIpset
-from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
+from tests.fakes.node_kernel import open_fake_kernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
 
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
@@ -68,31 +66,12 @@ class FakeLookup:
         return Way(False, "eth0", NODE_IPV4)
 
 
-class FakeReader:
-    """The kernel classes of a fake node."""
-
-    def __init__(self, node: FakeNode) -> None:
-        self.ipvs, self.ipset, self.addresses = (
-            FakeIpvs(node.kernel),
-            FakeIpset(node.kernel),
-            FakeAddresses(node.kernel),
-        )
-        self.xtables = node.xtables
-
-    async def __aenter__(self) -> "FakeReader":
-        for client in (self.ipvs, self.ipset, self.addresses):
-            await client.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     """A node on which an agent with these settings has applied the plans."""
     made = FakeNode(tmp_path, cluster_cidrs=SETTINGS.cluster_cidrs)
     await made.start(*catalog().commit())
-    monkeypatch.setattr(explain, "NodeReader", lambda: FakeReader(made))
+    monkeypatch.setattr(explain, "open_kernel", lambda only: open_fake_kernel(made.kernel))
     monkeypatch.setattr(explain, "RouteLookup", lambda: FakeLookup(made.kernel))
     return made
 

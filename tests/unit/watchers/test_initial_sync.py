@@ -7,7 +7,7 @@ import pytest
 
 from kroute.checks.finding import Finding, Level
 from kroute.cli import check, plan
-from kroute.inspect.dry_run.rehearsal import PlannedChange, Rehearsed
+from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import NO_INTERFACES
 from kroute.model.objects import Applied, Service
@@ -98,9 +98,9 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
 @pytest.mark.parametrize(
     ("found", "code", "lines"),
     [
-        (Rehearsed([], []), 0, ["nothing to change"]),
+        (PlannedChanges([], []), 0, ["nothing to change"]),
         (
-            Rehearsed([CHANGE, RULES], ["it is odd"]),
+            PlannedChanges([CHANGE, RULES], ["it is odd"]),
             2,
             [
                 "default/web",
@@ -116,19 +116,19 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
     ids=["nothing", "changes", "no kernel", "no list"],
 )
 def test_plan_says_what_changes_by_its_exit_code_too(
-    found: Rehearsed | Exception,
+    found: PlannedChanges | Exception,
     code: int,
     lines: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def rehearse(_: Settings) -> Rehearsed:
+    async def dry_run(_: Settings) -> PlannedChanges:
         if isinstance(found, Exception):
             raise found
         return found
 
-    monkeypatch.setattr(plan, "_rehearse", rehearse)
+    monkeypatch.setattr(plan, "_dry_run", dry_run)
     assert exit_code("plan", "--state-dir", tmp_path) == code
     output = capsys.readouterr()
     assert output.out.splitlines() == lines

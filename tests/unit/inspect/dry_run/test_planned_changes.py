@@ -1,73 +1,60 @@
 """`kroute plan` finds what the agent would change, by the agent's own controllers, and changes nothing."""
 
+import dataclasses
 import inspect
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from kroute.inspect.dry_run import recording, recording_rules
-from kroute.inspect.dry_run.rehearsal import Rehearsed, rehearse
+from kroute.inspect.dry_run import recording, recording_kernel, recording_rules
+from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
+from kroute.kernel import clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
-from kroute.kernel.iptables.xtables import Xtables
-from kroute.kernel.ipvs.client import AddVirtualServer, DeleteRealServer, Ipvs, VirtualServerOptions
-from kroute.kernel.net.addresses import Addresses
-from kroute.kernel.net.links import Links
-from kroute.kernel.net.routes import Routes
-from kroute.kernel.sysctl import Sysctls
+from kroute.kernel.ipvs.client import (
+    AddVirtualServer,
+    DeleteRealServer,
+    SyncDaemon,
+    SyncRole,
+    VirtualServerOptions,
+)
 from kroute.model.plan import ServicePlan
-from tests.fakes.addresses import FakeAddresses
-from tests.fakes.ipset import FakeIpset
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import Operation
-from tests.fakes.links import FakeLinks
-from tests.fakes.routes import FakeRoutes
-from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.node_kernel import FakeNodeKernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, node_plan, plan, server
 
 WEB = plan("web", 1, server("10.96.0.1", 80, "172.20.1.1", "172.20.2.1"), server("fd00::1", 80, "fd00:20::1"))
 PLANS = (node_plan(1, "172.20.0.0/16"), WEB)
 
 
-async def rehearsed(node: FakeNode, *plans: ServicePlan) -> Rehearsed:
+async def planned(node: FakeNode, *plans: ServicePlan) -> PlannedChanges:
     """What would change on this node; that nothing does is part of every test."""
     kernel = node.kernel
-    reader = SimpleNamespace(
-        links=FakeLinks(kernel),
-        ipvs=FakeIpvs(kernel),
-        addresses=FakeAddresses(kernel),
-        routes=FakeRoutes(kernel),
-        ipset=FakeIpset(kernel),
-        xtables=node.xtables,
-        sysctls=FakeSysctls(kernel),
-        kernel_version=kernel.version,
-    )
-    for client in (reader.links, reader.ipvs, reader.addresses, reader.routes, reader.ipset, *node.xtables.values()):
-        await client.open()
+    opened = await FakeNodeKernel.of(kernel).open()
     ledger = node.ledger.path
     before = ledger.read_bytes() if ledger.exists() else None
     kernel.writes.clear()
     tables = set(kernel.tables)
-    found = await rehearse(node.settings, plans, reader)
+    found = await dry_run(node.settings, plans, opened)
     assert kernel.writes == []
     assert set(kernel.tables) == tables
     assert (ledger.read_bytes() if ledger.exists() else None) == before
     return found
 
 
-def of(found: Rehearsed, service: str = "default/web") -> list[str]:
+def of(found: PlannedChanges, service: str = "default/web") -> list[str]:
     return [change.what for change in found.changes if change.service == service]
 
 
 async def test_nothing_changes_where_an_agent_has_been_at_work(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
-    assert await rehearsed(node, *PLANS) == Rehearsed([], [])
+    assert await planned(node, *PLANS) == PlannedChanges([], [])
 
 
 async def test_on_a_fresh_node_it_is_what_the_agent_then_does(tmp_path: Path) -> None:
     node = FakeNode(tmp_path)
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert not found.problems
     said = {change.what.removesuffix(f" ({DUMMY})") for change in found.changes}
     await node.start(*PLANS)
@@ -104,7 +91,7 @@ async def test_on_a_fresh_node_it_is_what_the_agent_then_does(tmp_path: Path) ->
 async def test_drift_is_found_and_named_after_its_service(drift, changes: list[str], tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     drift(node.kernel)
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert of(found) == changes
     assert len(found.changes) == len(changes)
 
@@ -112,7 +99,7 @@ async def test_drift_is_found_and_named_after_its_service(drift, changes: list[s
 async def test_a_real_server_that_lost_its_weight_or_is_missing(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     await node.ipvs.write([DeleteRealServer((6, "10.96.0.1", 80), ("172.20.1.1", 8080))])
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     [change] = found.changes
     assert (change.kind, change.action) == ("real server", "add")
 
@@ -121,7 +108,7 @@ async def test_rules_and_sysctls_that_were_changed(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     node.kernel.table(2, "filter").chains["KROUTE-INPUT"].clear()
     node.kernel.sysctls["net.ipv4.vs.conntrack"] = "0"
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert of(found, "") == [
         "set net.ipv4.vs.conntrack to 1 (is 0)",
         "write the IPv4 rules of table filter: chain KROUTE-INPUT has other rules",
@@ -132,14 +119,14 @@ async def test_rules_whose_set_is_gone_are_gone_too(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     node.kernel.tables.clear()
     del node.kernel.sets["KROUTE-HAIRPIN"]
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert "create set KROUTE-HAIRPIN (hash:ip,port,ip)" in of(found, "")
     assert any("chain KROUTE-POSTROUTING is missing" in what for what in of(found, ""))
 
 
 async def test_a_service_that_is_gone_is_withdrawn(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
-    found = await rehearsed(node, node_plan(1, "172.20.0.0/16"))
+    found = await planned(node, node_plan(1, "172.20.0.0/16"))
     assert f"unbind 10.96.0.1 ({DUMMY})" in of(found, "")
     assert "delete virtual server TCP 10.96.0.1:80" in of(found, "")
     assert {change.action for change in found.changes} == {"delete"}
@@ -148,7 +135,7 @@ async def test_a_service_that_is_gone_is_withdrawn(tmp_path: Path) -> None:
 async def test_a_virtual_server_of_somebody_elses_is_a_problem_and_no_change(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(PLANS[0])
     await node.ipvs.write([AddVirtualServer((6, "10.96.0.1", 80), VirtualServerOptions("rr", 0, 0, 0))])
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert not any("10.96.0.1:80" in change.what for change in found.changes)
     assert any("ForeignVirtualServer" in problem for problem in found.problems)
 
@@ -156,7 +143,7 @@ async def test_a_virtual_server_of_somebody_elses_is_a_problem_and_no_change(tmp
 async def test_a_family_without_tables_is_told_of(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     node.kernel.ipv6 = False
-    found = await rehearsed(node, *PLANS)
+    found = await planned(node, *PLANS)
     assert any(problem.startswith("the IPv6 rules cannot be compared") for problem in found.problems)
 
 
@@ -168,31 +155,34 @@ async def test_a_kernel_that_does_not_answer_is_an_error(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(FakeIpvs, "read", read)
     with pytest.raises(KernelError, match="the table cannot be read"):
-        await rehearsed(node, *PLANS)
+        await planned(node, *PLANS)
 
 
-READING = {
-    Ipvs: {"sync_daemons", "traffic"},
-    Addresses: {"of_node"},
-    Routes: set(),
-    Ipset: set(),
-    Links: {"is_right"},
-    Sysctls: {"is_writable"},
-    Xtables: {"differences", "chains", "is_used"},
+PROTOCOLS = {
+    recording.RecordingLinks: clients.LinkClient,
+    recording.RecordingIpvs: clients.IpvsClient,
+    recording.RecordingAddresses: clients.AddressClient,
+    recording.RecordingRoutes: clients.RouteClient,
+    recording.RecordingSysctls: clients.SysctlClient,
+    recording.NoConntrack: clients.ConntrackClient,
+    recording_rules.RecordingIpset: clients.IpsetClient,
+    recording_rules.RecordingXtables: clients.XtablesClient,
 }
-"""What only reads, besides what the recording class answers."""
-RECORDING = vars(recording) | vars(recording_rules)
-ELSEWHERE = {"open", "close", "start_sync_daemon", "stop_sync_daemon", "flush", "delete", "statistics"}
-"""What no controller of a node calls; without a socket, it fails."""
 
 
-@pytest.mark.parametrize("real", READING, ids=lambda kind: kind.__name__)
-def test_every_method_of_a_kernel_class_is_recorded_or_cannot_work(real: type) -> None:
-    recorded = RECORDING[f"Recording{real.__name__}"]
-    public = {name for name in vars(real) if not name.startswith("_")}
-    answered = {name for name, it in inspect.getmembers(recorded) if name in public and it is not getattr(real, name)}
-    assert public - answered - READING[real] <= ELSEWHERE
-    assert not hasattr(recorded.__new__(recorded), "_netlink")
+@pytest.mark.parametrize("recorded", PROTOCOLS, ids=lambda kind: kind.__name__)
+def test_a_recording_client_answers_what_may_be_asked_and_inherits_nothing(recorded: type) -> None:
+    assert recorded.__bases__ == (object,)
+    asked = {name for name, _ in inspect.getmembers(PROTOCOLS[recorded], inspect.isfunction) if name[0] != "_"}
+    assert {name for name in vars(recorded) if name[0] != "_"} == asked
+
+
+async def test_every_client_of_a_recording_kernel_records(tmp_path: Path) -> None:
+    recorded = recording_kernel.recording(FakeNode(tmp_path).clients, recording.Recorder())
+    members = [getattr(recorded, each.name) for each in dataclasses.fields(recorded)]
+    kinds = {type(each) for it in members for each in (it.values() if isinstance(it, dict) else [it])}
+    assert kinds - PROTOCOLS.keys() == {tuple, type}
+    assert recorded.monitor is recording_kernel.NoEvents
 
 
 async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
@@ -200,3 +190,19 @@ async def test_what_is_not_recorded_cannot_reach_the_kernel() -> None:
     with pytest.raises(AttributeError):
         await ipset.flush("KROUTE-VIP")
     assert DeleteEntry("KROUTE-VIP", ("10.0.0.1",)) not in ipset._recorder.changes
+
+
+async def test_what_only_a_cleanup_or_a_director_asks_for_is_recorded_too(tmp_path: Path) -> None:
+    node = await FakeNode(tmp_path).start()
+    node.kernel.writes.clear()
+    recorder = recording.Recorder()
+    kernel = recording_kernel.recording(node.clients, recorder)
+    await kernel.links.delete(DUMMY)
+    await kernel.ipvs.start_sync_daemon(SyncDaemon(SyncRole.MASTER, "eth0", 7))
+    await kernel.ipvs.stop_sync_daemon(SyncDaemon(SyncRole.MASTER, "eth0", 7))
+    assert [change.what for change in recorder.changes] == [
+        f"delete link {DUMMY}",
+        "start the IPVS master synchronization daemon on eth0",
+        "stop the IPVS master synchronization daemon on eth0",
+    ]
+    assert node.kernel.writes == []

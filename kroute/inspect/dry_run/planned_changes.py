@@ -1,0 +1,133 @@
+"""A dry run: what the controllers would do to this node now. They are the agent's own, on a kernel that only records.
+
+There is thus one way of finding differences, and no other order, adoption or ownership than the agent's own. The
+ledger is a copy; listeners of health checks are not opened, and UDP flows are not looked at.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.controllers.service_proxy.bind_gate import PATIENCE
+from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
+from kroute.inspect.dry_run.recording import Recorder
+from kroute.inspect.dry_run.recording_kernel import recording
+from kroute.kernel.errors import KernelError
+from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import NodePlan, Plan, Problem
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.pass_status import Report
+from kroute.settings import Settings
+
+_PASSES = 30
+"""How often each controller may pass until all have come to rest; they need a handful."""
+
+
+class PlannedChange(msgspec.Struct, frozen=True):
+    """One change that the agent would make. `service` is empty for one that no Service asks for (any more).
+
+    `kind` is what is changed (virtual server, real server, address, route, set entry, rules, sysctl ...), `action` add,
+    edit or delete, `what` the sentence.
+    """
+
+    service: str
+    kind: str
+    action: str
+    what: str
+
+
+class PlannedChanges(msgspec.Struct):
+    """The changes in the order in which they would be made, alike ones sorted.
+
+    `problems` are what is wrong with Services, or could not be found out.
+    """
+
+    changes: list[PlannedChange]
+    problems: list[str]
+
+
+async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel) -> PlannedChanges:
+    """What an agent with these settings would write for these plans, which are the full list.
+
+    Raises:
+        KernelError: the kernel does not tell what it has.
+    """
+    recorder = Recorder()
+    problems: list[str] = []
+
+    def report(key: ObjectKey, problem: Problem) -> None:
+        problems.append(f"{key}: {problem.reason}: {problem.message}")
+
+    with tempfile.TemporaryDirectory(prefix="kroute-plan-") as directory:
+        _copy_ledger(settings.state_dir, Path(directory))
+        on_copy = msgspec.structs.replace(settings, state_dir=Path(directory))
+        await _run(on_copy, plans, recording(kernel, recorder), report)
+    if recorder.errors:
+        raise KernelError(recorder.errors[0])
+    for plan in plans:
+        for problem in plan.problems:
+            report(plan.key, problem)
+    owners = _owners(plans, firewall_of(settings, kernel))
+    changes = [
+        PlannedChange(owners.get(change.subject, ""), change.kind, change.action, change.what)
+        for change in recorder.changes
+    ]
+    return PlannedChanges(_in_order(changes), problems + recorder.unknown)
+
+
+async def _run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report) -> None:
+    """Let the controllers take these plans in and write, until they have nothing left to do.
+
+    Their clock moves only when they are to stop waiting for each other.
+    """
+    now = 0.0
+    broadcaster = Broadcaster()
+    async with NodeControllers(settings, broadcaster, report, kernel, clock=lambda: now) as controllers:
+        broadcaster.publish(plans)
+        for controller in controllers.kernel_writers:
+            await controller.start()
+        await _settle(controllers)
+        if not controllers.is_live:
+            now += PATIENCE + 1
+            await _settle(controllers)
+
+
+async def _settle(controllers: NodeControllers) -> None:
+    for _ in range(_PASSES):
+        for controller in controllers.kernel_writers:
+            await controller.step()
+        if not any(controller.wake.is_set() for controller in controllers.kernel_writers):
+            return
+
+
+def _copy_ledger(source: Path, target: Path) -> None:
+    ledger = Ledger(source).path
+    if ledger.exists():
+        shutil.copy(ledger, Ledger(target).path)
+
+
+def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
+    """The Services that ask for the subject of a change, by that subject."""
+    owners: dict[Hashable, list[str]] = {}
+    for plan in plans:
+        subjects: list[Hashable] = [(firewall.set_name(it.family, it.set), it.element) for it in plan.set_entries]
+        if not isinstance(plan, NodePlan):
+            subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips)]
+        for subject in subjects:
+            owners.setdefault(subject, []).append(plan.service_name)
+    return {subject: " ".join(names) for subject, names in owners.items()}
+
+
+def _in_order(changes: Sequence[PlannedChange]) -> list[PlannedChange]:
+    """What is written together comes in no order of its own; two plans of one state are to be equal."""
+    order: dict[tuple[str, str], int] = {}
+    for change in changes:
+        order.setdefault((change.kind, change.action), len(order))
+    return sorted(changes, key=lambda it: (order[it.kind, it.action], it.service, it.what))

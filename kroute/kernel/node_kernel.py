@@ -1,0 +1,103 @@
+"""One bundle of all that kroute asks of a node's kernel, so that its parts are made and injected in one place.
+
+There are three of this shape: the real one (`open_kernel`), one that writes down what it is asked to change
+(`kroute.inspect.dry_run.recording_kernel`), and that of the tests (`tests/fakes/node_kernel.py`).
+"""
+
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from kroute.kernel.clients import (
+    AddressClient,
+    ConntrackClient,
+    IpsetClient,
+    IpvsClient,
+    LinkClient,
+    MonitorFactory,
+    RouteClient,
+    SysctlClient,
+    XtablesClient,
+)
+from kroute.kernel.conntrack import Conntrack
+from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.ipvs.client import Ipvs
+from kroute.kernel.modules import kernel_version
+from kroute.kernel.net.addresses import Addresses
+from kroute.kernel.net.links import Links
+from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.net.routes import Routes
+from kroute.kernel.netlink.client import NetlinkClient, NetlinkStatistics
+from kroute.kernel.sysctl import PROC_SYS, Sysctls
+
+ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables"]
+"""What has to be opened before it is used."""
+EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKernel:
+    """The kernel's parts that kroute reads and writes.
+
+    `xtables` has a client for AF_INET and one for AF_INET6. `monitor` makes a source of events, which its user opens.
+    `version` is that of the kernel, such as (6, 1). `sockets` counts what each netlink socket has done, by the name of
+    its client; the numbers grow, and there are none without sockets.
+    """
+
+    links: LinkClient
+    ipvs: IpvsClient
+    addresses: AddressClient
+    routes: RouteClient
+    ipset: IpsetClient
+    conntrack: ConntrackClient
+    xtables: Mapping[int, XtablesClient]
+    sysctls: SysctlClient
+    version: tuple[int, int]
+    monitor: MonitorFactory
+    sockets: Mapping[str, NetlinkStatistics] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def open_kernel(
+    proc_sys: Path = PROC_SYS, *, only: Collection[ClientName] = EVERY_CLIENT
+) -> AsyncIterator[NodeKernel]:
+    """The kernel of the calling thread's network namespace, open until the end of the `with` block.
+
+    Each kind of object has a netlink socket of its own. `only` names the clients that are needed: the others stay
+    closed, and raise KernelError when they are used.
+
+    Raises:
+        KernelError: the kernel lacks a protocol, or a library is missing.
+    """
+    links, ipvs, addresses, routes, ipset, conntrack = Links(), Ipvs(), Addresses(), Routes(), Ipset(), Conntrack()
+    sockets: dict[ClientName, NetlinkClient] = {
+        "links": links,
+        "ipvs": ipvs,
+        "addresses": addresses,
+        "routes": routes,
+        "ipset": ipset,
+        "conntrack": conntrack,
+    }
+    xtables: dict[int, Xtables] = {family: Xtables(family) for family in (socket.AF_INET, socket.AF_INET6)}
+    async with AsyncExitStack() as stack:
+        clients: list[AbstractAsyncContextManager[object]] = [it for name, it in sockets.items() if name in only]
+        clients += xtables.values() if "xtables" in only else ()
+        for client in clients:
+            await stack.enter_async_context(client)
+        yield NodeKernel(
+            links=links,
+            ipvs=ipvs,
+            addresses=addresses,
+            routes=routes,
+            ipset=ipset,
+            conntrack=conntrack,
+            xtables=xtables,
+            sysctls=Sysctls(proc_sys),
+            version=kernel_version(),
+            monitor=Monitor,
+            sockets={name: client.statistics for name, client in sockets.items() if name in only},
+        )

@@ -1,0 +1,63 @@
+"""All fakes of one fake kernel, as the bundle that the controllers are given."""
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from kroute.kernel.node_kernel import NodeKernel
+from tests.fakes.addresses import FakeAddresses
+from tests.fakes.conntrack import FakeConntrack
+from tests.fakes.ipset import FakeIpset
+from tests.fakes.ipvs import FakeIpvs
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.links import FakeLinks
+from tests.fakes.monitor import FakeMonitor
+from tests.fakes.routes import FakeRoutes
+from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.xtables import FakeXtables
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeNodeKernel(NodeKernel):
+    """A NodeKernel whose clients are known to be fakes, for tests that do more with them than a controller may."""
+
+    links: FakeLinks
+    ipvs: FakeIpvs
+    addresses: FakeAddresses
+    routes: FakeRoutes
+    ipset: FakeIpset
+    conntrack: FakeConntrack
+    xtables: Mapping[int, FakeXtables]
+    sysctls: FakeSysctls
+
+    @classmethod
+    def of(cls, kernel: FakeKernel) -> Self:
+        """The clients of this kernel, not yet open."""
+        return cls(
+            links=FakeLinks(kernel),
+            ipvs=FakeIpvs(kernel),
+            addresses=FakeAddresses(kernel),
+            routes=FakeRoutes(kernel),
+            ipset=FakeIpset(kernel),
+            conntrack=FakeConntrack(kernel),
+            xtables={family: FakeXtables(kernel, family) for family in (socket.AF_INET, socket.AF_INET6)},
+            sysctls=FakeSysctls(kernel),
+            version=kernel.version,
+            monitor=partial(FakeMonitor, kernel),
+        )
+
+    async def open(self) -> Self:
+        """Open every client."""
+        one_each = (self.links, self.ipvs, self.addresses, self.routes, self.ipset, self.conntrack)
+        for client in (*one_each, *self.xtables.values()):
+            await client.open()
+        return self
+
+
+@asynccontextmanager
+async def open_fake_kernel(kernel: FakeKernel) -> AsyncIterator[FakeNodeKernel]:
+    """Same shape as kroute.kernel.node_kernel.open_kernel, on a kernel in memory."""
+    yield await FakeNodeKernel.of(kernel).open()
