@@ -27,6 +27,10 @@ class FamilyRules(NamedTuple):
         """All of them."""
         return self.nat, self.mangle, self.filter
 
+    def of(self, table: str) -> TableRules:
+        """The rules of one table."""
+        return next(it for it in self.tables if it.table == table)
+
     def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
         """IPVS takes packets behind INPUT, those of this node's processes as they leave. The rest comes in by lo."""
         is_own = not packet.in_interface

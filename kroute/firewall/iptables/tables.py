@@ -9,8 +9,6 @@ from contextlib import suppress
 import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX
-from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
-from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.firewall.iptables.rules import FamilyRules, family_rules
 from kroute.kernel.clients import XtablesClient
 from kroute.kernel.errors import KernelError
@@ -115,10 +113,8 @@ class Tables:
         return wrong
 
     async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
-        if table == FILTER:
-            return filter_rules(self._settings, family)
-        if table == MANGLE:
-            return output_rules(family)
-        if family not in self._random_fully:
+        """Only the nat table depends on what the kernel supports: it alone fails if that cannot be found out."""
+        if table == NAT and family not in self._random_fully:
             self._random_fully[family] = await self._xtables[family].supports_random_fully()
-        return masquerade_rules(self._settings, family, node, random_fully=self._random_fully[family])
+        random_fully = self._random_fully.get(family, False)
+        return family_rules(self._settings, family, node, random_fully=random_fully).of(table)
