@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance bench lint lab clean
+.PHONY: help demo test unit fuzz conformance bench lint lab clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -18,6 +18,10 @@ test: ## run every test, those that send packets too
 unit: ## run the tests that need no kernel and no browser
 	@scripts/setup unit
 	@$(PYTEST) -m 'not lab and not browser and not machine' $(ARGS)
+
+fuzz: ## run the tests with hostile bytes at length (EXAMPLES=10000 of each property)
+	@scripts/setup unit
+	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
 
 conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
 	@scripts/setup lab

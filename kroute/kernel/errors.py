@@ -1,6 +1,7 @@
 """What the kernel's refusals become."""
 
 import os
+import struct
 from typing import Generic, NamedTuple, TypeVar
 
 Change = TypeVar("Change")
@@ -26,6 +27,10 @@ IPSET_ERRORS = {
     4355: "the protocol is not valid",
 }
 """Private error numbers of ip_set (include/uapi/linux/netfilter/ipset/ip_set.h, from IPSET_ERR_PRIVATE = 4096)."""
+
+
+UNINTELLIGIBLE = (LookupError, ValueError, struct.error)
+"""What reading raises for an answer that lacks something, or is cut short."""
 
 
 def describe_errno(errno: int) -> str:

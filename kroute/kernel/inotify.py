@@ -72,7 +72,7 @@ class DirectoryChanges:
     def _parse(self, events: bytes) -> set[str] | None:
         names: set[str] = set()
         position = 0
-        while position < len(events):
+        while position + _HEADER.size <= len(events):
             _, mask, _, length = _HEADER.unpack_from(events, position)
             position += _HEADER.size + length
             name = os.fsdecode(events[position - length : position].rstrip(b"\0"))
@@ -86,7 +86,7 @@ class DirectoryChanges:
         """Whether a new name is complete at once; a new file is not before it is closed."""
         try:
             status = (self._directory / name).lstat()
-        except FileNotFoundError:
+        except (OSError, ValueError):  # it has gone already, mostly
             return False
         return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 

@@ -33,7 +33,7 @@ from kroute.kernel.ipset_messages import (
     set_message,
     set_name,
 )
-from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
 
 __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefinition"]
@@ -198,12 +198,11 @@ class Ipset(NetlinkClient):
         """The newest revision of the set type that the kernel has; asking for it makes the kernel load the type."""
         query = encode_type_query(definition.type, definition.family)
         try:
-            [revision] = await self._netlink.request(query, lambda _, payload: parse_type(payload))
+            return only(await self._netlink.request(query, lambda _, payload: parse_type(payload)))
         except KernelError as error:
             sentence = f"cannot create set {definition.name}: {describe_errno(error.errno or errno.EIO)}"
             module = f"ip_set_{definition.type.replace(':', '_').replace(',', '')}"
             raise KernelError(f"{sentence}; load the module {module}", errno=error.errno) from error
-        return revision
 
     async def _words_of(self, name: str) -> tuple[str, ...]:
         found = await self.definition(name)

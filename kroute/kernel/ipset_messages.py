@@ -16,6 +16,7 @@ from kroute.kernel.netlink.message import (
     nested,
     text,
     to_be16,
+    to_text,
     u8,
     unpack_address,
 )
@@ -113,7 +114,7 @@ def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
 
 def parse_name(payload: bytes) -> str:
     """The name of the set that an answer is about."""
-    return attributes(payload, _NFGEN.size)[ATTR_SETNAME].rstrip(b"\0").decode()
+    return to_text(attributes(payload, _NFGEN.size)[ATTR_SETNAME])
 
 
 def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
@@ -123,8 +124,8 @@ def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
         return None
     sizes = attributes(found.get(ATTR_DATA, b""))
     return (
-        found[ATTR_SETNAME].rstrip(b"\0").decode(),
-        found[ATTR_TYPENAME].rstrip(b"\0").decode(),
+        to_text(found[ATTR_SETNAME]),
+        to_text(found[ATTR_TYPENAME]),
         found[ATTR_FAMILY][0],
         int.from_bytes(sizes.get(CREATE_HASHSIZE, b""), "big"),
         int.from_bytes(sizes.get(CREATE_MAXELEM, b""), "big"),

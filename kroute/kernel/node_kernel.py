@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from kroute.kernel.clients import (
     AddressClient,
@@ -31,8 +31,11 @@ from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
-from kroute.kernel.netlink.client import NetlinkClient, NetlinkStatistics
+from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
+
+if TYPE_CHECKING:
+    from kroute.kernel.netlink.client import NetlinkClient
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables"]
 """What has to be opened before it is used."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kroute.broadcaster import QueueStatistics
-from kroute.kernel.netlink.client import NetlinkStatistics
+from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round

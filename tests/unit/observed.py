@@ -8,7 +8,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
-from kroute.kernel.netlink.client import NetlinkStatistics
+from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import BindAddress
 from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs

@@ -47,7 +47,7 @@ from kroute.kernel.ipvs.sync import (
 )
 from kroute.kernel.ipvs.table import parse_table
 from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
-from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient
+from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient, only
 from kroute.kernel.netlink.generic import find_family
 
 __all__ = [
@@ -178,10 +178,8 @@ class Ipvs(NetlinkClient):
 
     async def timeouts(self) -> tuple[int, int, int]:
         """Connection timeouts in seconds: tcp, tcpfin, udp."""
-        [found] = await self._netlink.request(
-            encode_timeouts_query(self._family), lambda _, payload: parse_timeouts(payload)
-        )
-        return found
+        query = encode_timeouts_query(self._family)
+        return only(await self._netlink.request(query, lambda _, payload: parse_timeouts(payload)))
 
     async def sync_daemons(self) -> set[SyncDaemon]:
         """The connection synchronization daemons that run: at most one of each role."""

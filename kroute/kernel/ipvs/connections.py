@@ -1,11 +1,13 @@
 """/proc/net/ip_vs_conn: every connection that IPVS knows (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_conn_seq_show)."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.ipvs.objects import PROTOCOL_NAMES, RealServerKey, VirtualServerKey
 
 CONNECTIONS = Path("/proc/net/ip_vs_conn")
@@ -29,14 +31,21 @@ class Connection(NamedTuple):
 
 
 async def read_connections(virtual_servers: Collection[VirtualServerKey], path: Path = CONNECTIONS) -> list[Connection]:
-    """The connections by these virtual servers, in the kernel's order. The whole file is read, in a thread."""
+    """The connections by these virtual servers, in the kernel's order. The whole file is read, in a thread.
+
+    Raises:
+        KernelError: it is no such file.
+    """
     return await asyncio.to_thread(_read, frozenset(virtual_servers), path)
 
 
 def _read(wanted: frozenset[VirtualServerKey], path: Path) -> list[Connection]:
     with path.open() as lines:
         found = (_parse(line) for number, line in enumerate(lines) if number >= HEADING_LINES)
-        return [connection for connection in found if connection is not None and connection.virtual_server in wanted]
+        try:
+            return [it for it in found if it is not None and it.virtual_server in wanted]
+        except UNINTELLIGIBLE as error:
+            raise KernelError(f"a line of {path} cannot be understood ({error})", errno=errno.EBADMSG) from error
 
 
 def _parse(line: str) -> Connection | None:

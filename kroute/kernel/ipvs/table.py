@@ -4,12 +4,14 @@ What it does not say (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_show): the 
 timeout in seconds (it prints jiffies, whose length nobody tells). `Section.is_complete` is False where that matters.
 """
 
+import errno
 import socket
 from binascii import unhexlify
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.ipvs.objects import (
     FLAG_ONE_PACKET,
     PROTOCOL_NAMES,
@@ -42,7 +44,7 @@ class Section(NamedTuple):
 def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
     """Parse the file in slices, between which other tasks may run, as it is read.
 
-    Pieces may end anywhere. Virtual servers of a firewall mark are left out.
+    Pieces may end anywhere. Virtual servers of a firewall mark are left out. KernelError for what is no such file.
     """
     text = b""
     heading = HEADING_LINES
@@ -68,6 +70,14 @@ def _last_virtual_server(text: bytes) -> int:
 
 
 def _parse_slice(lines: list[bytes]) -> list[Section]:
+    try:
+        return _sections(lines)
+    except (*UNINTELLIGIBLE, OSError) as error:
+        sentence = f"a line of /proc/net/ip_vs cannot be understood ({error}); reading it again"
+        raise KernelError(sentence, errno=errno.EBADMSG) from error
+
+
+def _sections(lines: list[bytes]) -> list[Section]:
     """Parse some virtual servers with all of their real servers."""
     sections: list[Section] = []
     real_servers: dict[RealServerKey, RealServerState] = {}

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError
 from kroute.kernel.net.address_arrivals import AddressArrivals
 from kroute.kernel.net.routes import delete_kernel_route
 from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
@@ -170,7 +170,7 @@ class Addresses(NetlinkClient):
                     arrived = await arrivals.next() & pending
                     pending = pending - arrived
                     await self._delete_kernel_routes(index, arrived)
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, *UNINTELLIGIBLE):
             await self._delete_kernel_routes(index, pending)
 
     async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:

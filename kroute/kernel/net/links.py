@@ -4,7 +4,7 @@ import errno
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, attributes, message, nested, text, to_text, u8
 from kroute.kernel.netlink.rtnetlink import (
     ADDR_GEN_MODE_NONE,
@@ -57,12 +57,11 @@ class Links(NetlinkClient):
         """The link's state, None when there is none of that name."""
         query = message(RTM_GETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
         try:
-            states = await self._netlink.request(query, lambda _, payload: _parse_link(payload))
+            return only(await self._netlink.request(query, lambda _, payload: _parse_link(payload)))
         except KernelError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
-        return states[0]
 
     async def is_right(self, name: str) -> bool:
         """Whether the link is there and as `create_dummy` makes it."""

@@ -9,7 +9,7 @@ import errno
 import socket
 from typing import NamedTuple, Self, TypeAlias
 
-from kroute.kernel.errors import KernelError
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
 from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
@@ -74,7 +74,7 @@ class RouteEvent(NamedTuple):
 
 
 class Overrun(NamedTuple):
-    """The kernel dropped events: read everything again."""
+    """The kernel dropped events, or one cannot be understood: read everything again."""
 
 
 Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
@@ -144,6 +144,9 @@ class Monitor:
                 if datagram is None:
                     break
                 self._parse(datagram, events)
+        except UNINTELLIGIBLE:
+            self._drain()
+            return [Overrun()]
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise KernelError(f"cannot follow the node's addresses: {error.strerror}", errno=error.errno) from error

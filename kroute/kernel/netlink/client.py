@@ -14,10 +14,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError, describe_errno
 from kroute.kernel.netlink.chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
 from kroute.kernel.netlink.message import (
     HEADER,
@@ -29,6 +28,7 @@ from kroute.kernel.netlink.message import (
     iterate_messages,
     to_i32,
 )
+from kroute.kernel.netlink.statistics import NetlinkStatistics
 
 Parsed = TypeVar("Parsed")
 
@@ -51,23 +51,6 @@ RECEIVE_SIZE = 64 * 1024
 DUMP_ATTEMPTS = 10
 FLAGS_OFFSET = 6
 SEQUENCE_OFFSET = 8
-
-
-@dataclass
-class NetlinkStatistics:
-    """What one socket has done so far.
-
-    `transactions` are the chunks that `transact` has sent, and the rest is about these: how many seconds they took,
-    when by the monotonic clock the first one began, and when the last one was over.
-    """
-
-    messages: int = 0
-    bytes: int = 0
-    sends: int = 0
-    transactions: int = 0
-    seconds: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
 
 
 class NetlinkSocket:
@@ -131,7 +114,7 @@ class NetlinkSocket:
         """Send one request and parse each of its answers from (message type, payload); None leaves an answer out.
 
         A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. KernelError with the
-        errno when the kernel refuses.
+        errno when the kernel refuses, EBADMSG when an answer cannot be understood.
         """
         is_dump = HEADER.unpack_from(message)[2] & NLM_F_DUMP == NLM_F_DUMP
         async with self._busy:
@@ -218,7 +201,7 @@ class NetlinkSocket:
                 index = sequence - first & 0xFFFFFFFF
                 if kind != NLMSG_ERROR or index >= count:
                     continue
-                if number := -to_i32(payload):
+                if number := _error_number(payload):
                     errors[index] = number
                 if index == count - 1:
                     return errors
@@ -235,11 +218,16 @@ class NetlinkSocket:
                     continue
                 interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
                 if kind in {NLMSG_DONE, NLMSG_ERROR}:
-                    number = -to_i32(payload) if len(payload) >= 4 else 0
+                    number = _error_number(payload)
                     if number > 0:
                         raise KernelError(f"the kernel refused a request: {describe_errno(number)}", errno=number)
                     return None if interrupted else answers
-                if (answer := parse(kind, payload)) is not None:
+                try:
+                    answer = parse(kind, payload)
+                except UNINTELLIGIBLE as error:
+                    sentence = f"an answer of the kernel (type {kind}) cannot be understood; reading the state again"
+                    raise KernelError(sentence, errno=errno.EBADMSG) from error
+                if answer is not None:
                     answers.append(answer)
             await asyncio.sleep(0)
 
@@ -276,6 +264,17 @@ class NetlinkClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def only(answers: list[Parsed]) -> Parsed:
+    """The answer to a request that has one; KernelError when there is none."""
+    if not answers:
+        raise KernelError("the kernel did not answer a request; trying later", errno=errno.EBADMSG)
+    return answers[0]
+
+
+def _error_number(payload: bytes) -> int:
+    return -to_i32(payload) if len(payload) >= 4 else 0
 
 
 async def _ready(

@@ -3,7 +3,7 @@
 import struct
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.client import NetlinkSocket
+from kroute.kernel.netlink.client import NetlinkSocket, only
 from kroute.kernel.netlink.message import attributes, message, text, to_u16
 
 GENL_ID_CTRL = 16
@@ -24,11 +24,10 @@ async def find_family(netlink: NetlinkSocket, name: str) -> int:
     """The number that stands for the family until its module is unloaded; KernelError when there is none."""
     request = generic_message(GENL_ID_CTRL, 0, CTRL_CMD_GETFAMILY, text(CTRL_ATTR_FAMILY_NAME, name))
     try:
-        [family] = await netlink.request(request, _parse_family)
+        return only(await netlink.request(request, _parse_family))
     except KernelError as error:
         sentence = f"the kernel has no {name} (generic netlink); load the module that provides it"
         raise KernelError(sentence, errno=error.errno) from error
-    return family
 
 
 def _parse_family(_kind: int, payload: bytes) -> int:

@@ -1,5 +1,6 @@
 """Netlink messages and attributes as bytes (include/uapi/linux/netlink.h)."""
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def be16(kind: int, value: int) -> bytes:
 
 def text(kind: int, value: str) -> bytes:
     """An attribute that holds a NUL-terminated string."""
-    return attribute(kind, value.encode() + b"\0")
+    return attribute(kind, os.fsencode(value) + b"\0")
 
 
 def to_u16(payload: bytes) -> int:
@@ -111,8 +112,8 @@ def to_be16(payload: bytes) -> int:
 
 
 def to_text(payload: bytes) -> str:
-    """Read what `text` wrote."""
-    return payload.rstrip(b"\0").decode()
+    """Read what `text` wrote. A name of an interface or a set need not be UTF-8: other bytes become surrogates."""
+    return os.fsdecode(payload.rstrip(b"\0"))
 
 
 def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:

@@ -1,0 +1,292 @@
+"""Whatever the kernel seems to answer: it is read, left out, or a KernelError."""
+
+import asyncio
+import contextlib
+import errno
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kroute.kernel.conntrack_messages import CTA_ID, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, encode_tuple, parse_flow
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
+from kroute.kernel.inotify import IN_CREATE, DirectoryChanges
+from kroute.kernel.ipset_messages import (
+    ATTR_ADT,
+    encode_create,
+    encode_entry,
+    parse_definition,
+    parse_elements,
+    parse_name,
+    parse_type,
+)
+from kroute.kernel.ipvs import connections, marks, messages, sync, table, traffic
+from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, VirtualServerOptions
+from kroute.kernel.net import links, policy_routing, route_lookup
+from kroute.kernel.net.address_arrivals import AddressArrivals
+from kroute.kernel.net.addresses import encode_bind, parse_address
+from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.net.routes import parse_route, set_route
+from kroute.kernel.netlink import generic
+from kroute.kernel.netlink import message as message_module
+from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink.generic import GENERIC_HEADER
+from kroute.kernel.netlink.message import (
+    HEADER,
+    HEADER_SIZE,
+    NLM_F_DUMP,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    attribute,
+    iterate_attributes,
+    iterate_messages,
+    message,
+    nested,
+    text,
+    u16,
+    u32,
+)
+from kroute.kernel.netlink.rtnetlink import (
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINKINFO,
+    LINK_HEADER,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTM_NEWROUTE,
+)
+from tests.unit.fuzz.strategies import damaged, fuzzed
+
+TCP4, TCP6 = (6, "10.96.0.1", 80), (6, "fd00::1", 80)
+NFGEN = struct.pack("=BBH", 2, 0, 0)
+NAMES = {1: "lo", 2: "eth0"}
+
+
+class Everything:
+    """A container of all there is."""
+
+    def __contains__(self, _it: object) -> bool:
+        return True
+
+
+def payload_of(request: bytes) -> bytes:
+    """The kernel answers with the attributes with which it is asked."""
+    return request[HEADER_SIZE:]
+
+
+def virtual_server(key: tuple[int, str, int]) -> bytes:
+    payload = payload_of(messages.encode_change(0x20, AddVirtualServer(key, VirtualServerOptions("mh", 8, 60, 32))))
+    counters = b"".join(attribute(kind, bytes(8)) for kind in range(1, 11))
+    inner = next(contents for _, contents in iterate_attributes(payload, GENERIC_HEADER.size))
+    return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_SERVICE, inner, nested(traffic.SVC_STATS64, counters))
+
+
+def real_server(key: tuple[int, str, int], address: str) -> bytes:
+    payload = payload_of(messages.encode_change(0x20, AddRealServer(key, (address, 8080), 100)))
+    found = dict(iterate_attributes(payload, GENERIC_HEADER.size))
+    counts = u32(messages.DEST_ACTIVE_CONNS, 5) + u32(messages.DEST_INACT_CONNS, 7)
+    return payload[: GENERIC_HEADER.size] + nested(messages.ATTR_DEST, found[messages.ATTR_DEST], counts)
+
+
+def flow(source: str, destination: str) -> bytes:
+    original = encode_tuple(CTA_TUPLE_ORIG, (source, 40000), (destination, 53), 17)
+    reply = encode_tuple(CTA_TUPLE_REPLY, (destination, 53), (source, 40000), 17)
+    return NFGEN + original + reply + attribute(CTA_ID, bytes(4))
+
+
+LINK = (
+    LINK_HEADER.pack(0, 1, 2, 0, 0) + text(IFLA_IFNAME, "eth0") + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, "dummy"))
+)
+ADDRESSES = payload_of(encode_bind(2, "10.0.0.1")), payload_of(encode_bind(2, "fd00::1", 60))
+ROUTES = payload_of(set_route(2, "10.96.0.1", "10.0.0.1")), payload_of(set_route(2, "fd00::1", "fd00::2"))
+TIMEOUTS = GENERIC_HEADER.pack(1, 1, 0) + u32(4, 900) + u32(5, 120) + u32(6, 300)
+DAEMON = payload_of(sync.encode_start_daemon(0x20, sync.SyncDaemon(sync.SyncRole.MASTER, "eth0", 1)))
+FAMILY = GENERIC_HEADER.pack(1, 1, 0) + u16(1, 0x20) + text(2, "IPVS")
+MARK = GENERIC_HEADER.pack(1, 1, 0) + nested(
+    messages.ATTR_SERVICE, u16(messages.SVC_AF, 2), u32(messages.SVC_FWMARK, 9)
+)
+SET = NFGEN + encode_create("KROUTE", "hash:ip,port", 5, 2, 1024, 65536)
+PORTS, NETS = ("ip", "port"), ("ip", "port", "net")
+PORT4, PORT6 = encode_entry(PORTS, ("10.0.0.1", 6, 80)), encode_entry(PORTS, ("fd00::1", 6, 80))
+NET4 = encode_entry(NETS, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
+
+Parse = Callable[[bytes], Any]
+PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
+    "virtual server": (messages.parse_virtual_server, (virtual_server(TCP4), virtual_server(TCP6))),
+    "real server": (lambda it: messages.parse_real_server(it, TCP4), (real_server(TCP4, "172.20.1.1"),)),
+    "IPv6 real server": (lambda it: messages.parse_real_server(it, TCP6), (real_server(TCP6, "fd00::5"),)),
+    "timeouts": (messages.parse_timeouts, (TIMEOUTS,)),
+    "traffic": (traffic.parse_traffic, (virtual_server(TCP4), virtual_server(TCP6))),
+    "daemon": (sync.parse_daemon, (DAEMON,)),
+    "mark": (marks._parse, (MARK, virtual_server(TCP4))),
+    "family": (lambda it: generic._parse_family(16, it), (FAMILY,)),
+    "flow": (lambda it: parse_flow(it, Everything()), (flow("10.0.0.1", "10.96.0.1"), flow("fd00::1", "fd00::2"))),
+    "set's name": (parse_name, (SET,)),
+    "set": (parse_definition, (SET,)),
+    "set's revision": (parse_type, (SET,)),
+    "set's elements": (lambda it: parse_elements(PORTS, it), (NFGEN + nested(ATTR_ADT, PORT4, PORT6),)),
+    "set's elements with networks": (lambda it: parse_elements(NETS, it), (NFGEN + nested(ATTR_ADT, NET4),)),
+    "link": (links._parse_link, (LINK,)),
+    "address": (lambda it: parse_address(it, NAMES), ADDRESSES),
+    "route": (parse_route, ROUTES),
+    "way": (route_lookup._parse, ROUTES),
+    "rule": (policy_routing._parse_rule, ROUTES),
+    "table's route": (lambda it: policy_routing._parse_route(it, NAMES), ROUTES),
+}
+
+
+class Kernel:
+    """A netlink socket that gives these datagrams to whoever asks, then says that some were lost, then nothing."""
+
+    def __init__(self, datagrams: list[bytes]) -> None:
+        self._datagrams = list(datagrams)
+        self._lost = False
+
+    def send(self, buffer: bytes) -> int:
+        return len(buffer)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        if self._datagrams:
+            datagram = self._datagrams.pop(0)[: len(buffer)]
+            buffer[: len(datagram)] = datagram
+            return len(datagram)
+        if self._lost:
+            raise BlockingIOError
+        self._lost = True
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+
+def connected(*datagrams: bytes) -> NetlinkSocket:
+    netlink = NetlinkSocket(NETLINK_ROUTE)
+    netlink._socket = Kernel(list(datagrams))  # type: ignore[assignment]
+    return netlink
+
+
+def answer(kind: int, payload: bytes, sequence: int = 1) -> bytes:
+    padding = bytes(-len(payload) & 3)
+    return HEADER.pack(HEADER_SIZE + len(payload), kind, 0, sequence, 0) + payload + padding
+
+
+DONE = answer(NLMSG_DONE, bytes(4))
+ACK = answer(NLMSG_ERROR, bytes(4) + HEADER.pack(16, 16, 0, 1, 0))
+REFUSAL = answer(NLMSG_ERROR, struct.pack("=i", -errno.ENOENT) + HEADER.pack(16, 16, 0, 1, 0))
+
+
+@pytest.mark.parametrize(("parse", "valid"), PARSERS.values(), ids=PARSERS)
+def test_the_samples_are_valid(parse: Parse, valid: tuple[bytes, ...]) -> None:
+    assert all(len(ask(parse, DONE, payload)) <= 1 for payload in valid)
+
+
+def ask(parse: Parse, end: bytes, *payloads: bytes) -> list[Any]:
+    netlink = connected(b"".join(answer(16, payload) for payload in payloads) + end)
+    return asyncio.run(netlink.request(message(18, NLM_F_DUMP, b""), lambda _, payload: parse(payload)))
+
+
+@pytest.mark.parametrize(("parse", "valid"), PARSERS.values(), ids=PARSERS)
+@fuzzed
+@given(data=st.data())
+def test_an_answer_is_understood_or_a_kernel_error(parse: Parse, valid: tuple[bytes, ...], data: st.DataObject) -> None:
+    payload = data.draw(damaged(*valid))
+    with contextlib.suppress(*UNINTELLIGIBLE):
+        parse(payload)
+    with contextlib.suppress(KernelError):
+        ask(parse, DONE, valid[0], payload)
+
+
+DATAGRAMS = damaged(*(answer(16, payload) + DONE for payload in (LINK, *ADDRESSES)), ACK, REFUSAL, DONE, ACK + REFUSAL)
+
+
+@fuzzed
+@given(st.lists(DATAGRAMS, max_size=4))
+def test_whatever_comes_a_request_ends(datagrams: list[bytes]) -> None:
+    for flags in (0, NLM_F_DUMP):
+        with contextlib.suppress(KernelError):
+            asyncio.run(connected(*datagrams).request(message(18, flags, b""), lambda _, payload: payload))
+    with contextlib.suppress(KernelError):
+        refused = asyncio.run(connected(*datagrams).transact([message(16, 0, b""), message(16, 0, b"")]))
+        assert refused.keys() <= {0, 1}
+
+
+@fuzzed
+@given(st.lists(DATAGRAMS, max_size=4))
+def test_no_message_is_longer_than_its_datagram(datagrams: list[bytes]) -> None:
+    for datagram in datagrams:
+        found = [payload for *_, payload in iterate_messages(datagram)]
+        assert sum(map(len, found)) + HEADER_SIZE * len(found) <= len(datagram)
+        contents = [it for _, it in iterate_attributes(datagram)]
+        assert sum(map(len, contents)) + 4 * len(contents) <= len(datagram)
+
+
+EVENTS = damaged(
+    *(answer(RTM_NEWADDR, payload, 0) for payload in ADDRESSES),
+    *(answer(RTM_NEWROUTE, payload, 0) for payload in ROUTES),
+    answer(RTM_NEWLINK, LINK, 0),
+    answer(RTM_NEWLINK, LINK_HEADER.pack(0, 1, 3, 0, 0) + attribute(IFLA_IFNAME, b"\xff\xfe\0"), 0),
+)
+
+
+@fuzzed
+@given(st.lists(EVENTS, max_size=5))
+def test_what_cannot_be_understood_of_the_node_is_read_again(datagrams: list[bytes]) -> None:
+    monitor = Monitor()
+    monitor._netlink, monitor._names = connected(*datagrams), dict(NAMES)
+    assert asyncio.run(monitor.next())
+    arrivals = AddressArrivals(2)
+    arrivals._netlink = connected(*datagrams)
+    with contextlib.suppress(OSError, *UNINTELLIGIBLE):  # whoever waits for them catches both
+        asyncio.run(arrivals.next())
+
+
+TABLE = b"""\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A600001:0050 rr persistent 60 FFFFFFFF
+  -> AC140101:1F90      Masq    100    3          0
+  -> AC140102:1F90      Masq    100    0          0
+UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 mh ops
+  -> [fd00:0000:0000:0000:0000:0000:0000:0005]:0035      Masq    100    0          0
+FWM  00000001 rr
+  -> AC140101:1F90      Route   1      0          0
+"""
+CONNECTIONS = b"""\
+Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
+TCP C0A87B01 8F2C 0A600001 0050 AC140101 1F90 ESTABLISHED     899
+UDP FD000000000000000000000000000001 8F2C 0A600001 0035 AC140101 0035 UDP 299
+"""
+
+
+@fuzzed
+@given(text=damaged(TABLE), size=st.integers(1, 400), slice_size=st.integers(1, 300))
+def test_the_table_is_read_or_a_kernel_error(text: bytes, size: int, slice_size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KernelError):
+        patch.setattr(table, "BYTES_A_SLICE", slice_size)
+        pieces = (text[start : start + size] for start in range(0, len(text), size))
+        sections = [section for part in table.parse_table(pieces) for section in part]
+        assert len(sections) <= text.count(b"\n") + 1
+
+
+@fuzzed
+@given(text=damaged(CONNECTIONS))
+def test_the_connections_are_read_or_a_kernel_error(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = Path(tmp_path_factory.getbasetemp()) / "ip_vs_conn"
+    path.write_bytes(text)
+    with contextlib.suppress(KernelError):
+        connections._read(frozenset({TCP4}), path)
+
+
+@fuzzed
+@given(damaged(struct.pack("=iIII", 1, IN_CREATE, 0, 16) + b"a.yaml".ljust(16, b"\0")))
+def test_changes_of_a_directory_are_names(events: bytes) -> None:
+    found = DirectoryChanges(Path("/nonexistent"))._parse(events)
+    assert found is None or all(isinstance(name, str) for name in found)
+
+
+def test_a_name_of_an_interface_need_not_be_text() -> None:
+    odd = b"eth\xff"
+    assert message_module.to_text(odd + b"\0") == "eth\udcff"
+    assert text(IFLA_IFNAME, "eth\udcff") == attribute(IFLA_IFNAME, odd + b"\0")

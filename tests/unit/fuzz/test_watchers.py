@@ -1,0 +1,249 @@
+"""Whatever bytes objects consist of, no exception leaves the watchers, and the victims beside are read unchanged."""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from kroute.director import lease
+from kroute.inspect.planned_state import read_key
+from kroute.model.kinds import WATCHED
+from kroute.model.objects import Applied
+from kroute.watchers import json_text
+from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_event, read_page
+from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, LONGEST_PAUSE, ApiError
+from kroute.watchers.kubernetes.lines import LineBuffer
+from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.manifests.file import UnreadableError, read_manifest
+from tests.apiserver.encoding import encode
+from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
+from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt
+from tests.unit.watchers.kubernetes.test_reflector_failures import END
+from tests.unit.watching import Follower, Pauses, quick, running
+
+TEMPLATES = {"Service": SERVICE, "EndpointSlice": SLICE, "Node": NODE}
+KINDS = [pytest.param(kind, TEMPLATES[kind.name], id=kind.name) for kind in WATCHED]
+REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
+PAGE = b'{"kind":"List","metadata":{"resourceVersion":"5"},"items":[%b]}\n'
+LINE = b'{"type":"%b","object":%b}'
+
+
+def victim(template: dict[str, Any], name: str, version: int) -> bytes:
+    item = copy.deepcopy(template)
+    item["metadata"] |= {"name": name, "resourceVersion": str(version)}
+    return encode(item).rstrip()
+
+
+class Answers:
+    """A server without streaming lists that gives one list, one watch, and one list again, however often."""
+
+    def __init__(self, before: bytes, lines: list[bytes] | None = None, after: bytes = b"") -> None:
+        self._lists = [before]
+        self._watches: list[list[bytes] | ApiError] = [REFUSED, *([lines] if lines else [])]
+        self._after = after
+        self.done = asyncio.Event()
+
+    async def get(self, _path: str, _params: Mapping[str, str]) -> bytes:
+        return self._lists.pop() if self._lists else self._after
+
+    async def stream(self, _path: str, _params: Mapping[str, str]) -> AsyncGenerator[Sequence[bytes], None]:
+        if not self._watches:
+            self.done.set()
+            await asyncio.Event().wait()
+        lines = self._watches.pop(0)
+        if isinstance(lines, ApiError):
+            raise lines
+        yield lines
+
+
+def followed(kind: Any, before: bytes, lines: list[bytes] | None = None, after: bytes = b"") -> Follower:
+    """What a follower has in the end."""
+    follower = Follower()
+
+    async def follow() -> None:
+        requests = Answers(before, lines, after)
+        async with running(Reflector(requests, kind, follower, quick(Pauses())).run()):
+            async with asyncio.timeout(60):
+                await requests.done.wait()
+
+    with capture_logs():
+        asyncio.run(follow())
+    return follower
+
+
+def delivered(follower: Follower) -> dict[str, Any]:
+    """The victims as they were passed on last, and no victim was ever deleted (a Follower fails for what it lacks)."""
+    return {key.name: item for (_, key), item in follower.items.items() if key.name in {"first", "last"}}
+
+
+@pytest.mark.parametrize(("kind", "template"), KINDS)
+@fuzzed
+@given(data=st.data())
+def test_victims_in_a_list_are_unchanged(kind: Any, template: dict[str, Any], data: st.DataObject) -> None:
+    hostile = data.draw(st.lists(st.one_of(spoilt(template), hostile_json), min_size=1, max_size=3))
+    victims = victim(template, "first", 1), victim(template, "last", 2)
+    alone = followed(kind, PAGE % b",".join(victims))
+    beside = followed(kind, PAGE % b",".join([victims[0], *hostile, victims[1]]))
+    assert delivered(beside) == delivered(alone)
+    assert beside.listed == [kind.type]
+
+
+@pytest.mark.parametrize(("kind", "template"), KINDS)
+@fuzzed
+@given(data=st.data())
+def test_victims_in_a_watch_are_unchanged(kind: Any, template: dict[str, Any], data: st.DataObject) -> None:
+    types = st.sampled_from((b"ADDED", b"MODIFIED", b"DELETED"))
+    hostile = data.draw(st.lists(st.tuples(types, spoilt(template)), min_size=1, max_size=3))
+    victims = victim(template, "first", 6), victim(template, "last", 7)
+    first, last = (LINE % (b"ADDED", it) for it in victims)
+    lines = [first, *(LINE % it for it in hostile), last]
+    again = PAGE % b",".join(victims)  # where nobody can tell what was deleted, all are listed again
+    follower = followed(kind, PAGE % b"", lines, again)
+    alone = followed(kind, again)
+    assert delivered(follower) == delivered(alone)
+
+
+@pytest.mark.parametrize(("kind", "template"), KINDS)
+@fuzzed
+@given(data=st.data())
+def test_damaged_answers_lose_nobody(kind: Any, template: dict[str, Any], data: st.DataObject) -> None:
+    """What is no JSON at all may have to be asked for again; what was known stays meanwhile."""
+    known = victim(template, "first", 1), victim(template, "last", 2)
+    page = PAGE % b",".join(known)
+    line = LINE % (b"MODIFIED", victim(template, "attacker", 3))
+    lines = data.draw(st.lists(damaged(line, END, LINE % (b"ERROR", b'{"code":410}')), max_size=3))
+    follower = followed(kind, page, [it.replace(b"\n", b"") for it in lines], page)
+    assert set(delivered(follower)) == {"first", "last"}
+
+
+@fuzzed
+@given(damaged(PAGE % encode(SERVICE), PAGE % b"", PAGE % encode(SLICE), PAGE % b",".join([encode(NODE)] * 3)))
+def test_a_list_is_read_or_refused(body: bytes) -> None:
+    try:
+        page = asyncio.run(read_page(body))
+    except msgspec.DecodeError:
+        return
+    assert len(page.items or ()) <= body.count(b",") + 1
+    for raw in page.items or ():
+        for kind in WATCHED:
+            decoder = ObjectDecoder(kind.type)
+            assert isinstance(decoder.decode(raw), Malformed | kind.type)
+            decoder.trigger_time(raw)
+
+
+@fuzzed
+@given(damaged(LINE % (b"ADDED", encode(SERVICE)), LINE % (b"DELETED", encode(SLICE)), END))
+def test_a_watch_line_is_read_or_refused(line: bytes) -> None:
+    with contextlib.suppress(msgspec.DecodeError):
+        event = read_event(line)
+        decoder = ObjectDecoder(WATCHED[0].type)
+        decoder.decode(event.object)
+        ApiError.from_status(bytes(event.object))
+
+
+@fuzzed
+@given(st.one_of(hostile_json, damaged(PAGE % encode(SERVICE))))
+def test_the_work_is_proportional_to_the_text(text: bytes) -> None:
+    steps = 0
+    run = json_text._RUN
+
+    class Counting:
+        def match(self, shadow: bytes, position: int) -> Any:
+            nonlocal steps
+            steps += 1
+            return run.match(shadow, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "_RUN", Counting())
+        with contextlib.suppress(msgspec.DecodeError):
+            assert len(json_text.prune(text)) <= 4 * len(text)
+        found = [(it.start, it.end) for it in json_text.members(text)]
+        with contextlib.suppress(msgspec.DecodeError):
+            assert sum(map(len, json_text.elements(text))) <= len(text)
+    assert all(0 <= start <= end <= len(text) for start, end in found)
+    assert steps <= 4 * len(text) + 16
+
+
+@fuzzed
+@given(st.lists(st.binary(max_size=40), max_size=20))
+def test_lines_are_those_of_the_whole_however_they_arrive(pieces: list[bytes]) -> None:
+    buffer = LineBuffer()
+    assert [line for piece in pieces for line in buffer.take(piece)] == b"".join(pieces).split(b"\n")[:-1]
+
+
+@fuzzed
+@given(
+    st.one_of(
+        hostile_json, damaged(b'{"code":500,"reason":"x","details":{"causes":[{"reason":"y"}],"retryAfterSeconds":1}}')
+    ),
+    st.one_of(st.none(), st.text(max_size=20)),
+)
+def test_a_status_is_an_error_of_bounded_length_and_pause(body: bytes, header: str | None) -> None:
+    error = ApiError.from_status(body, 0, header)
+    assert len(str(error)) <= 2 * LONGEST_MESSAGE + 100
+    assert 0 <= (error.retry_after or 0) <= LONGEST_PAUSE
+    assert 0 <= error.status <= 599
+
+
+@fuzzed
+@given(st.one_of(spoilt(LEASE), damaged(encode(LEASE)), hostile_json))
+def test_a_lease_is_read_or_refused(body: bytes) -> None:
+    with contextlib.suppress(msgspec.DecodeError):
+        lease._decode(body)
+
+
+YAML = b"""\
+apiVersion: v1
+kind: Service
+metadata: &m {name: web, labels: {app: &a web}}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - {port: 80, name: *a}
+---
+kind: List
+items: [{kind: Node, metadata: *m}]
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("manifests")
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+@fuzzed
+@given(data=st.data())
+def test_a_manifest_is_read_or_refused(directory: Path, suffix: str, data: st.DataObject) -> None:
+    valid = (encode(SERVICE), encode({"kind": "List", "items": [SLICE, NODE]}))
+    text = data.draw(
+        st.one_of(spoilt(SERVICE), damaged(*valid, *([YAML.replace(b"*m", b"{name: b}"), YAML] * (suffix == "yaml"))))
+    )
+    path = directory / f"a.{suffix}"
+    path.write_bytes(text)
+    with contextlib.suppress(UnreadableError):
+        parts = read_manifest(path)
+        assert len(parts) <= text.count(b"{") + text.count(b":") + text.count(b"-") + text.count(b",") + 2
+
+
+@fuzzed
+@given(st.text(max_size=60))
+def test_a_question_about_a_frontend_makes_sense_or_none(about: str) -> None:
+    with contextlib.suppress(ValueError):
+        read_key(about)
+
+
+def test_the_templates_are_valid() -> None:
+    """Else nothing hostile would be beside anything."""
+    for kind in WATCHED:
+        follower = followed(kind, PAGE % victim(TEMPLATES[kind.name], "first", 1))
+        assert [type(it) for it in follower.changes if isinstance(it, Applied)] == [Applied]
+        assert set(delivered(follower)) == {"first"}
