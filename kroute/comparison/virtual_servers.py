@@ -7,6 +7,7 @@ weight 0 that is not desired drains: it is neither right nor wrong, and left out
 
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
@@ -45,6 +46,23 @@ def missing_real_servers(
 ) -> list[RealServer]:
     """The desired real servers that the kernel does not have, in the order of the plan."""
     return [it for it in desired if (it.address, it.port) not in applied]
+
+
+class RealServerCounts(NamedTuple):
+    """How many real servers of a virtual server are in each condition."""
+
+    serving: int
+    draining: int
+    missing: int
+
+
+def count_real_servers(
+    desired: Collection[RealServer], applied: Mapping[RealServerKey, RealServerState]
+) -> RealServerCounts:
+    """The conditions by number. Quicker than one by one, for a reading of 100,000 real servers."""
+    draining = sum(1 for real in applied.values() if not real.weight)
+    present = sum((it.address, it.port) in applied for it in desired)
+    return RealServerCounts(len(applied) - draining, draining, len(desired) - present)
 
 
 def stale_real_servers(applied: VirtualServerState, desired: VirtualServer | None) -> set[RealServerKey]:

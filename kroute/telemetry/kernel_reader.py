@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from heapq import nlargest
 from typing import NamedTuple, Protocol
 
-from kroute.comparison.virtual_servers import Condition, condition_of, missing_real_servers, real_server_condition
+from kroute.comparison.virtual_servers import Condition, condition_of, count_real_servers
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
@@ -164,11 +164,11 @@ class _Tally:
         service, desired = planned
         self.virtual_servers[condition_of(desired, None)] -= 1
         self.virtual_servers[condition_of(desired, state)] += 1
-        missing = missing_real_servers(desired.real_servers, state.real_servers)
-        self.real_servers[Condition.MISSING] -= len(desired.real_servers) - len(missing)
+        counts = count_real_servers(desired.real_servers, state.real_servers)
+        self.real_servers[Condition.SERVING] += counts.serving
+        self.real_servers[Condition.DRAINING] += counts.draining
+        self.real_servers[Condition.MISSING] += counts.missing - len(desired.real_servers)
         present = state.real_servers.values()
-        for condition, count in Counter(map(real_server_condition, present)).items():
-            self.real_servers[condition] += count
         self._active[service] += sum([real.active for real in present])
         self._inactive[service] += sum([real.inactive for real in present])
 

@@ -8,6 +8,7 @@ from kroute.comparison.virtual_servers import (
     Condition,
     agrees,
     condition_of,
+    count_real_servers,
     describe_drift,
     differences,
     in_terms_of_plans,
@@ -134,3 +135,17 @@ def test_the_quick_comparison_never_finds_equal_what_is_not(
     if applied is not None and wanted is not None and wanted.real_servers and is_just(applied, wanted):
         assert differences(key, wanted, applied) == []
         assert options_of(wanted) == applied.options
+
+
+@given(st.data(), kernels())
+def test_real_servers_are_counted_as_they_are_told_apart(
+    data: st.DataObject, applied: VirtualServerState | None
+) -> None:
+    wanted = data.draw(plans(KEY))
+    desired, present = wanted.real_servers if wanted else (), applied.real_servers if applied else {}
+    conditions = [real_server_condition(it) for it in present.values()]
+    assert count_real_servers(desired, present) == (
+        conditions.count(Condition.SERVING),
+        conditions.count(Condition.DRAINING),
+        len(missing_real_servers(desired, present)),
+    )
