@@ -1,7 +1,7 @@
 """The seam: only the backend and the kernel's own classes know how iptables and ipset are spoken to.
 
-`migration/`, its command and two modules of `checks/` are about other programs' rules. The wiring makes the clients of
-the kernel.
+`migration/`, its command and two modules of `checks/` are about other programs' rules. The wiring says which of
+the kernel's clients are opened, records what is asked of them, and gives them to a backend.
 """
 
 import ast
@@ -24,9 +24,8 @@ KNOW_THE_TOOLS = (
 )
 WIRING = (
     "checks/node_checks.py",
-    "controllers/node_controllers.py",
     "firewall/backend.py",
-    "inspect/dry_run/",
+    "inspect/dry_run/recording_",
 )
 TOOLS = re.compile(r"kroute\.kernel\.(iptables|ipset)|kroute\.firewall\.iptables")
 WORDS = re.compile(
