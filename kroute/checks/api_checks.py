@@ -12,6 +12,7 @@ from kroute.settings import Settings
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.access import Permission
+from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
 from kroute.watchers.kubernetes.requests import Requests
 
@@ -30,8 +31,6 @@ _decode_nodes = msgspec.json.Decoder(_Nodes).decode
 
 async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
     """Reach the server, ask what kroute may do there, and get the Node object (None: there is none to be had)."""
-    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  the API's client is large: only who needs it loads it
-
     try:
         api = await Api.open(settings)
     except ConfigurationError as error:

@@ -5,6 +5,7 @@ import asyncio
 import click
 import msgspec
 
+from kroute import logs
 from kroute.checks.api_checks import check_api
 from kroute.checks.finding import Finding, Level, lack
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
@@ -33,6 +34,7 @@ def check(settings: Settings, *, output: str) -> int:
 
     Ends with 0 if so, warnings or not, and with 1 if something is lacking.
     """
+    logs.configure("console", "error")  # the output is the answer
     findings = asyncio.run(findings_of(settings))
     report = Report(all(finding.level is not Level.LACK for finding in findings), findings)
     show(report, output, print_findings)

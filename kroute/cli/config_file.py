@@ -5,12 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
+import yaml
 
 from kroute.migration.kube_proxy_configuration import (
     ConfigurationFieldError,
     is_kube_proxy_configuration,
     translate,
 )
+
+log = structlog.get_logger(__name__)
 
 _UNUSED_FIELDS = "kroute.unused-fields"
 
@@ -22,8 +26,6 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """
     if path is None:
         return None
-    import yaml  # noqa: PLC0415 - only who uses a file pays for the parser
-
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -69,9 +71,6 @@ def _use_kube_proxy_configuration(
 
 def tell_of_unused_fields(ctx: click.Context) -> None:
     """Log each field of a kube-proxy configuration that is set and not used; when logs are configured."""
-    import structlog  # noqa: PLC0415 - after the logs, which decide what it loads
-
-    log = structlog.get_logger(__name__)
     for field, why in ctx.meta.get(_UNUSED_FIELDS, {}).items():
         log.warning("config.field_not_used", field=field, why=why)
 

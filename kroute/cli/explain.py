@@ -5,6 +5,7 @@ import asyncio
 import click
 import msgspec
 
+from kroute import logs
 from kroute.cli.arguments import parse_address, parse_frontend
 from kroute.cli.options import Parsed, output_option
 from kroute.cli.output import host_port, refusing, show
@@ -44,6 +45,7 @@ def explain(settings: Settings, *, frontend: VirtualServerKey, client: str | Non
     one is refused or dropped, with 4 if no Service has the address and port, with 5 if the kernel is not as planned,
     and with 1 when that cannot be found out.
     """
+    logs.configure("console", "error")  # the output is the answer
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, frontend, client))
     show(found, output, print_explanation)

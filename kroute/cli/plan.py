@@ -4,6 +4,7 @@ import asyncio
 
 import click
 
+from kroute import logs
 from kroute.cli.options import output_option
 from kroute.cli.output import DONE, refusing, show
 from kroute.cli.settings_in_force import settings_in_force
@@ -32,6 +33,7 @@ def plan(settings: Settings, *, output: str) -> int:
     Takes the options of `kroute run`; where an agent runs, its settings hold for all that is not given. Ends with 0 if
     there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
     """
+    logs.configure("console", "error")  # the output is the answer
     with refusing(InitialSyncError, KernelError):
         found = asyncio.run(_dry_run(settings))
     show(found, output, print_changes)

@@ -13,7 +13,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from kroute import logs
 from kroute.cli.run_options import run_options, settings_of
 from kroute.inspect import agent_settings
 from kroute.settings import Settings
@@ -27,8 +26,7 @@ _NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
 def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     """Give a command the options of `kroute run` after its own.
 
-    It is called with the settings in force and the values of its own options. Its output is the answer: what it logs
-    is errors.
+    It is called with the settings in force and the values of its own options.
     """
 
     own = list(signature(act).parameters)[1:]
@@ -39,7 +37,6 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     def command(context: click.Context, /, **values: Any) -> int:
         mine = {name: values.pop(name) for name in own}
         given = {key for key in values if context.get_parameter_source(key) is not ParameterSource.DEFAULT}
-        logs.configure("console", "error")
         return act(_in_force(settings_of(values), given), **mine)
 
     return command

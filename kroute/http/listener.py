@@ -63,6 +63,6 @@ def _sentence(what: str, where: BindAddress, error: OSError) -> str:
 
 
 def _server_class() -> "type[BriefHttpServer]":
-    from kroute.http.server import BriefHttpServer  # noqa: PLC0415  loads aiohttp
+    from kroute.http.server import BriefHttpServer  # noqa: PLC0415  aiohttp: 0.13 s, 11 MiB
 
     return BriefHttpServer

@@ -7,13 +7,9 @@ socket lives in the state directory with mode 0600: who may read it may read the
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 Answer = Callable[[str], Awaitable[bytes]]
 """Answers one question; its argument is the rest of the question's line."""
@@ -30,7 +26,7 @@ class AgentUnreachableError(Exception):
 
 
 @asynccontextmanager
-async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> "AsyncIterator[None]":
+async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
     """Answer questions on the state directory's socket as long as the block runs."""
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,20 +1,16 @@
 """What the agent answers on its socket."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.inspect import agent_settings, planned_state, snapshot
+from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.objects import ObjectKey
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kroute.inspect.agent_socket import Answer
 
 
 class Answers:

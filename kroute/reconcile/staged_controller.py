@@ -7,12 +7,13 @@ servers in question.
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import structlog
 
 from kroute.broadcaster import Subscription
 from kroute.kernel.clients import EventSource
+from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
@@ -21,9 +22,6 @@ from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import names_of
 from kroute.reconcile.stage_gate import WITHDRAWN, Revision, Stage, StageGate
 from kroute.settings import Settings
-
-if TYPE_CHECKING:
-    from kroute.model.objects import ObjectKey
 
 log = structlog.get_logger(__name__)
 

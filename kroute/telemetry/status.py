@@ -1,7 +1,6 @@
 """What the status page shows, as JSON."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,6 +9,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.inspect import snapshot
 from kroute.inspect.snapshot import ProblemRow, VirtualServerRow
 from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Plan, ServicePlan
 from kroute.recent_events import RecentEvent, RecentEvents
@@ -17,9 +17,6 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.health import Health, Probe, ProbeAnswer
 from kroute.telemetry.kernel_reader import KernelReader
-
-if TYPE_CHECKING:
-    from kroute.kernel.ipvs.client import VirtualServerKey, VirtualServerState
 
 SERVICES_A_PAGE = 50
 MOST_PROBLEMS = 100

@@ -1,4 +1,4 @@
-"""The command line of `kroute show`; what does its work is imported when it runs."""
+"""The command line of `kroute show`."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import click
 
 from kroute.cli.arguments import parse_service
 from kroute.cli.options import DURATION, STATE_DIR, output_option
+from kroute.cli.show import live, table
 
 WHAT = "[services | service NAMESPACE/NAME]"
 
@@ -32,19 +33,15 @@ def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, st
     if watch:
         if what or output == "yaml" or interval <= 0:
             raise click.UsageError("-w shows all virtual servers, with -o table or json and an interval above 0s")
-        from kroute.cli.show import live  # noqa: PLC0415
-
         return live.main(state_dir, output, interval)
     if not what or what == ("services",):
-        from kroute.cli.show import table as operation  # noqa: PLC0415
-
-        return (operation.main_services if what else operation.main)(state_dir, output)
+        return (table.main_services if what else table.main)(state_dir, output)
     if len(what) != 2 or what[0] != "service":
         raise click.UsageError(f"cannot show {' '.join(what)!r}: write kroute show {WHAT}")
     try:
         key = parse_service(what[1])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    from kroute.cli.show import service as show_service  # noqa: PLC0415
+    from kroute.cli.show import service  # noqa: PLC0415  0.1 s that a table need not wait for
 
-    return show_service.main(state_dir, key, output)
+    return service.main(state_dir, key, output)

@@ -206,6 +206,6 @@ class HealthChecks(Controller):
 
 
 def _server_class() -> "type[HealthCheckServer]":
-    from kroute.controllers.health_checks.server import HealthCheckServer  # noqa: PLC0415  loads aiohttp
+    from kroute.controllers.health_checks.server import HealthCheckServer  # noqa: PLC0415  aiohttp: 0.13 s, 11 MiB
 
     return HealthCheckServer

@@ -7,20 +7,18 @@ while the sets hold all of its Services' ports.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
 from kroute.firewall.protocol import Firewall
+from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
-
-if TYPE_CHECKING:
-    from kroute.model.node_facts import NodeFacts
 
 Present = Literal[True]
 

@@ -1,14 +1,11 @@
 """Virtual servers that somebody else has made: they are never touched, and who wants their place is told so."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, Report
-
-if TYPE_CHECKING:
-    from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 
 
 class ForeignServers:

@@ -1,10 +1,10 @@
 """python-iptables, imported and made fit for a long-running agent. Import this module in the xtables thread only.
 
 - Its import asks for distutils, in whose place setuptools, where it is installed, puts itself with all that it brings
-  along (nine tenths of the time, and 15 MB). It has another way when there is no distutils, so there is none meanwhile.
+  along. It has another way when there is no distutils, so there is none meanwhile.
 - It asks ctypes.util.find_library for each shared library, which runs ldconfig, the C compiler and the linker
   one after the other (26 s in emulation). Directories and version are looked up here instead, and told to it in the
-  environment for as long as the import lasts.
+  environment for as long as the import lasts. Both together save 0.19 s and 13 MiB of 0.22 s and 15 MiB.
 - To learn whether a target is a chain it opens all five tables, and the kernel makes each table that is asked for; here
   it asks the one table at hand.
 - Its final check of a match or target first prints the match to file descriptor 1, which it redirects to a pipe for the

@@ -6,16 +6,16 @@ kubernetes-asyncio makes the TLS session and the authentication; what it would d
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import aiohttp
 
 from kroute import __version__
 from kroute.settings import Settings
+from kroute.watchers.kubernetes.client_package import RESTClientObject
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.lines import LineBuffer
-
-if TYPE_CHECKING:
-    import aiohttp
 
 CONNECT_TIMEOUT = 30.0
 """Seconds until a connection must be there."""
@@ -114,8 +114,6 @@ class Api:
 
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
         """
-        import aiohttp  # noqa: PLC0415  # loaded by the first request
-
         response = await self._request("GET", path, params, read_timeout=None)
         try:
             buffer = LineBuffer()
@@ -137,8 +135,6 @@ class Api:
         *,
         body: Mapping[str, Any] | None = None,
     ) -> bytes:
-        import aiohttp  # noqa: PLC0415
-
         response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body)
         try:
             async with response:
@@ -154,10 +150,8 @@ class Api:
         *,
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
-    ) -> "aiohttp.ClientResponse":
+    ) -> aiohttp.ClientResponse:
         """Send a request; return when the answer's headers are there and say that it is good."""
-        import aiohttp  # noqa: PLC0415
-
         try:
             rest, headers = await self._session()
         except ConfigurationError as error:  # a rotation half done: the next try finds the other half
@@ -203,10 +197,10 @@ class Api:
 class _Session:
     """aiohttp's session, as far as kubernetes-asyncio uses it, which reads no further ahead than `READ_AHEAD`."""
 
-    def __init__(self, session: "aiohttp.ClientSession") -> None:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def request(self, **arguments: Any) -> "aiohttp.ClientResponse":
+    async def request(self, **arguments: Any) -> aiohttp.ClientResponse:
         """Send a request."""
         return await self._session.request(**arguments, read_bufsize=READ_AHEAD)
 
@@ -216,8 +210,6 @@ class _Session:
 
 
 def _new_session(configuration: Any) -> Any:
-    from kubernetes_asyncio.client.rest import RESTClientObject  # noqa: PLC0415
-
     try:
         rest = RESTClientObject(configuration)
     except OSError as error:  # ssl.SSLError is one
@@ -227,7 +219,7 @@ def _new_session(configuration: Any) -> Any:
     return rest
 
 
-async def _read(response: "aiohttp.ClientResponse", longest: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, longest: int) -> bytes:
     """The body of an answer; AnswerTooLongError for a longer one."""
     body = bytearray()
     async for piece in response.content.iter_any():

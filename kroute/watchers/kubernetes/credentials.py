@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import yaml
+
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import client_package
+from kroute.watchers.kubernetes.client_package import (
+    ConfigException,
+    Configuration,
+    load_incluster_config,
+    load_kube_config,
+)
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 REFRESH_PERIOD = 60.0
@@ -76,9 +83,6 @@ class MasterCredentials:
     """A server's URL without any credentials."""
 
     def __init__(self, url: str) -> None:
-        client_package.prepare()
-        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415  # 0.1 s
-
         self.configuration: Any = Configuration(host=checked_url(url))
 
     async def refresh(self, *, rejected: bool = False) -> None:
@@ -93,12 +97,7 @@ class InClusterCredentials:
     """The Pod's service account; kubernetes-asyncio reads its token file again every minute."""
 
     def __init__(self) -> None:
-        client_package.prepare()
-        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
-        from kubernetes_asyncio.config import ConfigException, load_incluster_config  # noqa: PLC0415
-
         self.configuration: Any = Configuration()
-        self._config_exception: type[Exception] = ConfigException
         try:
             load_incluster_config(client_configuration=self.configuration)
         except (ConfigException, *_FAILURES) as error:
@@ -114,7 +113,7 @@ class InClusterCredentials:
         """The service account's token."""
         try:
             return await _headers(self.configuration)
-        except (self._config_exception, *_FAILURES) as error:
+        except (ConfigException, *_FAILURES) as error:
             raise ConfigurationError(f"the service account's token cannot be read: {_sentence(error)}") from error
 
 
@@ -136,10 +135,6 @@ class KubeconfigCredentials:
             ConfigurationError: it cannot be read, or kubernetes-asyncio cannot use it.
         """
         _check_kubeconfig(self._path)
-        client_package.prepare()
-        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
-        from kubernetes_asyncio.config import load_kube_config  # noqa: PLC0415
-
         configuration = Configuration()
         seen = fingerprint(self._path)
         with self._named():
@@ -166,8 +161,6 @@ class KubeconfigCredentials:
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Name the file in whatever kubernetes-asyncio raises; its loader does not check what it meets."""
-        from kubernetes_asyncio.config import ConfigException  # noqa: PLC0415
-
         try:
             yield
         except (ConfigException, *_FAILURES) as error:
@@ -224,8 +217,6 @@ def fingerprint(path: Path | str | None) -> tuple[int, ...]:
 
 def _check_kubeconfig(path: Path) -> None:
     """Refuse what kubernetes-asyncio would meet with a warning or a traceback."""
-    import yaml  # noqa: PLC0415  # 25 ms that only a kubeconfig file needs
-
     where = f"kubeconfig {path}"
     try:
         with path.open("rb") as file:

@@ -5,17 +5,15 @@ msgspec, and where an object among them makes it refuse the whole, by `kroute.wa
 """
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 import structlog
 
 from kroute.model.objects import EndpointSlice, KubernetesObject, ObjectKey, ObjectMeta
 from kroute.watchers.json_text import Member, decoded, elements, members
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +97,7 @@ _decode_page = msgspec.json.Decoder(Page).decode
 _decode_meta = msgspec.json.Decoder(ListMeta).decode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_identified = msgspec.json.Decoder(_Identified).decode
-_decode_raw = cast("Callable[[bytes], msgspec.Raw]", msgspec.json.Decoder(msgspec.Raw).decode)
+_decode_raw = cast(Callable[[bytes], msgspec.Raw], msgspec.json.Decoder(msgspec.Raw).decode)
 _decode_text = msgspec.json.Decoder(str).decode
 
 

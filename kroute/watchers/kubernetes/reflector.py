@@ -12,12 +12,12 @@ Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-19
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from kroute.model.kinds import WatchedKind
+from kroute.model.objects import Change
 from kroute.watchers.kubernetes.decoding import (
     Event,
     ListMeta,
@@ -33,9 +33,6 @@ from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING
 from kroute.watchers.kubernetes.statistics import ReflectorStatistics
 from kroute.watchers.kubernetes.timing import Timing
 from kroute.watchers.sink import BATCH, Sink
-
-if TYPE_CHECKING:
-    from kroute.model.objects import Change
 
 log = structlog.get_logger(__name__)
 

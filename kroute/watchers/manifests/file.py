@@ -109,7 +109,7 @@ def _parse_json(text: bytes) -> list[Any]:
 
 
 def _parse_yaml(text: bytes) -> list[Any]:
-    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  # 25 ms, and as JSON the same objects do without
+    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  0.02 s, 0.6 MiB, and as JSON it does without
 
     try:
         return yaml_loader.load(text)

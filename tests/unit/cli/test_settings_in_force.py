@@ -6,7 +6,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kroute import logs
 from kroute.cli.options import output_option
 from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect import agent_settings, agent_socket
@@ -38,9 +37,8 @@ def probe(settings: Settings, *, output: str) -> int:
 
 
 @pytest.fixture
-def in_force(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def in_force() -> list[Settings]:
     """The settings with which the command was run."""
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be for good, and for other tests too
     SEEN.clear()
     return SEEN
 

@@ -16,11 +16,8 @@ LARGE = ("rich", "pygments", "urllib3.connectionpool", "kubernetes_asyncio.clien
 def test_an_agent_does_not_load_what_it_does_not_use_at_once() -> None:
     program = f"""
 import sys
-from kroute import logs
-from kroute import agent
-from kroute.watchers.kubernetes import client_package
-client_package.prepare()
-import kubernetes_asyncio.client.rest, kubernetes_asyncio.config
+from kroute.cli import run
+from kroute.watchers.kubernetes import api
 print([name for name in {LARGE} if name in sys.modules])
 """
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -30,8 +27,7 @@ print([name for name in {LARGE} if name in sys.modules])
 def test_what_was_kept_from_loading_can_still_be_loaded() -> None:
     program = """
 from kroute import logs
-from kroute.watchers.kubernetes import client_package
-client_package.prepare()
+from kroute.watchers.kubernetes import api
 import rich, kubernetes_asyncio.client.configuration as configuration
 print(configuration.Configuration(username="a", password="b").get_basic_auth_token())
 """

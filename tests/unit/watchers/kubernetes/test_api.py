@@ -140,9 +140,6 @@ class TestCertificates:
             await api.get(NODES)
 
     async def test_a_pod_uses_its_service_account(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from kroute.watchers.kubernetes import client_package
-
-        client_package.prepare()
         from kubernetes_asyncio.config import incluster_config
 
         certificate, key = make_certificate(tmp_path, "cluster")
@@ -283,9 +280,10 @@ def run(program: str) -> list[str]:
 def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> None:
     lines = run(
         "import asyncio, sys\n"
+        "from kroute import agent\n"
+        "print('aiohttp' in sys.modules, 'kubernetes_asyncio' in sys.modules)\n"
         "from kroute.settings import Settings\n"
         "from kroute.watchers.kubernetes.api import Api\n"
-        "print('aiohttp' in sys.modules, 'kubernetes_asyncio' in sys.modules)\n"
         "async def main():\n"
         "    settings = Settings(node_name='n', master='http://127.0.0.1:1')\n"
         "    async with await Api.open(settings) as api: print(api.server)\n"

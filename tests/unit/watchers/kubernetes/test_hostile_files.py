@@ -83,15 +83,13 @@ async def test_the_token_of_a_service_account_may_be_anything(
     authority.write_text("certificate")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    credentials.client_package.prepare()
-    from kubernetes_asyncio import config
 
     def load(client_configuration: Any) -> None:
         from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 
         InClusterConfigLoader(str(token), str(authority)).load_and_set(client_configuration)
 
-    monkeypatch.setattr(config, "load_incluster_config", load)
+    monkeypatch.setattr(credentials, "load_incluster_config", load)
     if text in WORN.values():
         assert await credentials.InClusterCredentials().headers() == {"authorization": "Bearer secret"}
     else:
