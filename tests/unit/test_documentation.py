@@ -67,3 +67,12 @@ def test_troubleshooting_quotes_the_rules_own_words() -> None:
     assert {fate.value for fate in Fate} <= set(
         re.findall(r"^\| ([a-z ]+) \|", (DOCS / "operate.md").read_text(), re.MULTILINE)
     )
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_every_path_that_a_table_names_exists(page: str) -> None:
+    root = DOCS.parent
+    rows = [line for line in (root / page).read_text().splitlines() if line.startswith("|")]
+    named = re.findall(r"`((?:kroute|tests|docs|deploy)/[\w./-]+)`", "\n".join(rows))
+    assert len(named) > 10
+    assert [path for path in named if not (root / path).exists()] == []
