@@ -27,8 +27,8 @@ READ_AHEAD = 64 << 10
 longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are for those who read line by line; with them a large
 list is here in pieces of 4 MiB, three times over, which costs 15 MiB and more page faults than all that is kept."""
 
-LONGEST_ANSWER = 256 << 20
-"""Bytes of a list, decompressed: some 150,000 Services. What is longer is asked for in pages."""
+LONGEST_ANSWER = 128 << 20
+"""Bytes of a list, decompressed: some 80,000 Services. What is longer is asked for in pages. It is held twice."""
 LONGEST_REFUSAL = 1 << 20
 """Bytes of an answer that says no."""
 

@@ -37,6 +37,10 @@ class _Status(msgspec.Struct):
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
+class StreamingUnsupportedError(Exception):
+    """The server answered a streaming list in a way that is none."""
+
+
 class ApiError(Exception):
     """The API server answered with an error; `status` is the HTTP status code, `reason` the API's CamelCase word.
 

@@ -27,7 +27,13 @@ from kroute.watchers.kubernetes.decoding import (
     read_identity,
     read_page,
 )
-from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, UnreachableError, UntrustedStreamError
+from kroute.watchers.kubernetes.errors import (
+    AnswerTooLongError,
+    ApiError,
+    StreamingUnsupportedError,
+    UnreachableError,
+    UntrustedStreamError,
+)
 from kroute.watchers.kubernetes.inventory import Inventory, Listing
 from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING, LineStream, Requests
 from kroute.watchers.kubernetes.statistics import ReflectorStatistics
@@ -38,12 +44,9 @@ log = structlog.get_logger(__name__)
 
 PAGE_SIZE = 500
 """Objects in one page of a list, as client-go asks for them."""
+SMALLEST_PAGE = 5
 MOST_PAGES = 20_000
-"""Pages of one list, which makes ten million objects. A list that goes on is one that has no end."""
-
-
-class _StreamingUnsupportedError(Exception):
-    """The server answered a streaming list in a way that is none."""
+"""Pages of one list. One that goes on has no end."""
 
 
 class Reflector:
@@ -59,6 +62,7 @@ class Reflector:
         self._inventory = Inventory(kind.type)
         self._pending: list[Change] = []
         self._must_list = True
+        self._page_size = PAGE_SIZE
         self._resource_version: str | None = None
         self._selectors = kind.selectors
         self._streaming_offered = True
@@ -86,7 +90,7 @@ class Reflector:
         while True:
             try:
                 await self._advance()
-            except _StreamingUnsupportedError as reason:
+            except StreamingUnsupportedError as reason:
                 self._streaming_offered = False
                 self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
             except ApiError as error:
@@ -107,6 +111,8 @@ class Reflector:
         if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `WatchedKind.selects` does it here then
             del self._selectors["fieldSelector"]
             return
+        if isinstance(error, AnswerTooLongError) and self._must_list:  # anybody may write objects of 1 MiB and more
+            self._resource_version, self._page_size = NEWEST, max(SMALLEST_PAGE, self._page_size // 10)
         failed = "list" if self._must_list else "watch"
         if error.is_version_unavailable or isinstance(error, UntrustedStreamError):
             if self._must_list:
@@ -128,12 +134,8 @@ class Reflector:
         version = FROM_CACHE if self._resource_version is None else self._resource_version
         try:
             # With a limit the server would answer for a version of ours from etcd, for all agents at once.
-            await self._list_pages(
-                version, PAGE_SIZE if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
-            )
-        except AnswerTooLongError as error:
-            self._log.warning("list.too_long", error=str(error), instead="newest, paged")
-            await self._list_pages(NEWEST, PAGE_SIZE)
+            limit = self._page_size if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
+            await self._list_pages(version, limit)
         except ApiError as error:
             if not error.is_version_unavailable:
                 raise
@@ -196,7 +198,7 @@ class Reflector:
         finally:
             self._pass_on()  # what came before a failure has happened all the same
         if listing is not None:
-            raise _StreamingUnsupportedError("the stream ended before its initial events did")
+            raise StreamingUnsupportedError("the stream ended before its initial events did")
         if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
             raise UnreachableError("the server ended a watch at once, without a word")
 
@@ -224,7 +226,7 @@ class Reflector:
             raise UntrustedStreamError(silence) from error
         except ApiError as error:
             if listing is not None and error.status in NO_STREAMING and not error.lacks_field_selector:
-                raise _StreamingUnsupportedError(str(error)) from error
+                raise StreamingUnsupportedError(str(error)) from error
             raise
 
     def _take(self, line: bytes, listing: Listing | None) -> bool:
@@ -249,7 +251,7 @@ class Reflector:
             self._resource_version = bookmark.resource_version
             return False
         if not bookmark.ends_initial_events:
-            raise _StreamingUnsupportedError("a bookmark came before the end of the initial events")
+            raise StreamingUnsupportedError("a bookmark came before the end of the initial events")
         self._complete(listing, bookmark.resource_version)
         return True
 

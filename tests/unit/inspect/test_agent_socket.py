@@ -1,5 +1,7 @@
 """The agent answers questions on a Unix socket that only its owner may open."""
 
+import asyncio
+import contextlib
 import stat
 from pathlib import Path
 
@@ -34,3 +36,34 @@ async def test_the_socket_is_private_and_replaces_a_dead_one(tmp_path: Path) -> 
 async def test_without_an_agent_the_error_says_where_it_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(agent_socket.AgentUnreachableError, match=str(tmp_path)):
         await agent_socket.ask(tmp_path, "show")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        b"\xff\xfe\n",
+        b"\n",
+        b" \n",
+        b"size\n",
+        b"size x\n",
+        b"size -\xc3\xa9\n",
+        b"size " + b"9" * 5000 + b"\n",
+        b"x" * 1000000 + b"\n",
+        b"no line",
+        b"",
+        b"size\x00 1\n",
+    ],
+    ids=lambda question: repr(question[:12]),
+)
+async def test_a_question_that_makes_no_sense_costs_its_connection(tmp_path: Path, question: bytes) -> None:
+    async def answer(about: str) -> bytes:
+        return b"x" * int(about)
+
+    async with agent_socket.serve(tmp_path, {"size": answer}):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / agent_socket.NAME)
+        writer.write(question)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() in {b"", agent_socket.UNKNOWN_QUESTION}
+        writer.close()
+        assert await agent_socket.ask(tmp_path, "size 3") == b"xxx"

@@ -224,9 +224,20 @@ async def test_pages_without_an_end_are_not_followed_for_ever(monkeypatch: pytes
     assert (pauses.taken, follows.known) == ([0.8], 1)
 
 
-async def test_a_list_that_is_too_long_is_asked_for_in_pages() -> None:
-    follower, pauses, _ = await followed(REFUSED, AnswerTooLongError("256 MiB"), listed(victim("a")))
-    assert (follower.names, pauses.taken) == ({"a"}, [])
+async def test_a_list_that_is_too_long_is_asked_for_in_ever_smaller_pages() -> None:
+    asked: list[Any] = []
+
+    class Asked(Scripted):
+        async def get(self, path: str, params: Any) -> Any:
+            asked.append((params.get("limit"), params.get("resourceVersion")))
+            return await super().get(path, params)
+
+    follower, pauses = Follower(), Pauses()
+    requests = Asked(REFUSED, *[AnswerTooLongError("128 MiB")] * 3, listed(victim("a")))
+    async with running(Reflector(requests, SERVICES, follower, quick(pauses)).run()):
+        await follower.until_listed()
+    assert asked == [("500", "0"), ("50", None), ("5", None), ("5", None)]
+    assert (follower.names, pauses.taken) == ({"a"}, [0.8, 1.6, 3.2])
 
 
 async def test_no_answer_is_read_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
