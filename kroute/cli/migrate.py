@@ -67,7 +67,7 @@ def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
     )
     options = TakeOverOptions(values["node_port_range"], values["wait"], values["force"])
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
-        return asyncio.run(_migrate(OTHER_PROXIES[other], settings, options, values))
+        return asyncio.run(_migrate(OTHER_PROXIES[other], settings, options, {"origin": origin, **values}))
 
 
 async def _migrate(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, values: Mapping[str, Any]) -> int:
