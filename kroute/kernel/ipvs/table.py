@@ -48,21 +48,27 @@ def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
     """
     text = b""
     heading = HEADING_LINES
+    searched = 0
     for piece in pieces:
         text += piece
         while heading and (end := text.find(b"\n") + 1):
             text, heading = text[end:], heading - 1
-        if not heading and len(text) >= BYTES_A_SLICE and (end := _last_virtual_server(text)):
-            yield _parse_slice(text[:end].split(b"\n"))
-            text = text[end:]
+        if not heading and len(text) >= BYTES_A_SLICE:
+            if end := _last_virtual_server(text, searched):
+                yield _parse_slice(text[:end].split(b"\n"))
+                text = text[end:]
+            searched = max(0, text.rfind(b"\n"))
     if not heading and text:
         yield _parse_slice(text.split(b"\n"))
 
 
-def _last_virtual_server(text: bytes) -> int:
-    """Where the last one begins, some of whose real servers may be yet to come. Theirs are the lines with a space."""
+def _last_virtual_server(text: bytes, start: int) -> int:
+    """Where the last one begins, some of whose real servers may be yet to come. Theirs are the lines with a space.
+
+    What is before `start` has been looked through: one virtual server may have 100,000 real servers.
+    """
     line = len(text)
-    while line := text.rfind(b"\n", 0, line) + 1:
+    while line := text.rfind(b"\n", start, line) + 1:
         if line < len(text) and text[line] != _SPACE:
             return line
         line -= 1

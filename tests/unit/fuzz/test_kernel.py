@@ -271,6 +271,20 @@ def test_the_table_is_read_or_a_kernel_error(text: bytes, size: int, slice_size:
 
 
 @fuzzed
+@given(servers=st.lists(st.integers(0, 12), max_size=6), size=st.integers(1, 400), slice_size=st.integers(1, 300))
+def test_the_table_is_the_same_however_it_is_read(servers: list[int], size: int, slice_size: int) -> None:
+    heading = b"".join(TABLE.splitlines(keepends=True)[:3])
+    real = [b"  -> AC14%04X:1F90      Masq    100    0          0\n" % number for number in range(12)]
+    parts = [b"TCP  0A60%04X:0050 rr\n" % at + b"".join(real[:count]) for at, count in enumerate(servers)]
+    text = heading + b"".join(parts)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "BYTES_A_SLICE", slice_size)
+        found = [len(section.state.real_servers) for part in table.parse_table(pieces) for section in part]
+    assert found == servers
+
+
+@fuzzed
 @given(text=damaged(CONNECTIONS))
 def test_the_connections_are_read_or_a_kernel_error(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = Path(tmp_path_factory.getbasetemp()) / "ip_vs_conn"
