@@ -13,14 +13,14 @@ from bench.workload import PORT, TARGET_PORT
 Figures = dict[str, Any]
 
 NEVER = "24h"
-"""The resync period while single changes are measured: no audit comes between."""
+"""The resync period while single changes are measured: no resync comes between."""
 USUAL_SECONDS = 30
 USUAL = f"{USUAL_SECONDS}s"
-"""The default resync period: audits come as they do on every node."""
+"""The default resync period: resyncs come as they do on every node."""
 
 
 class Lengths(NamedTuple):
-    """How much there is of each phase: single changes, Services added, seconds of storm and of idling, audits.
+    """How much there is of each phase: single changes, Services added, seconds of storm and of idling, resyncs.
 
     `calm` seconds are taken for what the node uses at rest: some of the kernel's two-second rounds of IPVS estimation.
     """
@@ -29,19 +29,19 @@ class Lengths(NamedTuple):
     services: int
     storm: float
     idle: float
-    audits: int
+    resyncs: int
     calm: float
 
 
-FULL = Lengths(changes=200, services=20, storm=60.0, idle=60.0, audits=1, calm=6.0)
-QUICK = Lengths(changes=60, services=8, storm=15.0, idle=15.0, audits=1, calm=4.0)
+FULL = Lengths(changes=200, services=20, storm=60.0, idle=60.0, resyncs=1, calm=6.0)
+QUICK = Lengths(changes=60, services=8, storm=15.0, idle=15.0, resyncs=1, calm=4.0)
 
 STORM_RATE = 100
 """Changes a second."""
 _CHANGE_SPACING = 0.08
 _SERVICE_SPACING = 0.4
 _CALM_WITHIN = 120.0
-_AUDIT_WITHIN = 300.0
+_RESYNC_WITHIN = 300.0
 
 
 class BenchError(Exception):
@@ -231,33 +231,33 @@ async def _is_calm(session: Session) -> bool:
 
 
 async def idle(session: Session, lengths: Lengths) -> float:
-    """The share of a processor that the node uses while nothing changes and no audit comes, all that runs on it."""
+    """The share of a processor that the node uses while nothing changes and no resync comes, all that runs on it."""
     began, before = time.monotonic(), session.node.cpu()
     await asyncio.sleep(lengths.idle)
     return (session.node.cpu() - before) / (time.monotonic() - began)
 
 
-async def audit(session: Session, lengths: Lengths) -> Figures:
-    """Wait for audits of all controllers; the slowest counts."""
+async def resync(session: Session, lengths: Lengths) -> Figures:
+    """Wait for resyncs of all controllers; the slowest counts."""
     costs = []
-    for _ in range(lengths.audits):
+    for _ in range(lengths.resyncs):
         async with session.measured() as cost:
-            await _audited(session)
+            await _resynced(session)
         costs.append(cost)
     slowest = max(costs, key=lambda it: it.busy)
     return {**_figures(slowest), "seconds": slowest.busy}
 
 
-async def _audited(session: Session) -> None:
-    """Until every controller has audited once more, and a second longer."""
-    before = {name: it.last_audit for name, it in (await session.statistics()).controllers.items()}
+async def _resynced(session: Session) -> None:
+    """Until every controller has resynced once more, and a second longer."""
+    before = {name: it.last_resync for name, it in (await session.statistics()).controllers.items()}
     due = max(before.values()) + USUAL_SECONDS - session.clock_ahead - time.time()
-    await asyncio.sleep(max(0.0, due))  # without questions: answers would count as part of the audit
-    async with asyncio.timeout(_AUDIT_WITHIN):
+    await asyncio.sleep(max(0.0, due))  # without questions: answers would count as part of the resync
+    async with asyncio.timeout(_RESYNC_WITHIN):
         while True:
             await asyncio.sleep(1)
             now = (await session.statistics()).controllers
-            if all(it.last_audit > before[name] for name, it in now.items()):
+            if all(it.last_resync > before[name] for name, it in now.items()):
                 break
     await asyncio.sleep(1)
 

@@ -80,10 +80,10 @@ ROWS: Sequence[tuple[str, Value]] = (
     ("longest stall of the loop", _milliseconds("storm", "longest_round")),
     ("RSS, first half", _mib("storm", "rss_first_half")),
     ("RSS, second half", _mib("storm", "rss_second_half")),
-    ("**audit of everything**", _seconds("audit", "seconds")),
-    ("CPU", _seconds("audit", "cpu")),
-    ("longest stall of the loop", _milliseconds("audit", "longest_round")),
-    ("**idle**: CPU between audits", _share("idle", "cpu_share")),
+    ("**resync of everything**", _seconds("resync", "seconds")),
+    ("CPU", _seconds("resync", "cpu")),
+    ("longest stall of the loop", _milliseconds("resync", "longest_round")),
+    ("**idle**: CPU between resyncs", _share("idle", "cpu_share")),
     ("the kernel's own, without kroute: estimation", _share("kernel", "cpu_share")),
 )
 

@@ -15,8 +15,8 @@ from bench.workload import Workload
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 
-PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "audit")
-_WITH_AUDITS = {"warm", "storm", "audit"}
+PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "resync")
+_WITH_RESYNCS = {"warm", "storm", "resync"}
 
 Say = Callable[[str], None]
 
@@ -65,19 +65,21 @@ async def _measure(
         done(kernel={"cpu_share": session.baseline - empty})
         if share is not None:
             done(idle={"cpu_share": share - session.baseline})
-        if wanted & _WITH_AUDITS:
+        if wanted & _WITH_RESYNCS:
             done(warm=await phases.start(session, phases.USUAL, profile=profile))
-            await _measure_with_audits(session, lengths, wanted, done)
+            await _measure_with_resyncs(session, lengths, wanted, done)
             await _stop(session, say, profile=profile)
     return figures
 
 
-async def _measure_with_audits(session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]) -> None:
+async def _measure_with_resyncs(
+    session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]
+) -> None:
     """The phases of a second agent, which was started where the first has left all in place."""
     if "storm" in wanted:
         done(storm=await phases.storm(session, lengths))
-    if "audit" in wanted:
-        done(audit=await phases.audit(session, lengths))
+    if "resync" in wanted:
+        done(resync=await phases.resync(session, lengths))
 
 
 async def _stop(session: Session, say: Say, *, profile: bool) -> None:

@@ -26,7 +26,7 @@ from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
-from kroute.runtime.gc_tuning import Collector
+from kroute.runtime.gc_tuning import GcTuning
 from kroute.runtime.runner import stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
@@ -82,7 +82,7 @@ class Agent:
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
         self._changed = asyncio.Event()
-        self._collector = Collector()
+        self._gc_tuning = GcTuning()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
@@ -98,7 +98,7 @@ class Agent:
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set; what is in the kernel then stays there."""
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._collector)
+            stack.enter_context(self._gc_tuning)
             malloc_tuning.return_large_blocks()
             await stack.enter_async_context(self._controllers)
             await stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers))
@@ -137,7 +137,7 @@ class Agent:
             while self._catalog.ready and self._catalog.has_marked:
                 plans = self._catalog.commit(SLICE)
                 self._publish(plans)
-                self._collector.made(len(plans))
+                self._gc_tuning.made(len(plans))
                 await asyncio.sleep(0)
             self._changes.planned()
 
@@ -157,7 +157,7 @@ class Agent:
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
-        self._collector.loaded()
+        self._gc_tuning.loaded()
         malloc_tuning.return_free_pages()
         state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.services))
@@ -196,9 +196,9 @@ def _log_node(node: NodeFacts) -> None:
 async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
     """Run an agent until SIGTERM; returns the exit code. `loop_watch` is that of the event loop this runs in."""
     stop = stop_signal()
-    if lacks := await preflight.lacks():
-        for lack in lacks:
-            log.error("node.lacks", lack=lack)
+    if missing := await preflight.missing_prerequisites():
+        for prerequisite in missing:
+            log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
     with StateDirectory.claim(settings.state_dir) as state_dir:
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)

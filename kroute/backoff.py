@@ -58,11 +58,11 @@ class Retries(Generic[K]):
         return before is None
 
     def succeeded(self, key: K) -> None:
-        """Forget the key's failures; also for one that is not wanted any more."""
+        """Forget the key's failures; also call this for a key that is not desired any more."""
         self._waits.pop(key, None)
 
     def expire(self, now: float) -> None:
-        """Forget what was due and did not fail again: it has succeeded, or is not wanted any more."""
+        """Forget what was due and did not fail again: it has succeeded, or is not desired any more."""
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
             del self._waits[key]
 

@@ -55,7 +55,6 @@ class Subscription:
         return taken
 
     def statistics(self) -> QueueStatistics:
-        """How much waits, and for how long."""
         depth = len(self._waiting)
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
@@ -129,5 +128,4 @@ class Broadcaster:
             subscription.put(batch, wake=self._started)
 
     def statistics(self) -> list[QueueStatistics]:
-        """The state of every subscriber's queue."""
         return [subscription.statistics() for subscription in self._subscriptions]

@@ -13,7 +13,9 @@ from kroute.settings import Settings
 
 
 async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
-    """Undo what this node's ledger and kroute's names tell of. Raises LedgerError and KernelError before it begins."""
+    """Undo everything that the ledger names or that bears kroute's names. Raises LedgerError and KernelError before
+    it begins.
+    """
     async with open_kernel(settings.proc_sys) as kernel:
         report = await _undo_director(settings, kernel)
         if not report.failed:

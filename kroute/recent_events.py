@@ -27,7 +27,6 @@ class RecentEvents:
 
     @property
     def newest_first(self) -> Collection[RecentEvent]:
-        """The events, the newest first."""
         return list(reversed(self._events))
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -19,7 +19,7 @@ OUR_PROXY_NAME = "kroute.io"
 """The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-"""How local pods are told from everybody else, by the names of kube-proxy's `detectLocalMode`."""
+"""How local pods are distinguished from everybody else, by the names of kube-proxy's `detectLocalMode`."""
 
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
@@ -44,7 +44,7 @@ class PortRange(NamedTuple):
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-class BindAddress(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen; an empty `host` is every address of both families."""
 
     host: str
@@ -115,8 +115,8 @@ class Settings(msgspec.Struct, frozen=True):
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
-    healthz_bind_address: BindAddress | None = BindAddress("", 10256)
-    metrics_bind_address: BindAddress | None = BindAddress("127.0.0.1", 10249)
+    healthz_bind_address: ListenAddress | None = ListenAddress("", 10256)
+    metrics_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10249)
     metrics_services: int = 1000
     ipvs_estimation: bool | None = None
     ipvs_estimation_nice: int | None = None
@@ -202,7 +202,7 @@ def parse_ports(text: str) -> tuple[PortRange, ...]:
     return tuple(_parse_port_range(part.strip()) for part in text.split(",") if part.strip())
 
 
-def parse_bind_address(text: str) -> BindAddress | None:
+def parse_listen_address(text: str) -> ListenAddress | None:
     """Read `IP:PORT`, `[IPv6]:PORT` or `:PORT`; `off` is None.
 
     `0.0.0.0` and `::` are both every address of both families. So it is in kube-proxy, since Go listens that way.
@@ -219,10 +219,10 @@ def parse_bind_address(text: str) -> BindAddress | None:
         raise ValueError(
             f"{text!r} is not an address to listen on: write IP:PORT, [IPv6]:PORT, :PORT for every address, or off"
         )
-    return BindAddress("" if address is None or address.is_unspecified else str(address), port)
+    return ListenAddress("" if address is None or address.is_unspecified else str(address), port)
 
 
-def write_bind_address(address: BindAddress | None) -> str:
+def write_bind_address(address: ListenAddress | None) -> str:
     """Write where to listen; every address of both families is `0.0.0.0`, as operators of kube-proxy know it."""
     return "off" if address is None else str(address._replace(host=address.host or "0.0.0.0"))
 

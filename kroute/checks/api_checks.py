@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kroute.checks.finding import Finding, lack, ok, warning
+from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.model.kinds import NODES
 from kroute.model.objects import Node
 from kroute.settings import Settings
@@ -34,7 +34,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
     try:
         api = await Api.open(settings)
     except ConfigurationError as error:
-        return [lack(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], None
+        return [failed(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], None
     async with api:
         try:
             before = time.time()
@@ -42,7 +42,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
             findings = [ok(API, f"{api.server} answers"), compare_clocks(theirs, before, time.time())]
         except ApiError as error:
             next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
-            return [lack(API, str(error), next_step)], None
+            return [failed(API, str(error), next_step)], None
         findings += await _permissions(api)
         return findings, await _node(api, settings.node_name)
 
@@ -62,13 +62,13 @@ async def _permissions(api: access.Reviewer) -> list[Finding]:
         missing = await access.denied(api, access.needed())
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
-        return [lack(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
+        return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]
     return _missing(missing) or [ok(RBAC, "kroute may do all that it needs")]
 
 
 def _missing(permissions: Iterable[Permission]) -> list[Finding]:
     return [
-        lack(
+        failed(
             RBAC,
             f"kroute may not {permission.verb} {permission.resource}",
             f"allow the verb {permission.verb} on {permission.resource} of API group "

@@ -11,7 +11,7 @@ class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
     """kroute works, though not as well as it could, or somebody may be surprised."""
-    LACK = "lack"
+    FAIL = "fail"
     """kroute cannot do its work."""
 
 
@@ -28,15 +28,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(check: str, message: str) -> Finding:
-    """Nothing is to be done."""
     return Finding(check, Level.OK, message)
 
 
 def warning(check: str, message: str, next_step: str) -> Finding:
-    """Something is not as it could be."""
     return Finding(check, Level.WARNING, message, next_step)
 
 
-def lack(check: str, message: str, next_step: str) -> Finding:
+def failed(check: str, message: str, next_step: str) -> Finding:
     """Something is missing without which kroute cannot work."""
-    return Finding(check, Level.LACK, message, next_step)
+    return Finding(check, Level.FAIL, message, next_step)

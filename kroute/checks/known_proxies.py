@@ -16,7 +16,7 @@ SET_NAME_LIMIT = 31
 """IPSET_MAXNAMELEN less the closing NUL: kube-proxy cuts its IPv6 names there."""
 
 KUBELETS_TOO = frozenset({"KUBE-MARK-MASQ", "KUBE-POSTROUTING"})
-"""Chains of kube-proxy that kubelets before 1.28 make as well: by themselves they tell of no proxy."""
+"""Chains of kube-proxy that kubelets before 1.28 make as well: by themselves they are no trace of a proxy."""
 
 DSR_TABLE, DSR_PRIORITY = 78, 32764
 EXTERNAL_IP_TABLE, EXTERNAL_IP_PRIORITY = 79, 32765
@@ -41,8 +41,8 @@ class OtherProxy(NamedTuple):
     lists_every_virtual_server: bool = False
     has_dsr: bool = False
 
-    def is_told_by(self, chain: str) -> bool:
-        """Whether a chain of this name tells that the proxy is, or was, at work."""
+    def is_recognised_by(self, chain: str) -> bool:
+        """Whether a chain of this name is a trace of the proxy."""
         return self.chains.fullmatch(chain) is not None and chain not in KUBELETS_TOO
 
 
@@ -125,4 +125,4 @@ OTHER_PROXIES = {
         ),
     )
 }
-"""By name. Where a sysctl has another value, it is not the proxy's doing any more, and not told of."""
+"""By name. Where a sysctl has another value, somebody has changed it since, and it is not listed."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from kroute.checks import preflight
-from kroute.checks.finding import Finding, Level, lack, ok, warning
-from kroute.checks.other_proxies import Leaving, leavings
+from kroute.checks.finding import Finding, Level, failed, ok, warning
+from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
@@ -24,23 +24,23 @@ SYSCTL, PROXIES, NODE = "sysctls", "proxies", "node"
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     """Everything that the node itself can tell. `ipv6`: whether the node serves that family."""
-    lacks = await preflight.findings()
-    findings = lacks + [
+    failures = await preflight.findings()
+    findings = failures + [
         ok(name, sentence)
         for name, sentence in (
             (preflight.CAPABILITIES, "the process has those that it needs"),
             (preflight.MODULES, "those that kroute needs are loaded or can be"),
         )
-        if not any(each.check == name for each in lacks)
+        if not any(each.check == name for each in failures)
     ]
     findings += await check_scheduler(settings.scheduler)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
-    if lacks:
+    if failures:
         return findings  # without capabilities and modules the kernel does not answer the rest
     async with open_kernel(only=("xtables", "ipvs", "links", "ipset")) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
-        findings += check_proxies(await leavings(kernel, nftables))
+        findings += check_proxies(await leftovers(kernel, nftables))
         findings += await check_virtual_servers(settings, kernel.ipvs)
     return findings
 
@@ -56,7 +56,7 @@ async def check_scheduler(name: str) -> list[Finding]:
 def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[Finding]:
     """Whether each sysctl is as IPVS needs it, or can be set."""
     rows = [row for row in SYSCTLS if row.when(circumstances)]
-    lacks = []
+    failures = []
     for row in rows:
         value = sysctls.read(row.name)
         if value is None and row.optional:
@@ -68,8 +68,8 @@ def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[F
             next_step = f"run `sysctl -w {row.name}={row.value}` on the node, or mount its /proc/sys/net writable"
         else:
             continue
-        lacks.append(lack(SYSCTL, message, next_step))
-    return lacks or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]
+        failures.append(failed(SYSCTL, message, next_step))
+    return failures or [ok(SYSCTL, f"all {len(rows)} are as they should be, or kroute can set them")]
 
 
 async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
@@ -77,14 +77,14 @@ async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
     name, missing, fulfilled = await firewall.prerequisites()
     found = []
     for family, sentences in missing.items():
-        level = Level.LACK if family is Family.IPV4 or ipv6 else Level.WARNING
+        level = Level.FAIL if family is Family.IPV4 or ipv6 else Level.WARNING
         for sentence in sentences:
             message, _, next_step = sentence.rpartition("; ")
             found.append(Finding(name, level, message or sentence, next_step))
     return found or [ok(name, fulfilled)]
 
 
-def check_proxies(found: Iterable[Leaving]) -> list[Finding]:
+def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
     """Whether another service proxy is, or was, at work here."""
     by_proxy: dict[str, list[str]] = {}
     for leaving in found:
@@ -104,7 +104,7 @@ async def check_virtual_servers(settings: Settings, ipvs: IpvsClient) -> list[Fi
     try:
         ledger = Ledger.open(settings.state_dir)
     except LedgerError as error:
-        return [lack(PROXIES, str(error), "run kroute as the user that the agent runs as")]
+        return [failed(PROXIES, str(error), "run kroute as the user that the agent runs as")]
     foreign = sorted(key for key in await ipvs.read() if key not in ledger.virtual_servers)
     if not foreign:
         return [ok(PROXIES, "every virtual server in IPVS is kroute's own")]
@@ -122,15 +122,17 @@ def check_node_addresses(node: Node | None, facts: NodeFacts, interfaces: NodeIn
     findings = []
     if node is None:
         message = f"there is no Node {facts.name}: zone and podCIDRs are not known"
-        findings.append(lack(NODE, message, "give the Node's name with --node-name, or wait until the kubelet made it"))
+        findings.append(
+            failed(NODE, message, "give the Node's name with --node-name, or wait until the kubelet made it")
+        )
     own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
     if not own:
         message = "no address of this node is known: its own calls to Services will have a VIP as their source"
-        findings.append(lack(NODE, message, "give --node-ip, or an address to an interface"))
+        findings.append(failed(NODE, message, "give --node-ip, or an address to an interface"))
     for address in own:
         if address in interfaces.own:
             findings.append(ok(NODE, f"{address} is the node's own address, and on an interface"))
         else:
             message = f"{address} is said to be the node's own, and is on no interface"
-            findings.append(lack(NODE, message, "correct --node-ip or the Node's InternalIP, or add the address"))
+            findings.append(failed(NODE, message, "correct --node-ip or the Node's InternalIP, or add the address"))
     return findings

@@ -1,4 +1,4 @@
-"""What tells that another service proxy is, or was, at work on the node."""
+"""Traces of another service proxy that is, or was, at work on the node."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,7 +17,7 @@ TABLES = ("nat", "mangle", "filter")
 """Those in which other proxies have chains."""
 
 
-class Leaving(NamedTuple):
+class Leftover(NamedTuple):
     """One thing of another proxy's."""
 
     proxy: str
@@ -28,9 +28,9 @@ NFT_TABLE = "kube-proxy"
 """Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
 
 
-async def leavings(kernel: NodeKernel, nftables: Nftables) -> list[Leaving]:
-    """Everything that is found. Reads only."""
-    found: list[Leaving] = []
+async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
+    """Every trace that is found. Reads only."""
+    found: list[Leftover] = []
     set_names = await kernel.ipset.names()
     chains = {
         family.value: {name for table in TABLES for name in await kernel.xtables[family.number].chains(table)}
@@ -44,14 +44,14 @@ async def leavings(kernel: NodeKernel, nftables: Nftables) -> list[Leaving]:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
-        what += [f"{family} chain {name}" for family, names in chains.items() for name in _telling(proxy, names)]
-        what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_told_by(it.name)]
-        found += [Leaving(proxy.name, it) for it in what]
-    found += [Leaving(KUBE_PROXY, f"nft table {it.family} {it.table}") for it in nft_chains if it.table == NFT_TABLE]
+        what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
+        what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_recognised_by(it.name)]
+        found += [Leftover(proxy.name, it) for it in what]
+    found += [Leftover(KUBE_PROXY, f"nft table {it.family} {it.table}") for it in nft_chains if it.table == NFT_TABLE]
     return list(dict.fromkeys(found))
 
 
-def _telling(proxy: OtherProxy, names: Iterable[str]) -> list[str]:
-    """The chains that tell of the proxy; of those that it makes for each Service there may be thousands."""
-    telling = sorted(filter(proxy.is_told_by, names))
+def _recognised(proxy: OtherProxy, names: Iterable[str]) -> list[str]:
+    """The proxy's chains. It may have made thousands, some for each Service, so the list is cut."""
+    telling = sorted(filter(proxy.is_recognised_by, names))
     return telling if len(telling) <= NAMED_CHAINS else [*telling[:NAMED_CHAINS], f"... ({len(telling)} in all)"]

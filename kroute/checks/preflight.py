@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kroute.checks.finding import Finding, lack
+from kroute.checks.finding import Finding, failed
 from kroute.firewall import backend
 from kroute.kernel import modules
 
@@ -40,7 +40,7 @@ DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
 """The same for a director, which has no rules and no interface of its own."""
 
 
-async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
+async def missing_prerequisites(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
     """What is missing, one sentence each with the way to get it; empty when kroute can start."""
     return [str(finding) for finding in await findings(required)]
 
@@ -48,7 +48,7 @@ async def lacks(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
 async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
     """What is missing. Modules that can be loaded are loaded."""
     missing = [
-        lack(
+        failed(
             CAPABILITIES,
             f"CAP_{capability.name} is missing ({capability.purpose})",
             f"run kroute as root, or add {capability.name} to its container's capabilities",
@@ -57,7 +57,7 @@ async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Findi
         if not has_capability(capability.number)
     ]
     missing += [
-        lack(
+        failed(
             MODULES,
             f"kernel module {name} ({required[name]}) cannot be loaded",
             f"run `modprobe {name}` on the node, or install the modules package of its kernel",

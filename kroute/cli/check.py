@@ -7,7 +7,7 @@ import msgspec
 
 from kroute import logs
 from kroute.checks.api_checks import check_api
-from kroute.checks.finding import Finding, Level, lack
+from kroute.checks.finding import Finding, Level, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.options import output_option
 from kroute.cli.output import DONE, FAILURE, show
@@ -20,7 +20,7 @@ from kroute.watchers.node import read_node_interfaces
 
 
 class Report(msgspec.Struct):
-    """What `-o json` prints; `ready`: whether nothing is lacking."""
+    """What `-o json` prints; `ready`: whether nothing failed."""
 
     ready: bool
     findings: list[Finding]
@@ -32,11 +32,11 @@ class Report(msgspec.Struct):
 def check(settings: Settings, *, output: str) -> int:
     """Look whether the node and the cluster have what kroute needs; each finding comes with its next step.
 
-    Ends with 0 if so, warnings or not, and with 1 if something is lacking.
+    Ends with 0 if so, warnings or not, and with 1 if a check failed.
     """
     logs.configure("console", "error")  # the output is the answer
     findings = asyncio.run(findings_of(settings))
-    report = Report(all(finding.level is not Level.LACK for finding in findings), findings)
+    report = Report(all(finding.level is not Level.FAIL for finding in findings), findings)
     show(report, output, print_findings)
     return DONE if report.ready else FAILURE
 
@@ -52,20 +52,20 @@ async def findings_of(settings: Settings) -> list[Finding]:
         try:
             node = await node_object(settings)
         except InitialSyncError as error:
-            cluster = [lack(NODE, str(error), "correct --manifests")]
+            cluster = [failed(NODE, str(error), "correct --manifests")]
     try:
         interfaces = await read_node_interfaces(settings.dummy_interface)
         facts = node_facts(settings, node, interfaces)
         findings += await check_node(settings, ipv6=facts.ipv6 is not None)
         cluster += check_node_addresses(node, facts, interfaces)
     except KernelError as error:
-        findings.append(lack(NODE, str(error), "run kroute as root, in the host's network namespace"))
+        findings.append(failed(NODE, str(error), "run kroute as root, in the host's network namespace"))
     return findings + cluster
 
 
 def print_findings(report: Report) -> None:
     """One line a finding, and one below it that says what to do."""
-    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.LACK: "red"}
+    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
     for finding in report.findings:
         word = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])
         click.echo(f"{word}{finding.check:<13}{finding.message}")

@@ -38,8 +38,8 @@ def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
 def _undo_and_wait(settings: Settings) -> int:
     """Undo, then say that the node is clean and do nothing until SIGTERM or SIGINT.
 
-    Whoever is to keep this running, such as a DaemonSet, need not start it anew; after a failure it ends, to be started
-    anew. A signal that comes before the node is clean is heeded then.
+    A DaemonSet thus need not start it again; after a failure it ends, so that it is started
+    again. A signal that comes before the node is clean is heeded then.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     if code := _undo(settings):
@@ -60,9 +60,9 @@ def _undo(settings: Settings) -> int:
 
 
 async def _cleanup(settings: Settings) -> int:
-    if lacks := await preflight.lacks():
-        for lack in lacks:
-            complain(lack)
+    if missing := await preflight.missing_prerequisites():
+        for prerequisite in missing:
+            complain(prerequisite)
         return FAILURE
     with StateDirectory.claim(settings.state_dir) as state_dir:
         report = await undo_all(settings, state_dir)

@@ -20,7 +20,7 @@ _UNUSED_FIELDS = "kroute.unused-fields"
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Take the values of a YAML file as defaults: flags and variables go before it.
+    """Take the values of a YAML file as defaults: flags and variables take precedence over it.
 
     A file of kube-proxy's is one as well: those of its fields that mean something for kroute are its values.
     """
@@ -97,5 +97,5 @@ CONFIG = click.option(
     callback=read_config,
     is_eager=True,
     expose_value=False,
-    help="YAML file with the same names as the flags; flags and variables go before it.",
+    help="YAML file with the same names as the flags; flags and variables take precedence over it.",
 )

@@ -142,7 +142,7 @@ from kroute.settings import Settings, write_duration
     type=DURATION,
     default=write_duration(DEFAULTS.common.resync_period),
     show_default=True,
-    help="How often the kernel is audited.",
+    help="How often all of the kernel's state is compared with the desired state (resync).",
 )
 @option(
     "--drain-timeout",

@@ -14,8 +14,8 @@ from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEV
 from kroute.cli.output import DONE, FAILURE, complain, refusing, show
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
-from kroute.migration.leftovers import Leavings
-from kroute.migration.saved_rules import TableLeavings
+from kroute.migration.leftovers import Leftovers
+from kroute.migration.saved_rules import TableLeftovers
 from kroute.migration.take_over import Outcome, RefusalError, look, take_over
 from kroute.migration.take_over_options import DEFAULTS, TakeOverOptions, parse_port_range
 from kroute.model.addresses import Family
@@ -72,8 +72,8 @@ def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
 
 async def _migrate(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, values: Mapping[str, Any]) -> int:
     """Show or do it. Returns the exit code: FAILURE for a refusal, or if something is left."""
-    if lacks := await preflight.lacks():
-        raise KernelError("; ".join(lacks))
+    if missing := await preflight.missing_prerequisites():
+        raise KernelError("; ".join(missing))
     how = values["output"]
     if values["take_over"]:
         return _show_outcome(await take_over(proxy, settings, options), how)
@@ -99,17 +99,17 @@ def _print_outcome(outcome: Outcome) -> None:
     click.echo(outcome.next_step)
 
 
-def _show_leavings(proxy: OtherProxy, leavings: Leavings, how: str) -> int:
+def _show_leavings(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
     if how == "json":
-        show(leavings.as_plain(), how, lambda _: None)
+        show(leftovers.as_plain(), how, lambda _: None)
         return DONE
-    if leavings.are_removed:
+    if leftovers.are_removed:
         click.echo(f"nothing of {proxy.name}'s is left on this node")
     else:
-        click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leavings)]))
-    for key in leavings.others:
+        click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leftovers)]))
+    for key in leftovers.others:
         click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
-    _warn_of_unseen(leavings.unseen)
+    _warn_of_unseen(leftovers.unseen)
     return DONE
 
 
@@ -118,27 +118,27 @@ def _warn_of_unseen(variants: Sequence[str]) -> None:
         complain(f"cannot look at {variant} rules: install the iptables package with its tools")
 
 
-def _describe(leavings: Leavings) -> Iterator[str]:
+def _describe(leftovers: Leftovers) -> Iterator[str]:
     """One line a thing; of what there may be thousands, the number."""
-    if leavings.link is not None:
-        yield f"  link {leavings.link} with {len(leavings.addresses)} addresses"
-    if leavings.to_adopt:
-        yield f"  {len(leavings.to_adopt)} virtual servers: {_first_of(leavings.to_adopt)}"
-    if leavings.adopted:
-        yield f"  {len(leavings.adopted)} virtual servers that are kroute's by now"
-    for table in leavings.tables:
+    if leftovers.link is not None:
+        yield f"  link {leftovers.link} with {len(leftovers.addresses)} addresses"
+    if leftovers.to_adopt:
+        yield f"  {len(leftovers.to_adopt)} virtual servers: {_first_of(leftovers.to_adopt)}"
+    if leftovers.adopted:
+        yield f"  {len(leftovers.adopted)} virtual servers that are kroute's by now"
+    for table in leftovers.tables:
         yield from _describe_table(table)
-    for name in leavings.sets:
+    for name in leftovers.sets:
         yield f"  set {name}"
-    for family, mark in leavings.marks:
+    for family, mark in leftovers.marks:
         yield f"  {Family.IPV6 if family == Family.IPV6.number else Family.IPV4} virtual server of mark {mark:#x}"
-    for thing in (*leavings.policy_rules, *leavings.routes):
+    for thing in (*leftovers.policy_rules, *leftovers.routes):
         yield f"  {thing}"
-    for name, value in leavings.sysctls.items():
+    for name, value in leftovers.sysctls.items():
         yield f"  sysctl {name} = {value}, which stays"
 
 
-def _describe_table(table: TableLeavings) -> Iterator[str]:
+def _describe_table(table: TableLeftovers) -> Iterator[str]:
     where = f"  {table.variant} table {table.table}"
     for rule in table.rules:
         yield f"{where}: rule {rule}"

@@ -34,7 +34,7 @@ class Parsed(click.ParamType[Any]):
 NETWORKS = Parsed("CIDR[,CIDR]", settings.parse_networks)
 DURATION = Parsed("DURATION", settings.parse_duration)
 TIMEOUT = Parsed("DURATION", settings.parse_timeout)
-BIND_ADDRESS = Parsed("IP:PORT|off", settings.parse_bind_address)
+BIND_ADDRESS = Parsed("IP:PORT|off", settings.parse_listen_address)
 INTERFACE = Parsed("NAME", settings.parse_interface)
 
 

@@ -30,8 +30,8 @@ SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 def plan(settings: Settings, *, output: str) -> int:
     """Show what `kroute run` would change on this node now, and change nothing.
 
-    Takes the options of `kroute run`; where an agent runs, its settings hold for all that is not given. Ends with 0 if
-    there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
+    Takes the options of `kroute run`; where an agent runs, its settings hold for every option that is not given. Ends
+    with 0 if there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
     """
     logs.configure("console", "error")  # the output is the answer
     with refusing(InitialSyncError, KernelError):

@@ -126,7 +126,7 @@ OPTIONS = (
         type=click.Choice(settings.LOCAL_MODES),
         default=DEFAULTS.detect_local_mode,
         show_default=True,
-        help="How pods are told from clients outside; what is outside is masqueraded when it calls a ClusterIP.",
+        help="How pods are distinguished from clients outside, whose calls to ClusterIPs are masqueraded.",
     ),
     option(
         "--cluster-cidr",
@@ -175,7 +175,7 @@ OPTIONS = (
         type=DURATION,
         default=write_duration(DEFAULTS.resync_period),
         show_default=True,
-        help="How often the kernel is audited.",
+        help="How often all of the kernel's state is compared with the desired state (resync).",
     ),
     option(
         "--drain-timeout",

@@ -1,6 +1,6 @@
-"""Commands that take what `kroute run` takes: what it would do is asked of them, or what its agent does.
+"""Commands with the options of `kroute run`: they say what it would do, or what the running agent does.
 
-Where an agent runs, its settings are in force, but for those that the command line, a variable or the file names.
+Where an agent runs, its settings hold, unless the command line, a variable or the file overrides them.
 """
 
 import asyncio
@@ -42,13 +42,15 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-def _in_force(told: Settings, given: set[str]) -> Settings:
-    """The running agent's settings, with what was `given` (by the names of the options) on top; else what was told."""
-    running = asyncio.run(agent_settings.ask(told.state_dir))
+def _in_force(parsed: Settings, given: set[str]) -> Settings:
+    """The running agent's settings, overridden by what was `given` (names of options); without an agent, the parsed
+    settings.
+    """
+    running = asyncio.run(agent_settings.ask(parsed.state_dir))
     if running is None:
-        return told
+        return parsed
     names = {"ipvs_timeouts" if name.startswith("ipvs_") else name for name in given} | _NOT_IN_FORCE
     if names & _SOURCES:
         names |= _SOURCES
     fields = names & set(Settings.__struct_fields__)
-    return msgspec.structs.replace(running, **{name: getattr(told, name) for name in fields})
+    return msgspec.structs.replace(running, **{name: getattr(parsed, name) for name in fields})

@@ -1,1 +1,1 @@
-"""Make it so: compare plans with what was applied, write the difference, verify, repair, clean up."""
+"""Reconcile: compare the desired state with the applied one, write the delta, repair drift, clean up."""

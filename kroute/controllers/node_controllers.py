@@ -126,7 +126,7 @@ class NodeControllers:
             controller.stop()
 
     async def live(self) -> None:
-        """Return once every Service of the first full list is served, or has been waited for long enough."""
+        """Return once every Service of the initial sync is served, or has been waited for long enough."""
         await self.service_proxy.live.wait()
 
     @property

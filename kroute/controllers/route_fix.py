@@ -38,7 +38,7 @@ from kroute.settings import Settings
 
 
 class RouteFix(StagedController[str, SourceRoute]):
-    """Owns the source route of each VIP. `monitor` tells of its interface's routes and of others' addresses."""
+    """Owns the source route of each VIP. `monitor` watches its interface's routes and others' addresses."""
 
     name = "route_fix"
     stage = ROUTES_PREPARED
@@ -158,10 +158,10 @@ class RouteFix(StagedController[str, SourceRoute]):
     async def apply(self, deltas: Sequence[Delta[str, SourceRoute]]) -> Mapping[str, str]:
         """Write routes; deleting one that is not there is success."""
         changes: list[RouteChange] = []
-        for address, applied, wanted in deltas:
-            if wanted is not None:
-                changes += [SetLocalRoute(address, source) for source in wanted.sources]
-                changes += [DeleteLocalRoute(address, source) for source in stale_sources(address, applied, wanted)]
+        for address, applied, desired in deltas:
+            if desired is not None:
+                changes += [SetLocalRoute(address, source) for source in desired.sources]
+                changes += [DeleteLocalRoute(address, source) for source in stale_sources(address, applied, desired)]
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
         failures = await self._routes.write(self._interface.name, changes)

@@ -39,7 +39,7 @@ _SHARED_SYSCTLS = {
 class DirectRouting(Controller):
     """Owns a director's virtual servers, VIPs, synchronization daemons and sysctls.
 
-    `live` is set once every Service of the first full list has its virtual servers. Until somebody says who leads, the
+    `live` is set once every Service of the initial sync has its virtual servers. Until somebody says who leads, the
     addresses of an earlier run stay as they are.
     """
 
@@ -122,7 +122,7 @@ class DirectRouting(Controller):
                 self.resync_soon()
 
     async def start(self) -> None:
-        """Adopt what is there, and wait for the first full list of plans; what another director has is given up."""
+        """Adopt what is there, and wait for the initial sync of plans; what another director has is given up."""
         self._subscription.notify(self.wake)
         await self._guarded(self.resync)
         while not (self._stopping or self._subscription.has_arrived):

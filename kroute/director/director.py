@@ -165,9 +165,9 @@ class Director:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM; returns the exit code."""
     stop = stop_signal()
-    if lacks := await preflight.lacks(preflight.DIRECTOR_MODULES):
-        for lack in lacks:
-            log.error("node.lacks", lack=lack)
+    if missing := await preflight.missing_prerequisites(preflight.DIRECTOR_MODULES):
+        for prerequisite in missing:
+            log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
     common = settings.common
     with StateDirectory.claim(common.state_dir) as state_dir:

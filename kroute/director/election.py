@@ -1,6 +1,6 @@
 """Who is the active director: client-go's leader election (tools/leaderelection), with two rules of its own.
 
-The holder renews the Lease every `retry_period`. Whoever else wants it waits until it has seen no renewal for
+The holder renews the Lease every `retry_period`. Every other candidate waits until it has seen no renewal for
 `duration` on its own clock, so the clocks of two machines need not agree. A released Lease is taken at once.
 
 One rule: a standby that could not read the Lease for that long has seen nothing, and waits anew from when it can. Else

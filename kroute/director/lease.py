@@ -37,8 +37,7 @@ class Lease(msgspec.Struct, frozen=True):
 class LeaseRequests(Protocol):
     """What is asked of the API. Each raises ApiError."""
 
-    async def get(self, path: str) -> bytes:
-        """The object at the path."""
+    async def get(self, path: str) -> bytes: ...
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """A new object in the collection."""
@@ -60,7 +59,6 @@ class LeaseLock:
         self._name = name
 
     async def read(self) -> Lease:
-        """The Lease as it is."""
         return _decode(await self._requests.get(f"{self._collection}/{self._name}"))
 
     async def create(self, spec: LeaseSpec) -> None:

@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 _LONGEST_STATUS_LINE = 1024
 
 
-class Verdict:
+class ProbeState:
     """What a row of results says of one node. The first result counts at once: nothing better is known."""
 
     def __init__(self, settings: ProbeSettings) -> None:
@@ -43,36 +43,35 @@ class Probes:
     def __init__(self, settings: ProbeSettings, notify: Callable[[], None]) -> None:
         self._settings = settings
         self._notify = notify
-        self._verdicts: dict[Probe, Verdict] = {}
+        self._states: dict[Probe, ProbeState] = {}
         self._tasks: dict[Probe, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     @property
     def failing(self) -> frozenset[Probe]:
-        """The probes that fail."""
-        return frozenset(probe for probe, verdict in self._verdicts.items() if verdict.passes is False)
+        return frozenset(probe for probe, state in self._states.items() if state.passes is False)
 
     @property
     def settled(self) -> bool:
         """Whether every probe has had a result."""
-        return all(verdict.passes is not None for verdict in self._verdicts.values())
+        return all(state.passes is not None for state in self._states.values())
 
     async def run(self) -> None:
         """Let probes run until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for probe in self._verdicts:
+            for probe in self._states:
                 self._start(probe)
             await asyncio.Event().wait()
 
     def want(self, probes: Collection[Probe]) -> None:
         """These are the probes that are needed now."""
-        for probe in self._verdicts.keys() - set(probes):
-            del self._verdicts[probe]
+        for probe in self._states.keys() - set(probes):
+            del self._states[probe]
             if (task := self._tasks.pop(probe, None)) is not None:
                 task.cancel()
-        for probe in sorted(set(probes) - self._verdicts.keys()):
-            self._verdicts[probe] = Verdict(self._settings)
+        for probe in sorted(set(probes) - self._states.keys()):
+            self._states[probe] = ProbeState(self._settings)
             self._start(probe)
 
     def _start(self, probe: Probe) -> None:
@@ -80,11 +79,11 @@ class Probes:
             self._tasks[probe] = self._group.create_task(self._repeat(probe), name=f"probe {probe}")
 
     async def _repeat(self, probe: Probe) -> None:
-        verdict = self._verdicts[probe]
+        state = self._states[probe]
         while True:
             reason = await check(probe, self._settings.timeout)
-            was = verdict.passes
-            if verdict.take(reason is None):
+            was = state.passes
+            if state.take(reason is None):
                 if reason is not None:
                     log.warning("node.failing", address=probe.address, port=probe.port, probe=probe.kind, reason=reason)
                 elif was is False:

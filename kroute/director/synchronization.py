@@ -22,11 +22,11 @@ SYSCTLS = (
         "net.ipv4.vs.sync_threshold",
         "3\t0",
         _always,
-        "a connection is told of with the packet that establishes it, not with its third (the 0 says so)",
+        "a connection is synchronized with the packet that establishes it, not with its third (the 0 says so)",
     ),
     Row("net.ipv4.vs.sync_refresh_period", "10", _always, "and again every 10 s for as long as packets come"),
 )
-"""What the kernel tells of a connection, and when (`ip_vs_sync_conn_needed` of net/netfilter/ipvs/ip_vs_sync.c)."""
+"""Which connections the kernel synchronizes, and when (`ip_vs_sync_conn_needed` of net/netfilter/ipvs/ip_vs_sync.c)."""
 
 
 class Synchronization:
@@ -41,28 +41,28 @@ class Synchronization:
 
     async def ensure(self, *, leading: bool) -> None:
         """Run the master on the active director and the backup on the standby. What others run is left alone."""
-        wanted = SyncDaemon(SyncRole.MASTER if leading else SyncRole.BACKUP, self._interface, self._sync_id)
+        desired = SyncDaemon(SyncRole.MASTER if leading else SyncRole.BACKUP, self._interface, self._sync_id)
         running = await self._ipvs.sync_daemons()
         for daemon in running:
-            if daemon.role in self._ledger.sync_daemons and (daemon != wanted or not self._interface):
+            if daemon.role in self._ledger.sync_daemons and (daemon != desired or not self._interface):
                 await self._ipvs.stop_sync_daemon(daemon)
                 self._ledger.record([SyncDaemonStopped(daemon.role)])
                 log.info("sync_daemon.stopped", role=daemon.role.name.lower(), interface=daemon.interface)
-        if not self._interface or wanted in running:
+        if not self._interface or desired in running:
             return
-        self._ledger.record([SyncDaemonStarted(wanted.role, wanted.interface, wanted.sync_id)])
+        self._ledger.record([SyncDaemonStarted(desired.role, desired.interface, desired.sync_id)])
         try:
-            await self._ipvs.start_sync_daemon(wanted)
+            await self._ipvs.start_sync_daemon(desired)
         except KernelError as error:
-            self._ledger.record([SyncDaemonStopped(wanted.role)])
+            self._ledger.record([SyncDaemonStopped(desired.role)])
             if error.errno != EEXIST:
                 raise
             self._complain(
-                f"an {wanted} is not started: one that kroute did not start has its place (ipvsadm -L --daemon)"
+                f"an {desired} is not started: one that kroute did not start has its place (ipvsadm -L --daemon)"
             )
         else:
             self._complaint = ""
-            log.info("sync_daemon.started", role=wanted.role.name.lower(), interface=wanted.interface)
+            log.info("sync_daemon.started", role=desired.role.name.lower(), interface=desired.interface)
 
     def _complain(self, sentence: str) -> None:
         if sentence != self._complaint:

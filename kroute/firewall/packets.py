@@ -32,7 +32,7 @@ class Ruling(StrEnum):
 
     PASSED = "passed"
     REFUSED = "refused"
-    """The client is told so at once."""
+    """The client gets a TCP reset or an ICMP error at once."""
     DROPPED = "dropped"
     """The client waits in vain."""
 

@@ -11,7 +11,7 @@ import structlog
 
 from kroute.backoff import Backoff
 from kroute.model.plan import Problem
-from kroute.settings import BindAddress
+from kroute.settings import ListenAddress
 
 if TYPE_CHECKING:
     from kroute.http.server import Answer, BriefHttpServer
@@ -26,7 +26,7 @@ Report = Callable[[Problem], None]
 
 
 async def serve(
-    what: str, where: BindAddress, answer: "Answer", report: Report, *, seconds: float | None = None
+    what: str, where: ListenAddress, answer: "Answer", report: Report, *, seconds: float | None = None
 ) -> None:
     """Answer HTTP until cancelled. `what` names it to operators; a connection lives `seconds` at most, or as the
     server has it.
@@ -44,7 +44,7 @@ async def serve(
         server.cut_connections()
 
 
-async def _listen(server: "BriefHttpServer", what: str, where: BindAddress, report: Report) -> asyncio.Server:
+async def _listen(server: "BriefHttpServer", what: str, where: ListenAddress, report: Report) -> asyncio.Server:
     backoff = Backoff(FIRST_RETRY, LAST_RETRY)
     while True:
         try:
@@ -54,7 +54,7 @@ async def _listen(server: "BriefHttpServer", what: str, where: BindAddress, repo
         await asyncio.sleep(backoff.delay())
 
 
-def _sentence(what: str, where: BindAddress, error: OSError) -> str:
+def _sentence(what: str, where: ListenAddress, error: OSError) -> str:
     next_step = f"`ss -ltnp sport = :{where.port}` shows who has it" if error.errno == EADDRINUSE else "give another"
     return (
         f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step} (--{what}-bind-address). "

@@ -47,7 +47,7 @@ class BriefHttpServer:
         return await asyncio.get_running_loop().create_server(self._connections, sock=listener)
 
     async def close(self, servers: Collection[asyncio.Server]) -> None:
-        """Listen no longer. Who is connected still gets the answer.
+        """Stop listening. Clients that are connected still get their answer.
 
         `asyncio.Server.close` fails, and leaves open, a connection that was accepted in the same turn of the event loop
         (python/cpython#109564). So nothing is accepted for a turn before it.

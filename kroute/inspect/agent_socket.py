@@ -37,7 +37,7 @@ async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator
             writer.write(await answer(about) if answer else UNKNOWN_QUESTION)
             await writer.drain()
         except (TimeoutError, ConnectionError, UnicodeDecodeError, ValueError):
-            pass  # whoever asked has gone, or speaks another language
+            pass  # the client has gone, or speaks another protocol
         finally:
             writer.close()
 

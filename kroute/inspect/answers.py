@@ -22,9 +22,9 @@ class Answers:
         self._broadcaster = broadcaster
         self.by_question: Mapping[str, Answer] = {
             snapshot.QUESTION: self._show,
-            agent_settings.QUESTION: self._tell_settings,
-            planned_state.SERVICE: self._tell_of_service,
-            planned_state.FRONTEND: self._tell_of_frontend,
+            agent_settings.QUESTION: self._answer_settings,
+            planned_state.SERVICE: self._answer_service,
+            planned_state.FRONTEND: self._answer_frontend,
         }
 
     async def _show(self, _about: str) -> bytes:
@@ -32,14 +32,14 @@ class Answers:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.plans, table))
 
-    async def _tell_settings(self, _about: str) -> bytes:
+    async def _answer_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)
 
-    async def _tell_of_service(self, about: str) -> bytes:
+    async def _answer_service(self, about: str) -> bytes:
         found = planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
         return msgspec.json.encode(found)
 
-    async def _tell_of_frontend(self, about: str) -> bytes:
+    async def _answer_frontend(self, about: str) -> bytes:
         """A question that makes no sense raises ValueError, which the socket answers with nothing."""
         found = planned_state.of_frontend(self._catalog, self._broadcaster, planned_state.read_key(about))
         return msgspec.json.encode(found)

@@ -91,7 +91,9 @@ async def explain(
 async def _clients(
     address: str | None, family: Family, settings: Settings, node: NodeFacts, applied: AppliedState, lookup: RouteLookup
 ) -> list[Client]:
-    """The one client that was asked about, or one of each kind: this node, a pod if pods are told, and anybody else."""
+    """The one client that was asked about, or one of each kind: this node, a pod if pods can be distinguished, and
+    anybody else.
+    """
     if address is not None:
         way = await lookup.towards(address)
         if way is not None and way.is_local:

@@ -144,7 +144,7 @@ def of_agent(plans: Iterable[Plan], table: KernelTable) -> Snapshot:
 
 
 def of_kernel(table: KernelTable) -> Snapshot:
-    """Every virtual server of the kernel's table, whoever made it."""
+    """Every virtual server of the kernel's table, foreign ones too."""
     return Snapshot("kernel", [_row("", key, table[key]) for key in sorted(table)], [])
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a client's first packet on this node, by the way of the data in docs/design.md.
+"""What happens to a client's first packet on this node, in the order of docs/design.md.
 
 It is judged by the rules that kroute writes and by what else the kernel has.
 """
@@ -17,7 +17,7 @@ class Fate(StrEnum):
 
     SERVED = "served"
     REFUSED = "refused"
-    """The client is told so at once."""
+    """The client gets a TCP reset or an ICMP error at once."""
     DROPPED = "dropped"
     """The client waits in vain."""
     HOST = "left to the node"
@@ -35,7 +35,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What becomes of a client's new connection, and why; `masquerade` tells of the source that real servers see."""
+    """What becomes of a client's new connection, and why; `masquerade` says which source real servers see."""
 
     client: Client
     fate: Fate

@@ -192,7 +192,7 @@ class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
     """Events of the kernel, from when it is entered."""
 
     async def next(self) -> list[Event | Overrun]:
-        """Wait for events, and return all that wait. After an Overrun the state must be read again."""
+        """Wait for events, and return every one that waits. After an Overrun the state must be read again."""
 
 
 class MonitorFactory(Protocol):

@@ -45,7 +45,7 @@ class Conntrack(NetlinkClient):
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
-            sentence = f"cannot list UDP flows: this kernel does not tell of its connections; load the module {MODULE}"
+            sentence = f"cannot list UDP flows: this kernel does not list its connections; load the module {MODULE}"
             raise KernelError(sentence, errno=error.errno) from error
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:

@@ -70,7 +70,6 @@ class Flow(NamedTuple):
 
 
 def conntrack_message(command: int, flags: int, family: int, *parts: bytes) -> bytes:
-    """A request to ctnetlink."""
     return message(NFNL_SUBSYS_CTNETLINK << 8 | command, flags, _NFGEN.pack(family, 0, 0) + b"".join(parts))
 
 
@@ -133,7 +132,8 @@ def pack_endpoint(endpoint: Endpoint) -> PackedEndpoint:
 def parse_flow(payload: bytes, destinations: Container[PackedEndpoint]) -> Flow | None:
     """One answer to `encode_dump`; None when it is no UDP flow whose original destination is one of these.
 
-    What is not wanted is told as early as can be: there may be 100,000 flows and one virtual server to look at.
+    Flows of other destinations are dropped as early as possible: there may be 100,000 flows and one virtual server to
+    look at.
     """
     found = attributes(payload, _NFGEN.size)
     original = attributes(found[CTA_TUPLE_ORIG])

@@ -29,7 +29,7 @@ _BUFFER = 64 * 1024
 class DirectoryChanges:
     """Tells which names in a directory changed; an async context manager. Opening raises OSError.
 
-    A file that is being written is not told of before its writer has closed it.
+    A file is reported when its writer has closed it.
     """
 
     def __init__(self, directory: Path) -> None:

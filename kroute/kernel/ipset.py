@@ -55,9 +55,9 @@ class SetDefinition(NamedTuple):
     hashsize: int = 1024
     maxelem: int = 65536
 
-    def fits(self, wanted: "SetDefinition") -> bool:
-        """Whether this set can serve as the wanted one: same type and family, and room for as many elements."""
-        return (self.type, self.family) == (wanted.type, wanted.family) and self.maxelem >= wanted.maxelem
+    def fits(self, desired: "SetDefinition") -> bool:
+        """Whether this set can serve as the desired one: same type and family, and room for as many elements."""
+        return (self.type, self.family) == (desired.type, desired.family) and self.maxelem >= desired.maxelem
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -45,7 +45,6 @@ _BE32 = struct.Struct("!I")
 
 
 def set_message(command: int, flags: int, *parts: bytes, family: int = AF_INET) -> bytes:
-    """A request to ip_set."""
     header = _NFGEN.pack(family, 0, 0) + u8(ATTR_PROTOCOL, PROTOCOL_VERSION)
     return message(NFNL_SUBSYS_IPSET << 8 | command, flags, header + b"".join(parts))
 

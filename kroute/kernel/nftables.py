@@ -1,4 +1,4 @@
-"""nf_tables: which tables and chains there are, whoever made them. kroute has none of its own there."""
+"""nf_tables: the tables and chains of every program. kroute has none of its own there."""
 
 import errno
 import struct

@@ -14,8 +14,8 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, BindAddress
 from kroute.kernel.node_kernel import open_kernel
-from kroute.migration.leftovers import NodeReading
-from kroute.migration.node_reading import read_node
+from kroute.migration.leftovers import NodeScan
+from kroute.migration.node_scan import scan_node
 from kroute.migration.take_over import Outcome, RefusalError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
@@ -38,7 +38,7 @@ class HandOver(msgspec.Struct, frozen=True):
 
 async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
     """What a hand-over would do now."""
-    node = await read_node(proxy, settings.state_dir)
+    node = await scan_node(proxy, settings.state_dir)
     async with Addresses() as addresses:
         vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
     keeps_link = proxy.link == settings.dummy_interface
@@ -71,7 +71,7 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
     return Outcome(done + report.undone, report.failed, next_step)
 
 
-def _served_by(proxy: OtherProxy, node: NodeReading) -> set[str]:
+def _served_by(proxy: OtherProxy, node: NodeScan) -> set[str]:
     """The addresses that its sets name."""
     return {str(element[0]) for name in proxy.port_sets for element in node.sets.get(name, ())}
 

@@ -90,7 +90,7 @@ USED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 _SYSCTL = "kroute does not change the connection tracker: set {} on the node"
 _AT_ONCE = "kroute writes each change at once, and only what has changed"
-_PERIOD = "kroute has one period for all of its audits: --resync-period, or ipvs.syncPeriod here"
+_PERIOD = "kroute has one period for every resync: --resync-period, or ipvs.syncPeriod here"
 _PROTOCOL = "kroute speaks JSON over one connection, and lists and watches only"
 
 UNUSED: Mapping[str, str] = {
@@ -117,7 +117,7 @@ UNUSED: Mapping[str, str] = {
     "featureGates": "kroute has no feature gates",
     "enableProfiling": "kroute has no profiling endpoint",
     "showHiddenMetricsForVersion": "kroute hides no metrics",
-    "bindAddressHardFail": "kroute ends when it cannot listen where it is told to",
+    "bindAddressHardFail": "kroute ends when it cannot listen where the settings say",
     "oomScoreAdj": "the pod's priority class says it (system-node-critical)",
     "portRange": "kroute opens no ports of its own",
     "winkernel": "kroute is for Linux",

@@ -29,7 +29,7 @@ def _switch(on: Sequence[str], off: Sequence[str]) -> Flag:
 
 
 def _only(wanted: bool, why: str) -> Flag:
-    """A switch with which kroute agrees when it has the wanted value."""
+    """A switch with which kroute agrees when it has the desired value."""
 
     def translate(value: str) -> list[str]:
         if _is_true(value) is not wanted:

@@ -1,7 +1,7 @@
-"""What another proxy left on a node, recognised in a reading of the kernel: pure functions.
+"""What another proxy left on a node, recognised in a scan of the kernel: pure functions.
 
 A virtual server says nothing of who made it. It is the other proxy's if its address is on that proxy's link, or its
-port is in one of that proxy's sets; everything else is somebody else's and is only told of.
+port is in one of that proxy's sets; everything else is foreign and is only listed.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -20,12 +20,12 @@ from kroute.kernel.ipset import Element
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
-from kroute.migration.saved_rules import TableLeavings, leavings_in, parse_saved
+from kroute.migration.saved_rules import TableLeftovers, leftovers_in, parse_saved
 from kroute.model.plan import VirtualServerKey
 from kroute.settings import PortRange
 
 
-class NodeReading(msgspec.Struct, frozen=True):
+class NodeScan(msgspec.Struct, frozen=True):
     """What the kernel has, of all that a proxy may have made, and what kroute's ledger names.
 
     `saved` are iptables-save's outputs by variant, None where the tool is missing; `sets` are those that the proxy is
@@ -46,7 +46,7 @@ class NodeReading(msgspec.Struct, frozen=True):
     our_links: Set[str]
 
 
-class Leavings(msgspec.Struct, frozen=True):
+class Leftovers(msgspec.Struct, frozen=True):
     """What is the other proxy's.
 
     `to_adopt` and `adopted` are its virtual servers, by whether kroute's ledger has them; `others` are virtual servers
@@ -61,7 +61,7 @@ class Leavings(msgspec.Struct, frozen=True):
     to_adopt: tuple[VirtualServerKey, ...]
     adopted: tuple[VirtualServerKey, ...]
     others: tuple[VirtualServerKey, ...]
-    tables: tuple[TableLeavings, ...]
+    tables: tuple[TableLeftovers, ...]
     sets: tuple[str, ...]
     marks: tuple[tuple[int, int], ...]
     policy_rules: tuple[PolicyRule, ...]
@@ -83,20 +83,20 @@ class Leavings(msgspec.Struct, frozen=True):
         return {**plain, **servers, **things, "marks": [mark for _, mark in self.marks]}
 
 
-def recognise(proxy: OtherProxy, node: NodeReading, node_ports: PortRange) -> Leavings:
+def recognise(proxy: OtherProxy, node: NodeScan, node_ports: PortRange) -> Leftovers:
     """Tell what of the node is the proxy's. `node_ports`: the range in which a port of the node's own may be one."""
     tables = tuple(
         found
         for variant in map(str, VARIANTS)
         for table in parse_saved(node.saved.get(variant) or "")
-        if (found := leavings_in(proxy, variant, table)) is not None
+        if (found := leftovers_in(proxy, variant, table)) is not None
     )
     theirs = {planned_key(key) for key in node.virtual_servers if _is_theirs(proxy, node, key, node_ports)}
     adopted = theirs & node.our_virtual_servers
     everything = {planned_key(key) for key in node.virtual_servers}
     marks = {mark for table in tables for mark in table.marks}
     link = proxy.link if node.link_addresses is not None and proxy.link not in node.our_links else None
-    return Leavings(
+    return Leftovers(
         proxy.name,
         link,
         addresses=tuple(sorted(node.link_addresses or ())) if link else (),
@@ -116,7 +116,7 @@ def recognise(proxy: OtherProxy, node: NodeReading, node_ports: PortRange) -> Le
     )
 
 
-def _is_theirs(proxy: OtherProxy, node: NodeReading, key: KernelKey, node_ports: PortRange) -> bool:
+def _is_theirs(proxy: OtherProxy, node: NodeScan, key: KernelKey, node_ports: PortRange) -> bool:
     protocol, address, port = key
     if address in (node.link_addresses or ()) and proxy.link not in node.our_links:
         return True
@@ -129,7 +129,7 @@ def _is_theirs(proxy: OtherProxy, node: NodeReading, key: KernelKey, node_ports:
     )
 
 
-def _elements(node: NodeReading, names: Iterable[str]) -> list[Set[Element]]:
+def _elements(node: NodeScan, names: Iterable[str]) -> list[Set[Element]]:
     return [node.sets[name] for name in names if name in node.sets]
 
 

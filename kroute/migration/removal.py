@@ -10,32 +10,32 @@ from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
-from kroute.migration.leftovers import Leavings
+from kroute.migration.leftovers import Leftovers
 from kroute.reconcile.cleanup_report import CleanupReport
 
 
-async def remove(leavings: Leavings) -> CleanupReport:
+async def remove(leftovers: Leftovers) -> CleanupReport:
     """Remove all of it but virtual servers with an address and sysctls; what cannot be removed stops nothing else."""
     report = CleanupReport()
-    if leavings.link is not None:
-        with report.step(f"link {leavings.link}"):
+    if leftovers.link is not None:
+        with report.step(f"link {leftovers.link}"):
             async with Links() as links:
-                await links.delete(leavings.link)
-            report.add(f"delete link {leavings.link} with {len(leavings.addresses)} addresses")
-    await _remove_rules(leavings, report)
+                await links.delete(leftovers.link)
+            report.add(f"delete link {leftovers.link} with {len(leftovers.addresses)} addresses")
+    await _remove_rules(leftovers, report)
     async with Ipset() as ipset:
-        for name in leavings.sets:
+        for name in leftovers.sets:
             with report.step(f"set {name}"):
                 await ipset.destroy(name)
                 report.add(f"destroy set {name}")
     with report.step("direct server return"):
-        await _remove_direct_server_return(leavings, report)
+        await _remove_direct_server_return(leftovers, report)
     return report
 
 
-async def _remove_rules(leavings: Leavings, report: CleanupReport) -> None:
+async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
     variants = {str(variant): variant for variant in VARIANTS}
-    for table in leavings.tables:
+    for table in leftovers.tables:
         if not (table.rules or table.chains):
             continue
         with report.step(f"{table.variant} table {table.table}"):
@@ -45,12 +45,12 @@ async def _remove_rules(leavings: Leavings, report: CleanupReport) -> None:
                 report.add(f"delete {table.variant} chains of table {table.table}: {' '.join(table.chains)}")
 
 
-async def _remove_direct_server_return(leavings: Leavings, report: CleanupReport) -> None:
-    if leavings.marks:
-        deletions = [DeleteMarkServer(family, mark) for family, mark in leavings.marks]
+async def _remove_direct_server_return(leftovers: Leftovers, report: CleanupReport) -> None:
+    if leftovers.marks:
+        deletions = [DeleteMarkServer(family, mark) for family, mark in leftovers.marks]
         async with IpvsMarks() as marks:
             report.batch(deletions, await marks.delete(deletions))
-    things: list[PolicyRule | TableRoute] = [*leavings.policy_rules, *leavings.routes]
+    things: list[PolicyRule | TableRoute] = [*leftovers.policy_rules, *leftovers.routes]
     if things:
         async with PolicyRouting() as routing:
             failed = {str(failure.change): failure for failure in await routing.delete(things)}

@@ -15,7 +15,7 @@ _MARK_BITS = 0x3FFF
 _MARK_ATTEMPTS = 16
 
 
-class TableLeavings(msgspec.Struct, frozen=True):
+class TableLeftovers(msgspec.Struct, frozen=True):
     """What the other proxy left in one table.
 
     `rules` are those in chains that are not its own, as `-A` prints them: jumps, and what it puts straight into the
@@ -82,7 +82,7 @@ def parse_saved(text: str) -> list[SavedTable]:
     return tables
 
 
-def leavings_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeavings | None:
+def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:
     """What of the table is the proxy's; None if nothing."""
     theirs = {chain for chain in table.chains if proxy.chains.fullmatch(chain)}
     outside = [rule for rule in table.rules if rule.chain not in theirs]
@@ -95,7 +95,7 @@ def leavings_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeav
         ours += _clamping_rules(builtin, {rule.after("-d") for rule in builtin if rule.text in marking})
     if not theirs and not ours:
         return None
-    return TableLeavings(
+    return TableLeftovers(
         variant,
         table.name,
         chains=tuple(chain for chain in table.chains if chain in theirs - kept),
@@ -115,7 +115,7 @@ def _needed_by(rules: Iterable[SavedRule], chains: set[str], theirs: set[str]) -
 
 
 def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
-    """kube-router's masquerading: a rule in POSTROUTING with an empty comment, which is how it is told from others'."""
+    """kube-router's masquerading: a rule in POSTROUTING with an empty comment, which is how it is recognised."""
     return (
         (table, rule.chain, rule.target) == ("nat", "POSTROUTING", "SNAT")
         and (rule.after("--vdir"), rule.after("--vmethod")) == ("ORIGINAL", "MASQ")

@@ -16,8 +16,8 @@ from kroute.checks.known_proxies import OtherProxy
 from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.kernel.net.routes import Routes, SetLocalRoute
-from kroute.migration.leftovers import Leavings, recognise
-from kroute.migration.node_reading import read_node
+from kroute.migration.leftovers import Leftovers, recognise
+from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
 from kroute.migration.running import signs_of_life
 from kroute.migration.take_over_options import TakeOverOptions
@@ -43,9 +43,9 @@ class Outcome(msgspec.Struct):
     unseen: tuple[str, ...] = ()
 
 
-async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leavings:
+async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leftovers:
     """What the other proxy left. Virtual servers on addresses that the settings exclude are not its."""
-    node = await read_node(proxy, settings.state_dir)
+    node = await scan_node(proxy, settings.state_dir)
     covers = Exclusion(settings.exclude_cidrs).covers
     kept = {key for key in node.virtual_servers if not covers(key[1])}
     return recognise(proxy, msgspec.structs.replace(node, virtual_servers=kept), node_ports)
@@ -64,18 +64,18 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
     """The first step."""
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=True)
-    leavings = await look(proxy, settings, options.node_ports)
-    if leavings.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leavings.unseen)
+    leftovers = await look(proxy, settings, options.node_ports)
+    if leftovers.are_removed:
+        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.unseen)
     ledger = Ledger.open(settings.state_dir)
-    links = [settings.dummy_interface] if leavings.link == settings.dummy_interface else []
-    ledger.adopt({*ledger.virtual_servers, *leavings.to_adopt}, {*ledger.links, *links})
+    links = [settings.dummy_interface] if leftovers.link == settings.dummy_interface else []
+    ledger.adopt({*ledger.virtual_servers, *leftovers.to_adopt}, {*ledger.links, *links})
     ledger.close()
-    done = [f"adopt virtual server {key}" for key in leavings.to_adopt]
+    done = [f"adopt virtual server {key}" for key in leftovers.to_adopt]
     for link in links:
-        done += [f"adopt link {link} with {len(leavings.addresses)} addresses", *await _adopt_routes(link)]
+        done += [f"adopt link {link} with {len(leftovers.addresses)} addresses", *await _adopt_routes(link)]
     next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
-    return Outcome(done, [], next_step, leavings.unseen)
+    return Outcome(done, [], next_step, leftovers.unseen)
 
 
 async def _adopt_routes(link: str) -> list[str]:
@@ -99,20 +99,20 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
     await _wait_for_agent(settings, options)
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=False)
-    leavings = await look(proxy, settings, options.node_ports)
-    if leavings.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is left", leavings.unseen)
-    if leavings.to_adopt:
+    leftovers = await look(proxy, settings, options.node_ports)
+    if leftovers.are_removed:
+        return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.unseen)
+    if leftovers.to_adopt:
         raise RefusalError(
-            f"{len(leavings.to_adopt)} virtual servers are {proxy.name}'s still ({leavings.to_adopt[0]}): "
+            f"{len(leftovers.to_adopt)} virtual servers are {proxy.name}'s still ({leftovers.to_adopt[0]}): "
             "stop kroute's agent (what it serves stays served), run this again, start the agent, and run this once more"
         )
-    if leavings.only_there and not options.force:
+    if leftovers.only_there and not options.force:
         raise RefusalError(
-            f"{len(leavings.only_there)} addresses that are served are on no interface but {leavings.link} "
-            f"({leavings.only_there[0]}): see in the agent's log why it has not bound them"
+            f"{len(leftovers.only_there)} addresses that are served are on no interface but {leftovers.link} "
+            f"({leftovers.only_there[0]}): see in the agent's log why it has not bound them"
         )
-    report = await remove(leavings)
+    report = await remove(leftovers)
     after = await look(proxy, settings, options.node_ports)
     if not report.failed and not after.are_removed:
         raise RefusalError(
@@ -121,7 +121,7 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
     next_step = f"nothing of {proxy.name}'s is left"
     if report.failed:
         next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
-    return Outcome(report.undone, report.failed, next_step, leavings.unseen)
+    return Outcome(report.undone, report.failed, next_step, leftovers.unseen)
 
 
 async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:

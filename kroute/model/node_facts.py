@@ -39,7 +39,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class NodeInterfaces(NamedTuple):
-    """What the node's interfaces say, the dummy interface aside, in canonical text.
+    """What the node's interfaces say, except the dummy interface, in canonical text.
 
     `own` are all addresses that work. `default` has at most one of each family: the one that the node uses towards its
     default route, a node's own address for as long as nobody names a better one.

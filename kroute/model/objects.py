@@ -247,7 +247,7 @@ KubernetesObject = Service | EndpointSlice | Node
 class Applied(NamedTuple):
     """A watcher saw this object, new or changed.
 
-    `triggered` is when the pod or Service changed that made this EndpointSlice change (Unix time), if that is told.
+    `triggered` is when the pod or Service changed that made this EndpointSlice change (Unix time), if known.
     """
 
     item: KubernetesObject

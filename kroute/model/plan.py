@@ -106,7 +106,7 @@ class AddressSet(StrEnum):
     VIP = "VIP"
     """(address,) of every address on the dummy interface: it answers on Services' ports and to ping only."""
     POD_NETWORK = "POD-NETWORK"
-    """(network,) of every network whose addresses are pods', as far as that is told by networks."""
+    """(network,) of every network whose addresses are pods', as far as pods are distinguished by networks."""
 
 
 Element = tuple[str | int, ...]
@@ -185,7 +185,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     def renewing(self, before: "ServicePlan | None", generation: int) -> "ServicePlan":
         """The same with this generation, and made of the same objects as the plan before it as far as they are equal.
 
-        Whoever holds parts of a plan, a key in an index for instance, then never holds them twice.
+        An index that holds parts of plans, such as keys, then never holds an equal part twice.
         """
         if before is None:
             return msgspec.structs.replace(self, generation=generation)

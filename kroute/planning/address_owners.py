@@ -32,11 +32,9 @@ class _Index(Generic[K]):
         return changed
 
     def owners(self, address: str) -> Collection[K]:
-        """Who names this address."""
         return self._owners.get(address, ())
 
     def all_owners(self) -> Collection[K]:
-        """Who names any address."""
         return self._addresses.keys()
 
 
@@ -58,7 +56,6 @@ class AddressOwners:
         return self.naming(self._nodes.put(node.key.name, (it.address for it in addresses if it.type.endswith("IP"))))
 
     def forget_node(self, name: str) -> set[ObjectKey]:
-        """The Node is gone."""
         return self.naming(self._nodes.put(name, ()))
 
     def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
@@ -67,12 +64,10 @@ class AddressOwners:
         return self.naming(self._cluster_ips.put(key, cluster_ips(service)))
 
     def forget_service(self, key: ObjectKey) -> set[ObjectKey]:
-        """The Service is gone."""
         self._external_ips.put(key, ())
         return self.naming(self._cluster_ips.put(key, ()))
 
     def nodes_with(self, address: str) -> Collection[str]:
-        """The names of the Nodes that have this address."""
         return self._nodes.owners(address)
 
     def services_with(self, address: str) -> Collection[ObjectKey]:

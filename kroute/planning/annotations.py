@@ -69,7 +69,7 @@ class Options(msgspec.Struct, frozen=True):
 
 _SWITCH = {"on": True, "true": True, "": True, "off": False, "false": False}
 
-Reading = tuple[Options, str | None]
+Applied = tuple[Options, str | None]
 """The options with a value applied as far as it can be, and what is wrong with it (None: nothing)."""
 
 
@@ -79,16 +79,16 @@ class Annotation(NamedTuple):
     name: str
     meaning: str
     allowed: str
-    apply: Callable[[Options, str], Reading]
+    apply: Callable[[Options, str], Applied]
 
 
-def _apply_scheduler(options: Options, value: str) -> Reading:
+def _apply_scheduler(options: Options, value: str) -> Applied:
     if value not in SCHEDULERS:
         return options, f"is not a scheduler; {options.scheduler} serves"
     return msgspec.structs.replace(options, scheduler=value), None
 
 
-def _apply_flags(options: Options, value: str) -> Reading:
+def _apply_flags(options: Options, value: str) -> Applied:
     """Apply the flags that the scheduler has; one bad word does not take the good ones with it."""
     bits, refused = 0, []
     for word in filter(None, map(str.strip, value.split(","))):
@@ -103,14 +103,14 @@ def _apply_flags(options: Options, value: str) -> Reading:
     return msgspec.structs.replace(options, flags=bits), complaint
 
 
-def _apply_timeout(options: Options, value: str) -> Reading:
+def _apply_timeout(options: Options, value: str) -> Applied:
     seconds = _number(value)
     if seconds is None or seconds > MAX_PERSISTENCE_TIMEOUT:
         return options, "is not a persistence timeout; sessionAffinity of the Service serves"
     return msgspec.structs.replace(options, persistence_timeout=seconds), None
 
 
-def _apply_netmask(options: Options, value: str) -> Reading:
+def _apply_netmask(options: Options, value: str) -> Applied:
     """Read `IPV4`, `IPV4,IPV6`, or a lone number above 32, which can only be a prefix length of IPv6."""
     words = [word.strip() for word in value.split(",")]
     lengths = [_mask_length(words[0]), *map(_number, words[1:])]
@@ -124,7 +124,7 @@ def _apply_netmask(options: Options, value: str) -> Reading:
     return options, "is not a netmask; every client address persists for itself"
 
 
-def _apply_hairpin(options: Options, value: str) -> Reading:
+def _apply_hairpin(options: Options, value: str) -> Applied:
     """Read a switch. kube-router takes the mere presence of its annotation for "on"."""
     switch = _SWITCH.get(value.lower())
     if switch is None:
@@ -132,7 +132,7 @@ def _apply_hairpin(options: Options, value: str) -> Reading:
     return msgspec.structs.replace(options, hairpin=switch), None
 
 
-def _apply_skip(options: Options, value: str) -> Reading:
+def _apply_skip(options: Options, value: str) -> Applied:
     switch = _SWITCH.get(value.lower())
     if switch is None:
         return options, "is neither on nor off; the addresses are served"

@@ -75,7 +75,6 @@ class Catalog:
 
     @property
     def node(self) -> NodeFacts:
-        """The node that plans are made for."""
         return self._node
 
     def take(self, changes: Iterable[Change]) -> None:

@@ -1,7 +1,7 @@
 """Decide which external IPs and LoadBalancer addresses a node serves, so that none of them takes a node down.
 
-Whoever may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out the
-nodes' own. A node that took another node's address for a VIP could not talk to that node any more.
+Everybody who may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out
+the nodes' own. A node that took another node's address for a VIP could not talk to that node any more.
 """
 
 from enum import Enum, auto

@@ -16,7 +16,7 @@ def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> 
 
 
 def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:
-    """The networks by which pods are told from others.
+    """The networks by which pods are distinguished from others.
 
     Where nobody names any for ClusterCIDR, those of the Node are better than none: they tell this node's pods from
     clients outside, though not the cluster's.

@@ -14,7 +14,7 @@ the next. What is large is done in slices, between which other tasks run; nothin
 Controllers share no state but the stage gate, whose calls are atomic, and the dummy interface, which service_proxy
 makes.
 
-**The life of a controller.** `start` prepares what needs no plans and waits for the initial sync, the first full list
+**The life of a controller.** `start` prepares what needs no plans and waits for the initial sync, the initial sync
 of plans. The first pass takes it in, then resyncs: it adopts what an earlier run left, so that the first deltas are
 none if nothing has changed, and what is as the plans say is in memory once. From then on a resync comes every
 `resync_period`, and before something that failed is tried again: whatever is not as it was left is logged, counted and

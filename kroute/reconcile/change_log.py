@@ -19,7 +19,7 @@ def log_changes(
     event: Callable[[T], str],
     fields: Callable[[T], Mapping[str, object]],
 ) -> None:
-    """Log a batch. A start with thousands of Services is told in a few lines, an edit in full.
+    """Log a batch. A start with thousands of Services is summed up in a few lines; an edit is logged in full.
 
     `event` gives a name such as `vip.bound`; `fields` is only asked where its answer is logged.
     """

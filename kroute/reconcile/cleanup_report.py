@@ -16,7 +16,6 @@ class CleanupReport:
         self.failed: list[str] = []
 
     def add(self, what: str) -> None:
-        """This was undone."""
         self.undone.append(what)
 
     def batch(self, changes: Sequence[object], failures: Sequence[Failure[Any]], absent: Collection[int] = ()) -> None:

@@ -85,7 +85,6 @@ class Controller(ABC):
         return None
 
     def statistics(self) -> ControllerStatistics:
-        """The counters as they are now."""
         return self.status.statistics()
 
     def stop(self) -> None:
@@ -105,7 +104,7 @@ class Controller(ABC):
                 listener.cancel()
 
     async def start(self) -> None:
-        """Prepare, then wait for the first full list of plans (or for `stop`)."""
+        """Prepare, then wait for the initial sync of plans (or for `stop`)."""
         self._subscription.notify(self.wake)
         await self._guarded(self.prepare)
         while not (self._stopping or self._subscription.has_arrived):
@@ -121,7 +120,7 @@ class Controller(ABC):
     async def meanwhile(self) -> None:
         """Write what has arrived, between two parts of a resync.
 
-        The rest of it may tell of the kernel before that; a `Resync` knows what has overtaken it.
+        The rest of the scan may show the kernel as it was before that; a `Resync` knows what has overtaken it.
         """
         if self.has_adopted and self.wake.is_set() and not self._stopping:
             await self._take()
@@ -154,7 +153,7 @@ class Controller(ABC):
         if self.has_adopted:
             self.status.repaired(drift)
         self.has_adopted = True
-        self.status.counters.last_audit = time.time()
+        self.status.counters.last_resync = time.time()
 
     def resync_soon(self) -> None:
         """Read the kernel before the next write."""

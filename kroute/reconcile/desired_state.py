@@ -42,8 +42,8 @@ class DesiredState(Generic[K, V]):
     """The desired and the applied state of one kind of kernel object. Values are never None.
 
     `agree` says whether an applied value is as good as the desired one, `is_nothing` whether an object that is desired
-    so is right when it is not there. If several owners want one object, the newest value counts; the catalog sees to it
-    that this matters only for as long as a batch of plans is being taken in.
+    so is right when it is not there. If several owners want one object, the newest value counts; the catalog ensures
+    that this matters only while a batch of plans is being taken in.
     """
 
     def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
@@ -127,7 +127,7 @@ class DesiredState(Generic[K, V]):
         self._in_doubt.add(key)
 
     def resync(self) -> "Resync[K, V]":
-        """Begin to take in a whole reading of the kernel, which is yet to be made."""
+        """Begin to take in a whole scan of the kernel, which is yet to be made."""
         resync = Resync(self, self._remember)
         self._resync = weakref.ref(resync)  # one that its reader has dropped, complete or not, is over
         return resync

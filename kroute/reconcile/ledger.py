@@ -24,7 +24,7 @@ from kroute.model.plan import VirtualServerKey
 log = structlog.get_logger(__name__)
 
 _SLACK = 1024
-"""Lines that may be out of date before the file is written anew."""
+"""How many stale lines the file may have before it is written anew."""
 
 
 class LedgerError(Exception):
@@ -168,7 +168,6 @@ class Ledger:
         return not intact
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

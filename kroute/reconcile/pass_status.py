@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 DENIALS = frozenset({EPERM, EACCES})
-"""How the kernel refuses whoever lacks a privilege."""
+"""The error numbers with which the kernel refuses for want of a privilege."""
 
 PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
 """Seconds: the ranges in which kube-proxy counts its syncs (pkg/proxy/metrics/metrics.go)."""
@@ -34,7 +34,7 @@ Report = Callable[[ObjectKey, Problem], None]
 class ControllerStatistics(msgspec.Struct):
     """Counters of one controller since its start; `waiting` is how many objects failed and wait for another attempt.
 
-    `last_audit` is the Unix time of the last complete reading of the kernel, `last_success` that of the last pass that
+    `last_resync` is the Unix time of the last complete reading of the kernel, `last_success` that of the last pass that
     did not fail as a whole; 0 for none. `failing_for` says for how many seconds all passes have failed, the last with
     `last_error`, and `busy_for` for how many the pass in hand has been going on. `denied` counts failures for want of a
     privilege.
@@ -45,7 +45,7 @@ class ControllerStatistics(msgspec.Struct):
     failures: int = 0
     denied: int = 0
     waiting: int = 0
-    last_audit: float = 0.0
+    last_resync: float = 0.0
     last_success: float = 0.0
     failing_for: float = 0.0
     busy_for: float = 0.0
@@ -91,7 +91,7 @@ class PassStatus:
     def refused(self, refusals: Mapping[K, str], owners: Iterable[ObjectKey]) -> None:
         """Count what cannot be done now, by key with a sentence each; each will be tried again later, alone.
 
-        One line says it, when it is new; `owners` are the Services that lack it.
+        A new refusal is logged once; `owners` are the Services that need the object.
         """
         if not refusals:
             return
@@ -138,7 +138,7 @@ class PassStatus:
 
     @property
     def _done(self) -> tuple[int, float]:
-        return self.counters.writes + self.counters.failures, self.counters.last_audit
+        return self.counters.writes + self.counters.failures, self.counters.last_resync
 
     def _since(self, moment: float | None) -> float:
         return 0.0 if moment is None else self.clock() - moment

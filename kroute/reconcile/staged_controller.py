@@ -67,11 +67,11 @@ class StagedController(Controller, Generic[K, V]):
 
     @abstractmethod
     def event_of(self, delta: Delta[K, V]) -> str:
-        """The name of the event under which the log tells of a written delta."""
+        """The name of the event under which the log reports a written delta."""
 
     @abstractmethod
     def fields_of(self, delta: Delta[K, V]) -> dict[str, object]:
-        """What the log tells of a written delta besides the Service."""
+        """What the log says of a written delta besides the Service."""
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Want what the plans name, and let go of what they name no longer."""

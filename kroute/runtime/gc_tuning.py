@@ -1,10 +1,10 @@
-"""Keep the garbage collector's work small, however much there is that is no garbage.
+"""Keep the garbage collector's work small while kroute holds many live objects.
 
 Nearly everything that kroute holds (objects of the API, plans, what was applied) is in no cycle and is freed by its
 reference count the moment it is replaced; cycles come from failures, a few each. Yet a full collection visits
 everything: with 100,000 endpoints that holds the event loop for a quarter of a second and more.
 
-So there is no full collection while the first list is on its way into the kernel, and what is there then is put aside
+So there is no full collection while the initial sync is on its way into the kernel, and what is there then is put aside
 (`gc.freeze`): no later collection visits it. From then on a full collection that was slow is the sign to put aside what
 has outlived it. What is put aside is freed as before when nobody refers to it. Only what becomes a cycle of garbage
 after that stays for good: of what is there for long, that is nothing; a watch that ends and begins anew leaves none.
@@ -29,8 +29,8 @@ middle one is."""
 _NEVER = 1_000_000
 
 
-class Collector:
-    """The process's garbage collector, told by an agent what happens. It is so inside of a `with` block."""
+class GcTuning:
+    """The agent's settings of Python's garbage collector, in force inside a `with` block."""
 
     def __init__(self) -> None:
         self._has_loaded = False

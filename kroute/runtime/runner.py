@@ -18,7 +18,7 @@ REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 
 
 def stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT, which from now on do nothing else. The first thing that a program asks for."""
+    """An event that SIGTERM and SIGINT set; they do nothing else from now on. A program asks for it first of all."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

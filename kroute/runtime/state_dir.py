@@ -28,7 +28,7 @@ class StateDirectory:
     @classmethod
     @contextmanager
     def claim(cls, path: Path) -> Iterator[Self]:
-        """Hold the directory's lock, which ends with the process at the latest.
+        """Hold the directory's lock; the kernel releases it when the process ends.
 
         Raises:
             StateDirectoryInUseError: another kroute holds it.

@@ -6,8 +6,8 @@ Three kinds of figures come of these moments:
   read when the watchers pass it on: it is out of the socket and decoded. The kernel is changed when the Service's plan
   has passed all stages (kroute/reconcile/stage_gate.py). For a new VIP that is the moment at which its address may be
   bound, which comes next. The initial sync is none of this: it is kroute's start.
-- Network programming: from the change of a pod, as its EndpointSlice tells of it, to the same moment. This is an SLI of
-  Kubernetes. The clock of whoever wrote the EndpointSlice is part of it, so it is no measure of kroute alone. Sources:
+- Network programming: from the change of a pod, as its EndpointSlice says, to the same moment. This is an SLI of
+  Kubernetes. It includes the clock of the EndpointSlice's writer, so it is no measure of kroute alone. Sources:
   kubernetes sig-scalability/slos/network_programming_latency.md, pkg/proxy/endpointschangetracker.go.
 - Counts of changes by kind, and when the last one was read.
 
@@ -44,7 +44,7 @@ KEPT = 8192
 """How many of the newest latencies are kept one by one."""
 
 APART = 4
-"""How many plans of one Service are told apart while they are on their way; more count as the last of these."""
+"""How many plans of one Service are tracked separately while they are on their way; more count as the last of these."""
 
 MOST_OF_A_SERVICE = 100
 """Changes of one Service whose trigger times are kept at once; further ones are not measured."""

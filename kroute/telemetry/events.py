@@ -37,7 +37,7 @@ class _Subject(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class _Happening(NamedTuple):
+class _PendingEvent(NamedTuple):
     """An Event that waits to be written; `type` and `action` are the API's fields."""
 
     subject: _Subject
@@ -58,20 +58,20 @@ class EventRecorder:
         self._uid_of = uid_of
         self._create = create
         self._said: dict[ObjectKey | None, set[tuple[str, str]]] = {}  # None: of the node
-        self._waiting: asyncio.Queue[_Happening] = asyncio.Queue(QUEUE_LIMIT)
+        self._waiting: asyncio.Queue[_PendingEvent] = asyncio.Queue(QUEUE_LIMIT)
 
     def report(self, key: ObjectKey, problem: Problem) -> None:
         """Log a Service's problem and let its Event wait, unless that was done before for this Service and subject."""
         if self._is_news(key, problem):
             log.warning("service.problem", service=str(key), reason=problem.reason, message=problem.message)
             subject = _Subject("Service", key.namespace, key.name, self._uid_of(key))
-            self._let_wait(_Happening(subject, "Warning", "Plan", problem.reason, problem.message))
+            self._let_wait(_PendingEvent(subject, "Warning", "Plan", problem.reason, problem.message))
 
     def report_on_node(self, problem: Problem) -> None:
         """The same for a problem of this node."""
         if self._is_news(None, problem):
             log.warning("node.problem", reason=problem.reason, message=problem.message)
-            self._let_wait(_Happening(self._node, "Warning", "Operate", problem.reason, problem.message))
+            self._let_wait(_PendingEvent(self._node, "Warning", "Operate", problem.reason, problem.message))
 
     def report_all(self, plan: Plan) -> None:
         """Report every problem of a plan."""
@@ -82,8 +82,8 @@ class EventRecorder:
                 self.report(plan.key, problem)
 
     def announce(self, reason: str, note: str) -> None:
-        """Let an Event about this node wait that is no problem; whoever announces it logs it."""
-        self._let_wait(_Happening(self._node, "Normal", "Operate", reason, note))
+        """Let an Event about this node wait that is no problem; the caller logs it."""
+        self._let_wait(_PendingEvent(self._node, "Normal", "Operate", reason, note))
 
     def forget(self, key: ObjectKey) -> None:
         """The Service is gone: what is wrong with a later one of this name is news."""
@@ -92,12 +92,12 @@ class EventRecorder:
     async def run(self) -> None:
         """Write the Events that wait, slowly; one that the API refuses is logged and given up."""
         while self._create is not None:
-            happening = await self._waiting.get()
-            namespace = happening.subject.namespace or "default"
+            event = await self._waiting.get()
+            namespace = event.subject.namespace or "default"
             try:
-                await self._create(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._event(happening))
+                await self._create(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._event(event))
             except Exception as error:  # noqa: BLE001 - whatever the transport raises: an Event is not worth an outage
-                log.warning("event.refused", about=str(happening.subject), reason=happening.reason, error=str(error))
+                log.warning("event.refused", about=str(event.subject), reason=event.reason, error=str(error))
             await asyncio.sleep(_SECONDS_BETWEEN_EVENTS)
 
     def _is_news(self, key: ObjectKey | None, problem: Problem) -> bool:
@@ -106,16 +106,16 @@ class EventRecorder:
         said.add((problem.reason, problem.subject))
         return is_news
 
-    def _let_wait(self, happening: _Happening) -> None:
+    def _let_wait(self, event: _PendingEvent) -> None:
         if self._create is None:
             return
         try:
-            self._waiting.put_nowait(happening)
+            self._waiting.put_nowait(event)
         except asyncio.QueueFull:
-            log.warning("event.dropped", about=str(happening.subject), reason=happening.reason, waiting=QUEUE_LIMIT)
+            log.warning("event.dropped", about=str(event.subject), reason=event.reason, waiting=QUEUE_LIMIT)
 
-    def _event(self, happening: _Happening) -> dict[str, Any]:
-        subject = happening.subject
+    def _event(self, event: _PendingEvent) -> dict[str, Any]:
+        subject = event.subject
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -123,10 +123,10 @@ class EventRecorder:
             "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": CONTROLLER,
             "reportingInstance": self._node.name,
-            "action": happening.action,
-            "reason": happening.reason,
-            "type": happening.type,
-            "note": happening.note[:NOTE_LIMIT],
+            "action": event.action,
+            "reason": event.reason,
+            "type": event.type,
+            "note": event.note[:NOTE_LIMIT],
             "regarding": {"apiVersion": "v1"}
             | {field: value for field, value in subject._asdict().items() if value or field == "uid"},
         }

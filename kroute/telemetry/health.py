@@ -1,6 +1,6 @@
 """Whether kroute does its work, and whether this node should get traffic: the rules and the JSON of kube-proxy.
 
-`/healthz` is for load balancers, `/livez` for whoever restarts kroute, `/readyz` for whoever waits for it. Sources:
+`/healthz` is for load balancers, `/livez` for what restarts kroute, `/readyz` for what waits for it. Sources:
 kubernetes pkg/proxy/healthcheck/proxy_health.go and KEP-3836. kube-proxy has no `/readyz`.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from kroute.reconcile.pass_status import ControllerStatistics
 
 
-class Probe(StrEnum):
+class HealthEndpoint(StrEnum):
     """What is asked, by its path."""
 
     HEALTHZ = "/healthz"
@@ -29,7 +29,7 @@ class Workers(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether everything of the first full list is served."""
+        """Whether everything of the initial sync is served."""
 
     def complaints(self) -> list[str]:
         """Why they do not do their work."""
@@ -60,36 +60,38 @@ class Health:
         self, workers: Workers, ineligible: Callable[[], str | None], now: Callable[[], float] = time.time
     ) -> None:
         """`ineligible` says why this node should get no more traffic, None if it should; `now` is the Unix time."""
-        self.answers: dict[tuple[Probe, int], int] = {
-            (probe, int(status)): 0 for probe in Probe for status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.answers: dict[tuple[HealthEndpoint, int], int] = {
+            (probe, int(status)): 0
+            for probe in HealthEndpoint
+            for status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
         }
         self._workers = workers
         self._ineligible = ineligible
         self._now = now
 
-    def answer(self, probe: Probe) -> ProbeAnswer:
+    def answer(self, probe: HealthEndpoint) -> ProbeAnswer:
         """The answer to a probe, which is counted."""
         answer = self.look(probe)
         self.answers[probe, int(answer.status)] += 1
         return answer
 
-    def look(self, probe: Probe) -> ProbeAnswer:
+    def look(self, probe: HealthEndpoint) -> ProbeAnswer:
         """The answer to a probe, which is not counted.
 
         While it starts kroute is healthy, as kube-proxy is: what an earlier run left still serves. It is ready once it
-        serves the first full list.
+        serves the initial sync.
         """
         causes = self._workers.complaints()
-        reason = self._ineligible() if probe is Probe.HEALTHZ else None
+        reason = self._ineligible() if probe is HealthEndpoint.HEALTHZ else None
         if reason is not None:
             causes.append(reason)
-        if probe is Probe.READYZ and not self._workers.is_live:
-            causes.append("the first full list of Services is not served yet")
+        if probe is HealthEndpoint.READYZ and not self._workers.is_live:
+            causes.append("the initial sync of Services is not served yet")
         now = self._now()
         return ProbeAnswer(
             last_updated=_rfc3339(self.last_updated() if causes else now),
             current_time=_rfc3339(now),
-            node_eligible=reason is None if probe is Probe.HEALTHZ else None,
+            node_eligible=reason is None if probe is HealthEndpoint.HEALTHZ else None,
             healthy=not causes,
             causes=tuple(causes),
         )

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from kroute.telemetry.health import Health, Probe
+from kroute.telemetry.health import Health, HealthEndpoint
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -16,7 +16,7 @@ _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosni
 def probe_response(health: Health, path: str) -> web.Response | None:
     """The answer to a probe; None if this is the path of none."""
     try:
-        probe = Probe(path)
+        probe = HealthEndpoint(path)
     except ValueError:
         return None
     answer = health.answer(probe)
@@ -30,7 +30,6 @@ class HealthServer:
         self._health = health
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request."""
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         return probe_response(self._health, request.path) or web.Response(status=HTTPStatus.NOT_FOUND)

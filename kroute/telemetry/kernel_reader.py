@@ -63,7 +63,7 @@ class KernelSummary(NamedTuple):
 
 
 class KernelReader:
-    """Reads for whoever asks, one reading at a time. `limit` is how many Services a summary tells of."""
+    """Reads for whoever asks, one reading at a time. `limit` is how many Services a summary lists."""
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ class LoopWatch:
         return asyncio.SelectorEventLoop(_TimedSelector(self))
 
     def began(self) -> None:
-        """A round begins."""
         self._began = self._clock()
 
     def ended(self) -> None:

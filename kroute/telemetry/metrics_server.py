@@ -1,7 +1,7 @@
 """What the metrics port answers: `/metrics`, the status page on `/`, the probes, and kube-proxy's `/proxyMode`.
 
 Everything is read-only. The page names Services and pods, and a browser on the same machine reaches a port of loopback:
-so there, whoever asks under another name than loopback's is refused (that is how DNS rebinding looks), and the page may
+so there, a request under another name than loopback's is refused (that is how DNS rebinding looks), and the page may
 load and run only what is shipped with it.
 
 Importing this module loads aiohttp.
@@ -55,7 +55,6 @@ class MetricsServer:
         self._only_loopback = only_loopback
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request."""
         if self._only_loopback and not _names_loopback(request.headers.get("Host", "")):
             response = web.Response(status=HTTPStatus.FORBIDDEN, text="ask for this port by a loopback address\n")
         elif request.method not in {"GET", "HEAD"}:

@@ -14,7 +14,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.kernel.errors import KernelError
-from kroute.settings import BindAddress, Settings
+from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
@@ -71,7 +71,7 @@ class Observation:
 
     async def run(self) -> None:
         """Answer and tell until cancelled."""
-        parts = {"privileges": self._privileges.run(), "start": self._tell_of_start()}
+        parts = {"privileges": self._privileges.run(), "start": self._announce_start()}
         if self._settings.healthz_bind_address is not None:
             parts["healthz"] = self._serve_health(self._settings.healthz_bind_address)
         if self._settings.metrics_bind_address is not None:
@@ -80,11 +80,11 @@ class Observation:
             for name, part in parts.items():
                 group.create_task(_harmless(name, part), name=name)
 
-    async def _serve_health(self, where: BindAddress) -> None:
+    async def _serve_health(self, where: ListenAddress) -> None:
         servers = await asyncio.to_thread(_load_servers)
         await listener.serve("healthz", where, servers.health(self._health).answer, self._report)
 
-    async def _serve_metrics(self, where: BindAddress) -> None:
+    async def _serve_metrics(self, where: ListenAddress) -> None:
         servers = await asyncio.to_thread(_load_servers)
         only_loopback = where.host.startswith(LOOPBACK)
         server = servers.metrics(self._metrics, self._status, self._health, only_loopback=only_loopback)
@@ -111,7 +111,7 @@ class Observation:
             log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
             return None
 
-    async def _tell_of_start(self) -> None:
+    async def _announce_start(self) -> None:
         await self._controllers.live()
         services = len(self._broadcaster.services)
         self._recorder.announce("Started", f"kroute {__version__} serves {services} Services on this node.")

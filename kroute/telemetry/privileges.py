@@ -32,19 +32,19 @@ class PrivilegeWatch:
             self.look()
 
     def look(self) -> None:
-        """Report what is denied. Whoever takes the reports says each but once."""
+        """Report what is denied; the receiver publishes each report once."""
         if not self._may_change_network():
-            self._tell("capability NET_ADMIN", "this process has lost the capability NET_ADMIN", _CONTAINER)
+            self._report_lost("capability NET_ADMIN", "this process has lost the capability NET_ADMIN", _CONTAINER)
         statistics = self._statistics()
         for name, controller in statistics.controllers.items():
             if controller.denied:
-                self._tell(f"controller {name}", f"the kernel denies {name} what it needs", _CONTAINER)
+                self._report_lost(f"controller {name}", f"the kernel denies {name} what it needs", _CONTAINER)
         for kind, watch in statistics.watches.items():
             if watch.denied:
                 said = f"the API server does not let kroute list and watch every {kind}"
-                self._tell(f"API {kind}", said, "compare the ClusterRole and the ServiceAccount with deploy/")
+                self._report_lost(f"API {kind}", said, "compare the ClusterRole and the ServiceAccount with deploy/")
 
-    def _tell(self, subject: str, what: str, next_step: str) -> None:
+    def _report_lost(self, subject: str, what: str, next_step: str) -> None:
         consequence = "what is in the kernel stays as it is, and changes do not follow"
         self._report(Problem(REASON, subject, f"{what}: {consequence}. Next step: {next_step}."))
 

@@ -15,7 +15,7 @@ from kroute.model.plan import Plan, ServicePlan
 from kroute.recent_events import RecentEvent, RecentEvents
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.telemetry.health import Health, Probe, ProbeAnswer
+from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer
 from kroute.telemetry.kernel_reader import KernelReader
 
 SERVICES_A_PAGE = 50
@@ -35,7 +35,7 @@ class ControllerRow(msgspec.Struct):
     repairs: int
     failures: int
     waiting: int
-    last_audit: float
+    last_resync: float
 
 
 class ServicesPage(msgspec.Struct):
@@ -100,9 +100,9 @@ class StatusPage:
         return Status(
             version=__version__,
             node=self._node_name,
-            health=self._health.look(Probe.HEALTHZ),
+            health=self._health.look(HealthEndpoint.HEALTHZ),
             overview={
-                "ready": "yes" if self._health.look(Probe.READYZ).healthy else "no",
+                "ready": "yes" if self._health.look(HealthEndpoint.READYZ).healthy else "no",
                 "virtual servers": sum(len(plan.virtual_servers) for plan in plans.values()),
                 "kernel readable": readable,
             },
@@ -125,7 +125,7 @@ class StatusPage:
                 repairs=each.repairs,
                 failures=each.failures,
                 waiting=each.waiting,
-                last_audit=each.last_audit,
+                last_resync=each.last_resync,
             )
             for name, each in self._controllers().items()
         ]

@@ -69,7 +69,7 @@ async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> lis
                 await complete.wait()
         except TimeoutError:
             kinds = ", ".join(sync.missing)
-            raise ConfigurationError(f"no full list of {kinds} after {PATIENCE:.0f} s; see `kroute check`") from None
+            raise ConfigurationError(f"no initial sync of {kinds} after {PATIENCE:.0f} s; see `kroute check`") from None
         finally:
             following.cancel()
     return changes

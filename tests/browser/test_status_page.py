@@ -61,7 +61,7 @@ async def shows(look: Callable[[], Awaitable[object]], wanted: object) -> None:
     found = None
     try:
         async with asyncio.timeout(20):
-            while (found := await look()) != wanted:  # noqa: ASYNC110  nobody tells of what a page shows
+            while (found := await look()) != wanted:  # noqa: ASYNC110  nothing signals what a page shows
                 await asyncio.sleep(0.05)
     except TimeoutError:
         assert found == wanted

@@ -116,7 +116,7 @@ class FakeKernel:
         return link
 
     def delete_link(self, name: str) -> None:
-        """A link goes, with its addresses and routes. Like the kernel: no event tells of its IPv4 routes."""
+        """A link goes, with its addresses and routes. Like the kernel, it sends no event for its IPv4 routes."""
         link = self.links[name]
         for assigned in list(link.addresses.values()):
             self._drop_address(name, assigned)

@@ -40,29 +40,29 @@ class FakeRoutes(FakeClient):
             return errno.EINVAL
         routes = self.kernel.links[interface].routes.get(change.address, [])
         if ":" in change.address:
-            wanted = LocalRoute(change.address, change.source, IPV6_METRIC)
-            self._replace(interface, wanted, [route for route in routes if route.metric == IPV6_METRIC])
+            desired = LocalRoute(change.address, change.source, IPV6_METRIC)
+            self._replace(interface, desired, [route for route in routes if route.metric == IPV6_METRIC])
             kernel_route = LocalRoute(change.address, None, 0)
             if kernel_route in routes:
                 self.kernel.drop_route(interface, kernel_route)
             return 0
-        wanted = LocalRoute(change.address, change.source, 0)
-        if wanted in routes[1:]:
-            for route in routes[: routes.index(wanted)]:
+        desired = LocalRoute(change.address, change.source, 0)
+        if desired in routes[1:]:
+            for route in routes[: routes.index(desired)]:
                 self.kernel.drop_route(interface, route)
             return 0
-        self._replace(interface, wanted, routes)
+        self._replace(interface, desired, routes)
         return 0
 
-    def _replace(self, interface: str, wanted: LocalRoute, candidates: list[LocalRoute]) -> None:
+    def _replace(self, interface: str, desired: LocalRoute, candidates: list[LocalRoute]) -> None:
         """Like NLM_F_REPLACE: the first candidate makes room; without one the route is new."""
         link = self.kernel.links[interface]
         if not candidates:
-            self.kernel.set_route(interface, wanted, position=len(link.routes[wanted.address]))
-        elif candidates[0] != wanted:
-            position = link.routes[wanted.address].index(candidates[0])
-            link.routes[wanted.address][position] = wanted
-            self.kernel.emit(RouteEvent(False, interface, wanted.address, wanted.source, wanted.metric))
+            self.kernel.set_route(interface, desired, position=len(link.routes[desired.address]))
+        elif candidates[0] != desired:
+            position = link.routes[desired.address].index(candidates[0])
+            link.routes[desired.address][position] = desired
+            self.kernel.emit(RouteEvent(False, interface, desired.address, desired.source, desired.metric))
 
     def _delete(self, interface: str, change: RouteChange) -> int:
         is_ipv6 = ":" in change.address

@@ -39,12 +39,12 @@ class FakeXtables(FakeClient):
         found = [f"chain {name} is missing" for name in rules.chains if name not in table.chains]
         found += [
             f"chain {name} has other rules"
-            for name, wanted in rules.chains.items()
-            if name in table.chains and table.chains[name] != list(wanted)
+            for name, desired in rules.chains.items()
+            if name in table.chains and table.chains[name] != list(desired)
         ]
         for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
-            wanted = [rule for chain, rule in rules.jumps if chain == builtin]
-            if table.chains[builtin][: len(wanted)] != wanted or self._strays(table, builtin, rules, len(wanted)):
+            desired = [rule for chain, rule in rules.jumps if chain == builtin]
+            if table.chains[builtin][: len(desired)] != desired or self._strays(table, builtin, rules, len(desired)):
                 found.append(f"the jumps of {builtin} are not first")
         return found
 
@@ -55,11 +55,11 @@ class FakeXtables(FakeClient):
         self._check_rules(rules)
         self.kernel.operate("commit table", rules.table)
         table = self._table(rules.table)
-        table.chains.update({name: list(wanted) for name, wanted in rules.chains.items()})
+        table.chains.update({name: list(desired) for name, desired in rules.chains.items()})
         for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
-            wanted = [rule for chain, rule in rules.jumps if chain == builtin]
+            desired = [rule for chain, rule in rules.jumps if chain == builtin]
             foreign = [rule for rule in table.chains[builtin] if _jump_target(rule) not in rules.chains]
-            table.chains[builtin] = wanted + [rule for rule in foreign if rule not in wanted]
+            table.chains[builtin] = desired + [rule for rule in foreign if rule not in desired]
         return found
 
     async def remove(self, table: str, prefix: str) -> list[str]:
@@ -86,8 +86,8 @@ class FakeXtables(FakeClient):
         return self.kernel.table(self.family, name)
 
     @staticmethod
-    def _strays(table: FakeTable, builtin: str, rules: TableRules, wanted: int) -> bool:
-        return any(_jump_target(rule) in rules.chains for rule in table.chains[builtin][wanted:])
+    def _strays(table: FakeTable, builtin: str, rules: TableRules, desired: int) -> bool:
+        return any(_jump_target(rule) in rules.chains for rule in table.chains[builtin][desired:])
 
     def _check_rules(self, rules: TableRules) -> None:
         table = self._table(rules.table)

@@ -55,7 +55,7 @@ async def everything(firewall: Firewall) -> list[SetEntry]:
 
 
 class FirewallContract:
-    async def test_every_missing_set_is_made_and_told_of_once(self, firewall: Firewall) -> None:
+    async def test_every_missing_set_is_made_and_reported_once(self, firewall: Firewall) -> None:
         assert not await firewall.is_present()
         assert len(await firewall.ensure_sets()) == 2 * len(AddressSet)
         assert await firewall.ensure_sets() == []

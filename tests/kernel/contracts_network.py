@@ -179,7 +179,7 @@ class RoutesContract:
 
 
 class MonitorContract:
-    async def test_addresses_and_their_routes_are_told(self, node: Node) -> None:
+    async def test_addresses_and_their_routes_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d0") as monitor:
             await node.addresses.write("d0", [BindAddress("10.0.0.2"), BindAddress(VIP), UnbindAddress(VIP)])
             events: list[Event | Overrun] = []
@@ -191,7 +191,7 @@ class MonitorContract:
         assert RouteEvent(False, "d0", VIP, VIP, 0) in events
         assert RouteEvent(True, "d0", VIP, VIP, 0) in events
 
-    async def test_our_routes_are_told(self, node: Node) -> None:
+    async def test_our_routes_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d0") as monitor:
             await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP), DeleteLocalRoute(VIP, NODE_IP)])
             events: list[Event | Overrun] = []
@@ -207,7 +207,7 @@ class MonitorContract:
                 events += await monitor.next()
         assert events == [RouteEvent(False, "d0", VIP, VIP, 0), RouteEvent(True, "d0", VIP, VIP, 0)]
 
-    async def test_links_are_told(self, node: Node) -> None:
+    async def test_links_are_reported(self, node: Node) -> None:
         async with node.monitor(only="d1") as monitor:
             await node.links.create_dummy("d1")
             index = await node.links.index("d1")

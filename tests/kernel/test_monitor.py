@@ -8,7 +8,7 @@ from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun
 from tests.kernel.nodes import RealNode, run
 
 
-async def test_lost_events_are_told_once_and_older_ones_are_dropped(
+async def test_lost_events_are_reported_once_and_older_ones_are_dropped(
     node: RealNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor_module, "RECEIVE_BUFFER", 4096)

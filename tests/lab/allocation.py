@@ -1,6 +1,6 @@
 """What an API server allocates for Services: addresses and node ports, each handed out once.
 
-Tests that share a running kroute do not meet each other's leavings this way, such as a virtual server that drains.
+Tests that share a running kroute do not meet each other's leftovers this way, such as a virtual server that drains.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A cluster in network namespaces, as the tests tell of it.
+"""A cluster in network namespaces, as the tests describe it.
 
     async with Cluster.start() as cluster:
         web = await cluster.node("node1").pod("web-1", http=8080)

@@ -38,7 +38,7 @@ class Served(NamedTuple):
         return ":" in self.vip
 
 
-def kube_proxy_leavings(node: Node, services: Iterable[Served]) -> None:
+def kube_proxy_leftovers(node: Node, services: Iterable[Served]) -> None:
     """Build kube-ipvs0, virtual servers, sets, chains and sysctls."""
     services = list(services)
     _set_sysctls(node, IPVS_SYSCTLS)
@@ -54,7 +54,7 @@ def kube_proxy_leavings(node: Node, services: Iterable[Served]) -> None:
         _restore(node, kube_proxy_rules(prefix, is_ipv6), is_ipv6)
 
 
-def kube_router_leavings(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
+def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
     """Build kube-dummy-if with its source routes, virtual servers, sets, rules and sysctls.
 
     With `dsr` there is a Service with direct server return, too.

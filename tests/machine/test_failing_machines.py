@@ -117,7 +117,7 @@ class TestAnotherHost:
             boot_packaged(monkeypatch, PACKAGED.preloaded, other_host, LAB_NO_PTRACE="1")
 
 
-def test_a_host_without_room_for_its_memory_is_told_apart(tmp_path: Path) -> None:
+def test_a_host_without_room_for_its_memory_is_distinguished(tmp_path: Path) -> None:
     script = (
         "mount -t tmpfs -o size=16m small /dev/shm && mkdir /dev/shm/cache && "
         f"ln -s {cache()}/kernels /dev/shm/cache/kernels && "

@@ -64,9 +64,9 @@ def _ipvs_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
         if (state.scheduler, _persistence(state.flags)) != (server.scheduler, _planned_persistence(server)):
             found.append(f"virtual server {key} is {state.scheduler} {state.flags}, planned {server}")
         serving = {address for address, real in state.real_servers.items() if real.weight}
-        wanted = {_endpoint(real.address, real.port) for real in server.real_servers}
-        if serving != wanted:
-            found.append(f"virtual server {key} has {sorted(serving)}, planned {sorted(wanted)}")
+        desired = {_endpoint(real.address, real.port) for real in server.real_servers}
+        if serving != desired:
+            found.append(f"virtual server {key} has {sorted(serving)}, planned {sorted(desired)}")
     return found
 
 
@@ -94,12 +94,12 @@ def _vip_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
 
 
 def _set_faults(node: "cluster.Node", plans: list[Plan]) -> list[str]:
-    wanted = {_saved(entry) for plan in plans for entry in plan.set_entries}
+    desired = {_saved(entry) for plan in plans for entry in plan.set_entries}
     names = tuple(f"add KROUTE-{family}{name}" for family in ("", "6-") for name in AddressSet)
     actual = {line for line in node.run("ipset", "save").splitlines() if line.startswith(names)}
     return [
-        *(f"set entry {line!r} is too many" for line in actual - wanted),
-        *(f"set entry {line!r} is missing" for line in wanted - actual),
+        *(f"set entry {line!r} is too many" for line in actual - desired),
+        *(f"set entry {line!r} is missing" for line in desired - actual),
     ]
 
 

@@ -13,7 +13,7 @@ from bench.session import Session
 from bench.workload import Workload
 
 SIZE = 20
-LENGTHS = Lengths(changes=10, services=2, storm=2.0, idle=0.1, audits=0, calm=0.1)
+LENGTHS = Lengths(changes=10, services=2, storm=2.0, idle=0.1, resyncs=0, calm=0.1)
 
 
 async def the_last_of(results: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:

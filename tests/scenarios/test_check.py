@@ -21,11 +21,11 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
     try:
         argv = ("check", "--kubeconfig", str(server.kubeconfig), "--node-name", "node1")
         code, report = await ask_json(node1, *argv)
-        assert (code, said(report, "lack")) == (0, [])
+        assert (code, said(report, "fail")) == (0, [])
         server.forbid(("watch", "endpointslices"), ("create", "events"))
         code, report = await ask_json(node1, *argv)
         assert code == 1
-        assert said(report, "lack") == [
+        assert said(report, "fail") == [
             ("rbac", "kroute may not watch endpointslices"),
             ("rbac", "kroute may not create events"),
         ]
@@ -33,7 +33,7 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
         server.stop()
     code, report = await ask_json(node1, *argv)
     assert code == 1
-    assert {check for check, _ in said(report, "lack")} == {"api", "node"}
+    assert {check for check, _ in said(report, "fail")} == {"api", "node"}
 
 
 async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) -> None:
@@ -55,4 +55,4 @@ async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) 
     [(_, proxy), (_, foreign)] = said(after, "warning")
     assert proxy == "kube-proxy is or was at work here: IPv4 chain KUBE-SERVICES, link kube-ipvs0, set KUBE-CLUSTER-IP"
     assert foreign.startswith("1 virtual servers are not kroute's own (one is on 10.254.0.99 port 80)")
-    assert said(after, "lack") == said(before, "lack")
+    assert said(after, "fail") == said(before, "fail")

@@ -172,7 +172,7 @@ async def test_the_check_names_each_capability_that_is_taken_away(world: World, 
     for name in granted_to_it.capabilities:
         code, findings = await pods.run(granted_to_it.without(name), "kroute", "check")
         assert code == 1
-        [line] = [it for it in findings.splitlines() if it.startswith("lack") and "capabilities" in it]
+        [line] = [it for it in findings.splitlines() if it.startswith("fail") and "capabilities" in it]
         assert f"CAP_{name} " in line
 
 
@@ -183,8 +183,8 @@ async def test_the_check_names_each_right_that_is_taken_away(world: World, pods:
         code, findings = await pods.run(pods.kroute(world.cluster.node("node1")), "kroute", "check")
         assert code == 1
         _, resource, verb = right
-        assert [it for it in findings.splitlines() if it.startswith("lack") and "rbac" in it] == [
-            f"{'lack':<8}{'rbac':<13}kroute may not {verb} {resource}"
+        assert [it for it in findings.splitlines() if it.startswith("fail") and "rbac" in it] == [
+            f"{'fail':<8}{'rbac':<13}kroute may not {verb} {resource}"
         ]
 
 

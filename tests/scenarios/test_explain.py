@@ -143,7 +143,7 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
 
 
 async def test_what_differs_from_the_plan_is_named(world: World, deployment: Deployment) -> None:
-    """The agent repairs addresses at once and the rest at the next audit, which is not to come in this test."""
+    """The agent repairs addresses at once and the rest at the next resync, which is not to come in this test."""
     node1, family = world.cluster.node("node1"), FAMILIES[0]
     deployment.apply(service("web", *WEB), *endpoint_slices("web", world.web[:2]))
     await deployment.start("--resync-period", "1h", nodes=("node1",))

@@ -1,4 +1,6 @@
-"""Whoever may write a Service may name any address in it. No such address takes a node, a pod or a Service away."""
+"""Everybody who may write a Service may name any address in it. No such address takes a node, a pod or a Service
+away.
+"""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -89,7 +91,7 @@ async def attacked(world: World, api: ApiServer) -> AsyncIterator[list[Object]]:
         await node.stop_serving()
 
 
-async def test_every_node_pod_and_service_is_still_reached_and_each_refusal_is_told(
+async def test_every_node_pod_and_service_is_still_reached_and_each_refusal_is_reported(
     world: World, api: ApiServer, attacked: list[Object]
 ) -> None:
     names = {item["metadata"]["name"] for item in attacked if item["kind"] == "Service"}

@@ -16,8 +16,8 @@ from tests.lab.objects import endpoint_slices, service
 from tests.lab.other_proxies import (
     KUBE_ROUTER_SYSCTLS,
     Served,
-    kube_proxy_leavings,
-    kube_router_leavings,
+    kube_proxy_leftovers,
+    kube_router_leftovers,
     wipe,
 )
 from tests.lab.other_proxy_rules import DSR_MARK, NEIGHBOUR_CHAINS
@@ -138,7 +138,7 @@ def alike(snapshot: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize(
     ("proxy", "build"),
-    [("kube-proxy", kube_proxy_leavings), ("kube-router", kube_router_leavings)],
+    [("kube-proxy", kube_proxy_leftovers), ("kube-router", kube_router_leftovers)],
     ids=["kube-proxy", "kube-router"],
 )
 async def test_connections_live_through_the_take_over_and_back(
@@ -175,7 +175,7 @@ async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_an
     world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
-    kube_router_leavings(node1, services_of(world), dsr=True)
+    kube_router_leftovers(node1, services_of(world), dsr=True)
     found = json.loads(await migrate(node1, "--from", "kube-router", "-o", "json"))
     assert found["marks"] == [DSR_MARK]
     assert len(found["policy_rules"]) == 2
@@ -193,7 +193,7 @@ async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_an
 
 async def test_a_chain_that_another_program_uses_stays(world: World, node1: Node, deployment: Deployment) -> None:
     apply_web(world, deployment)
-    kube_proxy_leavings(node1, services_of(world))
+    kube_proxy_leftovers(node1, services_of(world))
     node1.run("iptables-legacy", "-t", "nat", "-A", "FOREIGN", "-s", "198.51.100.7", "-j", "KUBE-MARK-MASQ")
     assert "another program's rule leads to it" in await migrate(node1, "--from", "kube-proxy")
     await take_over(deployment, node1, "kube-proxy")
@@ -207,7 +207,7 @@ async def test_a_proxy_that_still_runs_is_not_taken_over_from(
     world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
-    kube_proxy_leavings(node1, services_of(world))
+    kube_proxy_leftovers(node1, services_of(world))
     running = await asyncio.create_subprocess_exec("kube-proxy", "600", executable="/bin/sleep")
     try:
         refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
@@ -223,7 +223,7 @@ async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
     world: World, node1: Node, deployment: Deployment
 ) -> None:
     apply_web(world, deployment)
-    kube_proxy_leavings(node1, services_of(world))
+    kube_proxy_leftovers(node1, services_of(world))
     await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
     refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
     assert "stop kroute's agent" in refusal
@@ -258,7 +258,7 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     stream = await node1.open_stream(external_ip, 8080)
     await deployment.stop()
     served = [*services_of(world), Served(external_ip, 8080, [(pod.ip, 8080) for pod in world.web])]
-    kube_proxy_leavings(node1, served)
+    kube_proxy_leftovers(node1, served)
     node1.run("ip", "address", "del", f"{external_ip}/32", "dev", "kube-ipvs0")
     assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over")
     deployment.give_up("node1")
@@ -268,7 +268,7 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
 
 
 async def test_cleanup_on_a_node_that_is_kube_routers_touches_nothing(world: World, node1: Node) -> None:
-    kube_router_leavings(node1, services_of(world))
+    kube_router_leftovers(node1, services_of(world))
     before = node1.snapshot()
     cleanup = await node1.kroute("cleanup")
     assert await cleanup.wait() == 0

@@ -32,7 +32,7 @@ TERMINATING = {"ready": False, "serving": True, "terminating": True}
 
 
 class Rollout:
-    """The pods of a Deployment with their conditions, and the slices that tell of them."""
+    """The pods of a Deployment with their conditions, and their slices."""
 
     def __init__(self, world: World, deployment: Deployment) -> None:
         self.pods: dict[Pod, dict[str, bool]] = {}

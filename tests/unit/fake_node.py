@@ -106,7 +106,7 @@ class FakeNode:
             await monitor.open()
 
     async def start(self, *plans: Plan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
-        """Adopt, take these plans as the first full list, and write until nothing is left to do.
+        """Adopt, take these plans as the initial sync, and write until nothing is left to do.
 
         The node's own plan is the first, as always, unless the test brings one.
         """

@@ -85,17 +85,17 @@ class World:
 
     def entries(self) -> dict[Key, list[tuple[str, object]]]:
         """What the newest plans want in the sets for each port: the name of a set and an element."""
-        wanted: dict[Key, list[tuple[str, object]]] = {}
+        desired: dict[Key, list[tuple[str, object]]] = {}
         for made in map(self.plan_of, self.contents):
             for one in made.virtual_servers:
                 protocol, address, port = one.key
                 element = (address, int(protocol), port)
-                wanted[one.key] = [
+                desired[one.key] = [
                     (set_name(entry.family, entry.set), entry.element)
                     for entry in made.set_entries
                     if entry.element == element
                 ]
-        return wanted
+        return desired
 
     async def do(self, action: str, *arguments: object) -> None:
         match action, *arguments:

@@ -64,5 +64,5 @@ async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nobody tells of what the controller remembers
+        while not condition():  # noqa: ASYNC110  nothing signals what the controller remembers
             await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
-from kroute.settings import BindAddress
+from kroute.settings import ListenAddress
 from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
@@ -81,8 +81,8 @@ class Observed:
     def __init__(self, **changes: object) -> None:
         self.health_port, self.metrics_port = free_ports(2)
         chosen = {
-            "healthz_bind_address": BindAddress(LOCALHOST, self.health_port),
-            "metrics_bind_address": BindAddress(LOCALHOST, self.metrics_port),
+            "healthz_bind_address": ListenAddress(LOCALHOST, self.health_port),
+            "metrics_bind_address": ListenAddress(LOCALHOST, self.metrics_port),
             **changes,
         }
         self.settings = settings(**chosen)

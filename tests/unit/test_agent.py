@@ -57,7 +57,7 @@ async def test_nothing_is_published_before_everything_has_been_listed() -> None:
         assert len(await taken(subscription)) == len(SERVICES)
 
 
-async def test_the_first_list_comes_as_one_though_it_is_planned_in_slices_and_changes_come_between() -> None:
+async def test_the_initial_sync_comes_as_one_though_it_is_planned_in_slices_and_changes_come_between() -> None:
     agent = new_agent()
     subscription = agent._broadcaster.subscribe("s")
     others: list[int] = []
@@ -78,7 +78,7 @@ async def test_the_first_list_comes_as_one_though_it_is_planned_in_slices_and_ch
     assert sorted(await taken(subscription)) == sorted(["late", *(it.metadata.name for it in SERVICES)])
 
 
-async def test_without_any_service_the_first_list_is_published_too() -> None:
+async def test_without_any_service_the_initial_sync_is_published_too() -> None:
     agent = new_agent()
     subscription = agent._broadcaster.subscribe("s")
     async with running(agent._plan()):

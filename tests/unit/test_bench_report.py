@@ -41,7 +41,7 @@ def a_run(services: int) -> dict:
             "rss_second_half": 60 * MIB,
             "series": [{"at": 0.5, "behind": 0.1}, {"at": 1.5, "behind": 0.3}],
         },
-        "audit": {"seconds": services / 2000, "longest_round": 0.1},
+        "resync": {"seconds": services / 2000, "longest_round": 0.1},
         "idle": {"cpu_share": 0.001},
     }
 
@@ -80,9 +80,9 @@ def test_a_good_run_meets_every_target():
         ("update", "cpu_per_change", 0.0053, "CPU for one endpoint change, against 100 Services"),
         ("storm", "behind_max", 1.01, "storm: furthest behind"),
         ("storm", "lost", 1, "storm: virtual servers that missed a change"),
-        ("audit", "longest_round", 0.21, "audit: longest stall of the event loop, in emulation"),
+        ("resync", "longest_round", 0.21, "resync: longest stall of the event loop, in emulation"),
         ("cold", "rss_settled", 151 * MIB, "settled RSS"),
-        ("idle", "cpu_share", 0.0031, "idle, between audits"),
+        ("idle", "cpu_share", 0.0031, "idle, between resyncs"),
     ],
 )
 def test_what_is_over_its_limit_is_missed(phase, figure, value, missed):

@@ -108,7 +108,7 @@ async def test_the_first_publish_wakes_subscribers_even_without_any_service() ->
     assert not await waits(broadcaster.subscribe("late"))
 
 
-async def test_of_a_first_full_list_in_parts_subscribers_are_told_when_it_is_complete() -> None:
+async def test_of_an_initial_sync_in_parts_subscribers_are_told_when_it_is_complete() -> None:
     broadcaster = Broadcaster()
     early = broadcaster.subscribe("early")
     waker = asyncio.Event()
@@ -126,7 +126,7 @@ async def test_of_a_first_full_list_in_parts_subscribers_are_told_when_it_is_com
     assert generations(early) == generations(between) == {"a": 1, "b": 2}
 
 
-async def test_after_the_first_full_list_each_part_goes_out_at_once() -> None:
+async def test_after_the_initial_sync_each_part_goes_out_at_once() -> None:
     broadcaster = Broadcaster()
     subscription = broadcaster.subscribe("s")
     broadcaster.publish([])

@@ -163,7 +163,7 @@ class TestFailures:
     def test_a_console_tells_the_cause_and_what_to_do(self, console: str, cause: str) -> None:
         assert cause in likely_cause(f"Linux version 6.1\n{console}\n <60045fda> ? um_set_signals+0x0/0x3e\n")
 
-    def test_every_cause_is_told_apart(self) -> None:
+    def test_every_cause_is_distinguished(self) -> None:
         assert len({likely_cause(console) for console in CONSOLES}) == len(CAUSES)
 
     def test_a_console_that_says_nothing_known_has_no_cause(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kroute import settings
-from kroute.settings import BindAddress, Exemption
+from kroute.settings import Exemption, ListenAddress
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_a_bad_exemption_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("127.0.0.1:10249", BindAddress("127.0.0.1", 10249)),
-        ("[::1]:10249", BindAddress("::1", 10249)),
-        ("[fd00:0::1]:80", BindAddress("fd00::1", 80)),
-        (":10256", BindAddress("", 10256)),
-        ("0.0.0.0:10256", BindAddress("", 10256)),
-        ("[::]:10256", BindAddress("", 10256)),
+        ("127.0.0.1:10249", ListenAddress("127.0.0.1", 10249)),
+        ("[::1]:10249", ListenAddress("::1", 10249)),
+        ("[fd00:0::1]:80", ListenAddress("fd00::1", 80)),
+        (":10256", ListenAddress("", 10256)),
+        ("0.0.0.0:10256", ListenAddress("", 10256)),
+        ("[::]:10256", ListenAddress("", 10256)),
         ("off", None),
     ],
 )
-def test_bind_addresses_are_an_address_and_a_port(text: str, where: BindAddress | None) -> None:
-    assert settings.parse_bind_address(text) == where
+def test_bind_addresses_are_an_address_and_a_port(text: str, where: ListenAddress | None) -> None:
+    assert settings.parse_listen_address(text) == where
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_bind_addresses_are_an_address_and_a_port(text: str, where: BindAddress 
 )
 def test_a_bad_bind_address_says_how_one_is_written(text: str) -> None:
     with pytest.raises(ValueError, match=r"write IP:PORT, \[IPv6\]:PORT, :PORT for every address, or off"):
-        settings.parse_bind_address(text)
+        settings.parse_listen_address(text)
 
 
 def test_a_bind_address_is_shown_as_it_is_written() -> None:
-    assert [str(settings.parse_bind_address(text)) for text in ("[::1]:1", "127.0.0.1:2", "[::]:3")] == [
+    assert [str(settings.parse_listen_address(text)) for text in ("[::1]:1", "127.0.0.1:2", "[::]:3")] == [
         "[::1]:1",
         "127.0.0.1:2",
         ":3",

@@ -37,7 +37,7 @@ class RateRow(msgspec.Struct):
     bytes_out: float
 
 
-class Reading(msgspec.Struct):
+class Sample(msgspec.Struct):
     """All counters at one time (seconds, of a clock that never goes back)."""
 
     time: float
@@ -77,13 +77,13 @@ def _print_line(rows: list[RateRow]) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _read(state_dir: Path) -> Reading:
+async def _read(state_dir: Path) -> Sample:
     shown = await ask_or_read(state_dir)
     async with Ipvs() as ipvs:
-        return Reading(time.monotonic(), shown, await ipvs.traffic())
+        return Sample(time.monotonic(), shown, await ipvs.traffic())
 
 
-def rates(before: Reading, after: Reading) -> list[RateRow]:
+def rates(before: Sample, after: Sample) -> list[RateRow]:
     """What has happened between two readings, the busiest first. A virtual server that is new began at 0."""
     seconds = after.time - before.time
     rows = []

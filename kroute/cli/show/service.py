@@ -110,16 +110,16 @@ async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, in
 
 
 async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
-    wanted = [SetEntry(AddressSet(it.set), it.element) for it in known.entries]
-    sets = {it.set for it in wanted}
-    there = {family: await firewall.read_sets(family, sets) for family in {it.family for it in wanted}}
+    desired = [SetEntry(AddressSet(it.set), it.element) for it in known.entries]
+    sets = {it.set for it in desired}
+    there = {family: await firewall.read_sets(family, sets) for family in {it.family for it in desired}}
     views = [
         EntryView(
             firewall.set_name(it.family, it.set),
             set_entries.text(it),
             it.element in there[it.family].get(it.set, ()),
         )
-        for it in wanted
+        for it in desired
     ]
     return sorted(views, key=lambda view: (view.set, view.element))
 

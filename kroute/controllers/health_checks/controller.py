@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 EVERY_ADDRESS = ""
 
 
-class _Place(NamedTuple):
+class _ListenPoint(NamedTuple):
     """Where one socket listens."""
 
     port: int
@@ -69,7 +69,7 @@ class HealthChecks(Controller):
         self._addresses: Sequence[str] = () if settings.nodeport_addresses else (EVERY_ADDRESS,)
         self._ports: dict[ObjectKey, int] = {}
         self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # the first claim to a port has it
-        self._listening: dict[int, dict[_Place, _Listener]] = {}
+        self._listening: dict[int, dict[_ListenPoint, _Listener]] = {}
         self._unsettled: set[int] = set()
 
     async def run(self) -> None:
@@ -80,7 +80,9 @@ class HealthChecks(Controller):
             await self._end()
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Take in who wants which port. Who leaves one goes before who comes, whatever their order."""
+        """Note which Service wants which port. A Service that leaves a port is handled before one that takes it, in
+        whatever order they come.
+        """
         for plan in plans:
             if plan.health_check is None or plan.health_check.port != self._ports.get(plan.key):
                 self._let_go(plan.key)
@@ -103,13 +105,13 @@ class HealthChecks(Controller):
 
     async def write(self) -> None:
         """Close the sockets that are not wanted any more, and open those that are."""
-        surplus: list[_Place] = []
-        missing: list[_Place] = []
+        surplus: list[_ListenPoint] = []
+        missing: list[_ListenPoint] = []
         for port in self._unsettled:
-            self._tell_rivals(port)
-            wanted, listening = self._wanted(port), self._listening.get(port, {}).keys()
-            surplus += listening - wanted
-            missing += wanted - listening
+            self._report_rivals(port)
+            desired, listening = self._wanted(port), self._listening.get(port, {}).keys()
+            surplus += listening - desired
+            missing += desired - listening
         await self._close(surplus)
         await self._open([place for place in missing if not self.status.is_waiting(place)])
         self._unsettled = {place.port for place in missing if place not in self._listening.get(place.port, {})}
@@ -128,25 +130,24 @@ class HealthChecks(Controller):
         if not self._claims[port]:
             del self._claims[port]
         for address in self._addresses:  # who has the port next need not wait for it
-            self.status.retries.succeeded(_Place(port, address))
+            self.status.retries.succeeded(_ListenPoint(port, address))
         self._unsettled.add(port)
 
-    def _wanted(self, port: int) -> set[_Place]:
-        return {_Place(port, address) for address in self._addresses} if port in self._claims else set()
+    def _wanted(self, port: int) -> set[_ListenPoint]:
+        return {_ListenPoint(port, address) for address in self._addresses} if port in self._claims else set()
 
     def _checked_at(self, port: int) -> tuple[ObjectKey, HealthCheck] | None:
-        """The Service that has this port."""
         return next(iter(self._claims.get(port, {}).items()), None)
 
-    async def _open(self, places: Sequence[_Place]) -> None:
-        opened: list[_Place] = []
-        refusals: dict[_Place, str] = {}
+    async def _open(self, places: Sequence[_ListenPoint]) -> None:
+        opened: list[_ListenPoint] = []
+        refusals: dict[_ListenPoint, str] = {}
         for place in sorted(places):
             key = next(iter(self._claims[place.port]))
             try:
                 server = await (await self._http_server()).listen(place.address, place.port)
             except OSError as error:
-                refusals[place] = self._tell_of_refusal(key, place, error)
+                refusals[place] = self._report_refusal(key, place, error)
                 continue
             self._listening.setdefault(place.port, {})[place] = _Listener(key, server)
             opened.append(place)
@@ -154,7 +155,7 @@ class HealthChecks(Controller):
         log_changes(log, opened, lambda _: "health_check.listening", self._fields)
         self.status.refused(refusals, (key for place in refusals for key in self._claims[place.port]))
 
-    async def _close(self, places: Iterable[_Place]) -> None:
+    async def _close(self, places: Iterable[_ListenPoint]) -> None:
         closed = sorted(places)
         if not closed:
             return
@@ -171,18 +172,18 @@ class HealthChecks(Controller):
             self._server = server_class(self._checked_at, self._healthy)
         return self._server
 
-    def _tell_rivals(self, port: int) -> None:
+    def _report_rivals(self, port: int) -> None:
         """Report to each Service whose port is another's that it is."""
         claims = list(self._claims.get(port, ()))
         for key in claims[1:]:
             subject = f"healthCheckNodePort {port}"
             message = (
-                f"{subject} is that of Service {claims[0]} already, so it does not tell of this one. "
+                f"{subject} is that of Service {claims[0]} already, so it does not report on this one. "
                 "Give one of them another port."
             )
             self._report(key, Problem("HealthCheckPortConflict", subject, message))
 
-    def _tell_of_refusal(self, key: ObjectKey, place: _Place, error: OSError) -> str:
+    def _report_refusal(self, key: ObjectKey, place: _ListenPoint, error: OSError) -> str:
         """Report a port that cannot be opened, if that is new; returns the sentence."""
         subject = f"healthCheckNodePort {place.port}"
         where = place.address or "every address"
@@ -195,7 +196,7 @@ class HealthChecks(Controller):
             self._report(key, Problem("HealthCheckPortUnavailable", subject, message))
         return message
 
-    def _fields(self, place: _Place) -> dict[str, object]:
+    def _fields(self, place: _ListenPoint) -> dict[str, object]:
         service = self._listening[place.port][place].service
         return {"service": str(service), "port": place.port, "address": place.address or "every address"}
 

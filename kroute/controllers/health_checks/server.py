@@ -1,7 +1,7 @@
 """What is answered at every `healthCheckNodePort`.
 
-What is asked here comes from outside the cluster, which is why `kroute.http` serves it. Whoever asks for a path, and
-how, does not matter: a load balancer may be configured to ask for any.
+Requests come from outside the cluster, so `kroute.http` serves them. Path and method do not matter: a load balancer may
+be configured to ask for any.
 
 Importing this module loads aiohttp.web, which takes a third of a second.
 """
@@ -17,7 +17,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck
 
 CheckedAt = Callable[[int], tuple[ObjectKey, HealthCheck] | None]
-"""Which Service, and what of it, a port tells of."""
+"""The Service that a port reports on, and what of it."""
 
 
 class HealthCheckServer(BriefHttpServer):

@@ -98,7 +98,6 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self.gate.advance(self.stage)
 
     async def apply(self, deltas: Sequence[Delta[SetEntry, Present]]) -> Mapping[SetEntry, str]:
-        """Write set entries."""
         return await self._firewall.change_elements({delta.key: delta.desired is not None for delta in deltas})
 
     def event_of(self, delta: Delta[SetEntry, Present]) -> str:

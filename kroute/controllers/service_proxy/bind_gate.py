@@ -1,4 +1,4 @@
-"""Which Services may go live, and until when the others are waited for."""
+"""Decide which Services may go live, and how long the others wait."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,11 +21,11 @@ LONGEST_PATIENCE = 60.0
 
 
 class BindGate:
-    """The Services whose newest plan is not all there yet. Times are seconds on the caller's clock.
+    """The Services whose newest plan is not fully applied yet. Times are seconds on the caller's clock.
 
-    Two things wait: what lets clients in at a virtual server, for set entries; and an address that is to be bound, for
-    its virtual servers, set entries and routes. A plan waits also if there is nothing to do for it
-    now: there may be later, when its last real server has drained.
+    Two things wait: an edit that lets in clients waits for set entries; an address waits for its virtual servers, set
+    entries and routes. A plan waits also if there is nothing to do for it now: there may be later, when its last real
+    server has drained.
     """
 
     def __init__(self, gate: StageGate) -> None:

@@ -45,9 +45,9 @@ from kroute.settings import Settings
 
 
 class ServiceProxy(Controller):
-    """Owns the dummy interface, the VIP addresses, IPVS and the sysctls. `monitor` tells of the dummy interface.
+    """Owns the dummy interface, the VIP addresses, IPVS and the sysctls. `monitor` watches the dummy interface.
 
-    `live` is set once every Service of the first full list is served, or has been waited for long enough.
+    `live` is set once every Service of the initial sync is served, or has been waited for long enough.
     """
 
     name = "service_proxy"
@@ -290,7 +290,7 @@ class ServiceProxy(Controller):
     def _is_withdrawn(self, plan: Revision) -> bool:
         """What leaves a virtual server that stays must have left too, as far as it was waited for.
 
-        The first full list stands for what an earlier run left.
+        The initial sync stands for what an earlier run left.
         """
         if not (self._vips.desired.has_departed(plan.key) and self._servers.desired.has_departed(plan.key)):
             return False

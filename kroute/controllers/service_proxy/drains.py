@@ -51,7 +51,7 @@ class Drains:
         self._since.pop(key, None)
 
     def found(self, key: VirtualServerKey, real_servers: Collection[RealServerKey], now: float) -> None:
-        """Remember what a reading of the kernel shows; what drained already keeps its time."""
+        """Remember what a scan of the kernel shows; what drained already keeps its time."""
         before = self._since.pop(key, {})
         if real_servers:
             self._since[key] = {real_server: before.get(real_server, now) for real_server in real_servers}

@@ -1,4 +1,6 @@
-"""Virtual servers that somebody else has made: they are never touched, and who wants their place is told so."""
+"""Virtual servers that somebody else has made. They are never touched; a Service that needs their address and port
+gets a Problem.
+"""
 
 from collections.abc import Sequence
 
@@ -19,7 +21,7 @@ class ForeignServers:
         self._desired = desired
         self._report = report
 
-    def tell(self, key: VirtualServerKey) -> str:
+    def refuse(self, key: VirtualServerKey) -> str:
         """This one is foreign: report it, if that is new; returns the sentence."""
         self.keys.add(key)
         subject = f"virtual server {key}"
@@ -35,6 +37,6 @@ class ForeignServers:
     def leave_out(self, deltas: Sequence[Delta[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
         """The keys of what may be written; the others are refused."""
         taken = [delta.key for delta in deltas if delta.key in self.keys]
-        refusals = {key: self.tell(key) for key in taken}
+        refusals = {key: self.refuse(key) for key in taken}
         self._status.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))
         return [delta.key for delta in deltas if delta.key not in self.keys]

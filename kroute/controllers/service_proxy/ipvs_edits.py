@@ -22,7 +22,7 @@ from kroute.model.plan import Protocol, RealServer, VirtualServer
 
 
 class Edit(NamedTuple):
-    """The changes that lead to the wanted state, and the real servers that drain from now on."""
+    """The changes that lead to the desired state, and the real servers that drain from now on."""
 
     changes: list[IpvsChange]
     draining: list[RealServerKey]
@@ -48,46 +48,46 @@ def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...
     return msgspec.structs.replace(server, real_servers=real_servers)
 
 
-def only_takes_away(applied: VirtualServer | None, wanted: VirtualServer) -> bool:
-    """Whether no packet can get in by the way from `applied` to `wanted` that could not get in before."""
+def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bool:
+    """Whether the edit from `applied` to `desired` lets in no packet that was refused before."""
     if applied is None or not applied.real_servers:
         return False
-    if not wanted.real_servers:
+    if not desired.real_servers:
         return True
-    return options_of(applied) == options_of(wanted) and set(wanted.real_servers) <= set(applied.real_servers)
+    return options_of(applied) == options_of(desired) and set(desired.real_servers) <= set(applied.real_servers)
 
 
-def edit(applied: VirtualServer | None, wanted: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
-    """Lead from `applied` to `wanted`; `draining` are real servers that are there besides, with weight 0.
+def edit(applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
+    """Lead from `applied` to `desired`; `draining` are real servers that are there besides, with weight 0.
 
     TCP connections outlive their real server's departure: it gets weight 0 first, and one that comes back while it
     drains gets its weight back without being deleted. A virtual server that should have no real servers loses what it
     has; the edit after that deletes it.
     """
-    if applied is not None and not wanted.real_servers and is_served_out(applied, draining):
-        return Edit([DeleteVirtualServer(wanted.key)], [])
+    if applied is not None and not desired.real_servers and is_served_out(applied, draining):
+        return Edit([DeleteVirtualServer(desired.key)], [])
     before = _weights(applied.real_servers if applied else ())
-    changes = _additions(applied, wanted, before, draining) if wanted.real_servers else []
-    after = _weights(wanted.real_servers)
+    changes = _additions(applied, desired, before, draining) if desired.real_servers else []
+    after = _weights(desired.real_servers)
     leaving = [real_server for real_server in before if real_server not in after]
-    if wanted.key.protocol != Protocol.TCP:
-        return Edit(changes + [DeleteRealServer(wanted.key, real_server) for real_server in leaving], [])
-    return Edit(changes + [SetRealServer(wanted.key, real_server, 0) for real_server in leaving], leaving)
+    if desired.key.protocol != Protocol.TCP:
+        return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [])
+    return Edit(changes + [SetRealServer(desired.key, real_server, 0) for real_server in leaving], leaving)
 
 
 def _additions(
     applied: VirtualServer | None,
-    wanted: VirtualServer,
+    desired: VirtualServer,
     before: Mapping[RealServerKey, int],
     draining: Collection[RealServerKey],
 ) -> list[IpvsChange]:
-    key = wanted.key
+    key = desired.key
     changes: list[IpvsChange] = []
     if applied is None:
-        changes.append(AddVirtualServer(key, options_of(wanted)))
-    elif options_of(applied) != options_of(wanted):
-        changes.append(SetVirtualServer(key, options_of(wanted)))
-    for real_server, weight in _weights(wanted.real_servers).items():
+        changes.append(AddVirtualServer(key, options_of(desired)))
+    elif options_of(applied) != options_of(desired):
+        changes.append(SetVirtualServer(key, options_of(desired)))
+    for real_server, weight in _weights(desired.real_servers).items():
         if real_server not in before and real_server not in draining:
             changes.append(AddRealServer(key, real_server, weight))
         elif before.get(real_server) != weight:
@@ -116,13 +116,13 @@ _EVENTS: dict[type[IpvsChange], str] = {
 
 
 def event_of(change: IpvsChange) -> str:
-    """The name of the event under which the log tells of a change."""
+    """The name of the event under which the log reports a change."""
     drains = isinstance(change, SetRealServer) and change.weight == 0
     return "real_server.draining" if drains else _EVENTS[type(change)]
 
 
 def fields_of(change: IpvsChange) -> dict[str, object]:
-    """What the log tells of a change besides the Service."""
+    """What the log says of a change besides the Service."""
     fields: dict[str, object] = {"virtual_server": str(planned_key(change.key))}
     match change:
         case AddVirtualServer(_, options) | SetVirtualServer(_, options):

@@ -1,4 +1,4 @@
-"""Which schedulers this kernel has, and what serves in place of one that it lacks.
+"""Which schedulers this kernel has, and what replaces one that is missing.
 
 Only the kernel knows: it loads a scheduler's module by itself when a virtual server asks for it. To ask costs a refused
 write (and a modprobe), so each scheduler is asked for once, and again at each resync while it is missing.
@@ -18,11 +18,11 @@ class Schedulers:
 
     @property
     def missing(self) -> list[str]:
-        """The schedulers that the kernel lacks, as far as is known."""
+        """The schedulers that are known to be missing."""
         return list(self._missing)
 
     def is_known(self, scheduler: str) -> bool:
-        """Whether the kernel has been seen to have it, or to lack it."""
+        """Whether it is known if the kernel has it."""
         return scheduler in self._known or scheduler in self._missing
 
     def found(self, scheduler: str) -> set[VirtualServerKey]:
@@ -30,7 +30,7 @@ class Schedulers:
         self._known.add(scheduler)
         return self._missing.pop(scheduler, set())
 
-    def lacks(self, scheduler: str) -> None:
+    def not_found(self, scheduler: str) -> None:
         """The kernel does not have it."""
         self._known.discard(scheduler)
         self._missing.setdefault(scheduler, set())
@@ -50,11 +50,11 @@ class Schedulers:
         """The virtual servers that a missing scheduler fails (or has failed, if they have gone since)."""
         return self._missing[scheduler]
 
-    def effective(self, wanted: VirtualServer) -> VirtualServer:
+    def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server as this kernel can serve it, once it is known to `fail`."""
-        if wanted.key in self._missing.get(wanted.scheduler, ()):
-            return with_scheduler(wanted, self.default)
-        return wanted
+        if desired.key in self._missing.get(desired.scheduler, ()):
+            return with_scheduler(desired, self.default)
+        return desired
 
     def problem(self, scheduler: str) -> Problem:
         """What to say to the Service's owner."""

@@ -13,17 +13,17 @@ log = structlog.get_logger(__name__)
 class Timeouts:
     """Sets the timeouts that the settings name, and remembers in the ledger what was there before."""
 
-    def __init__(self, ipvs: TimeoutClient, ledger: Ledger, wanted: IpvsTimeouts) -> None:
+    def __init__(self, ipvs: TimeoutClient, ledger: Ledger, desired: IpvsTimeouts) -> None:
         self._ipvs = ipvs
         self._ledger = ledger
-        self._wanted = (wanted.tcp, wanted.tcpfin, wanted.udp)
+        self._wanted = (desired.tcp, desired.tcpfin, desired.udp)
 
     async def ensure(self) -> list[str]:
         """Set what is not as the settings say; returns what was changed by us before and is different now."""
         if not any(self._wanted):
             return []
         present = await self._ipvs.timeouts()
-        tcp, tcpfin, udp = (wanted or now for wanted, now in zip(self._wanted, present, strict=True))
+        tcp, tcpfin, udp = (desired or now for desired, now in zip(self._wanted, present, strict=True))
         if present == (tcp, tcpfin, udp):
             return []
         was_set = self._ledger.timeouts is not None and self._ledger.timeouts.new == (tcp, tcpfin, udp)

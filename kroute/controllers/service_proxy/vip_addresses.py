@@ -38,10 +38,10 @@ class VipAddresses:
         resync = self.desired.resync()
         async for addresses in sliced(await self._addresses.read(self._interface.name)):
             for address in addresses:
-                wanted, known = self.desired.desired(address), self.desired.applied.get(address)
-                is_known = wanted is not None or known is not None
+                desired, known = self.desired.desired(address), self.desired.applied.get(address)
+                is_known = desired is not None or known is not None
                 if (self._interface.is_ours or is_known) and not exclusion.covers(address):
-                    resync.found(address, wanted or known or Vip(address, None))
+                    resync.found(address, desired or known or Vip(address, None))
         return await resync.complete()
 
     def lost_all(self) -> None:

@@ -150,18 +150,18 @@ class VirtualServers:
 
     def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
         """The real servers that a virtual server should have."""
-        wanted = self.desired.desired(key)
-        return [(address, port) for address, port, _ in wanted.real_servers] if wanted else []
+        desired = self.desired.desired(key)
+        return [(address, port) for address, port, _ in desired.real_servers] if desired else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         async for deltas in self.desired.pending():
             due = []
             for delta in deltas:
-                key, applied, wanted = delta
-                if wanted is None:
+                key, applied, desired = delta
+                if desired is None:
                     must_wait = is_leaving(key.address)
                 else:
-                    must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(wanted))
+                    must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(desired))
                 if not must_wait and not self._status.is_waiting(key):
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
@@ -180,7 +180,7 @@ class VirtualServers:
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
         self._suspect(key for key in keys if key not in taken and key not in self.desired.applied)
-        refusals |= {key: self._foreign.tell(key) for key in not_ours}
+        refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
@@ -201,49 +201,49 @@ class VirtualServers:
         return [failure for failure in failures if not is_absent(failure)]
 
     def _edit(self, key: VirtualServerKey) -> Edit:
-        wanted = self.desired.desired(key)
-        if wanted is None:
+        desired = self.desired.desired(key)
+        if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
-        if wanted.real_servers and wanted.scheduler in self._schedulers.missing and self._schedulers.fail(wanted):
-            self._tell(key, self._schedulers.problem(wanted.scheduler))
-        return edit(self.desired.applied.get(key), self._schedulers.effective(wanted), self._drains.of(key))
+        if desired.real_servers and desired.scheduler in self._schedulers.missing and self._schedulers.fail(desired):
+            self._report_problem(key, self._schedulers.problem(desired.scheduler))
+        return edit(self.desired.applied.get(key), self._schedulers.effective(desired), self._drains.of(key))
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
-        wanted = self.desired.desired(key)
-        if wanted is None or one.is_deletion:
+        desired = self.desired.desired(key)
+        if desired is None or one.is_deletion:
             self._drains.forget(key)
             self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
-            for address, port, _ in wanted.real_servers:
+            for address, port, _ in desired.real_servers:
                 self._drains.stop(key, (address, port))
         for real_server in one.draining:
             self._drains.start(key, real_server, self._status.clock())
         # What loses its last real server keeps its options for now.
-        served = with_real_servers(self.desired.applied[key], ()) if is_nothing(wanted) else wanted
+        served = with_real_servers(self.desired.applied[key], ()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._schedulers.effective(served))
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
         """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
         for key in keys:
-            wanted = self.desired.desired(key)
-            if wanted is not None and wanted.real_servers and not self._schedulers.is_known(wanted.scheduler):
-                await self._ask_for_scheduler(wanted)
+            desired = self.desired.desired(key)
+            if desired is not None and desired.real_servers and not self._schedulers.is_known(desired.scheduler):
+                await self._ask_for_scheduler(desired)
 
     async def _ask_again_for_schedulers(self) -> None:
         for scheduler in self._schedulers.missing:
             candidates = (self.desired.desired(key) for key in self._schedulers.waiting_for(scheduler))
-            wanted = [one for one in candidates if one is not None and one.scheduler == scheduler]
-            applied = next((one for one in wanted if one.key in self.desired.applied), None)
-            if not wanted:
+            desired = [one for one in candidates if one is not None and one.scheduler == scheduler]
+            applied = next((one for one in desired if one.key in self.desired.applied), None)
+            if not desired:
                 self._schedulers.forget(scheduler)
             elif applied is not None:
                 await self._ask_for_scheduler(applied)
 
-    async def _ask_for_scheduler(self, wanted: VirtualServer) -> None:
+    async def _ask_for_scheduler(self, desired: VirtualServer) -> None:
         """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
-        key, applied = wanted.key, self.desired.applied.get(wanted.key)
-        question = SetVirtualServer(key, options_of(wanted)) if applied else AddVirtualServer(key, options_of(wanted))
+        key, applied = desired.key, self.desired.applied.get(desired.key)
+        question = SetVirtualServer(key, options_of(desired)) if applied else AddVirtualServer(key, options_of(desired))
         is_new = key not in self._ledger.virtual_servers
         if is_new:
             self._ledger.record([VirtualServerMade(key)])
@@ -252,11 +252,11 @@ class VirtualServers:
             self._status.wrote(1)
             if applied is None:
                 self._suspect([key])
-            self.desired.note_applied(key, with_real_servers(wanted, applied.real_servers if applied else ()))
-            for waiting in self._schedulers.found(wanted.scheduler):
+            self.desired.note_applied(key, with_real_servers(desired, applied.real_servers if applied else ()))
+            for waiting in self._schedulers.found(desired.scheduler):
                 self.desired.recheck(waiting)
         elif failures[0].errno == ENOENT:
-            self._schedulers.lacks(wanted.scheduler)
+            self._schedulers.not_found(desired.scheduler)
         elif is_new and is_taken(failures[0]):
             self._ledger.record([VirtualServerDeleted(key)])
 
@@ -279,10 +279,10 @@ class VirtualServers:
         log_changes(log, done, event_of, self._fields)
         self._status.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
 
-    def _is_as_desired(self, applied: VirtualServer, wanted: VirtualServer) -> bool:
-        return agrees(applied, self._schedulers.effective(wanted), self._drains.of(applied.key))
+    def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
+        return agrees(applied, self._schedulers.effective(desired), self._drains.of(applied.key))
 
-    def _tell(self, key: VirtualServerKey, problem: Problem) -> None:
+    def _report_problem(self, key: VirtualServerKey, problem: Problem) -> None:
         for owner in self.desired.owners(key):
             self._report(owner, problem)
 

@@ -31,7 +31,6 @@ _ECHO_REQUEST = {Family.IPV4: "-p icmp -m icmp --icmp-type 8", Family.IPV6: "-p 
 
 
 def filter_rules(settings: Settings, family: Family) -> TableRules:
-    """The filter rules of one family."""
     no_endpoint = in_set(family, AddressSet.NO_ENDPOINT)
     no_local = in_set(family, AddressSet.NO_LOCAL)
     vip = in_set(family, AddressSet.VIP)

@@ -58,7 +58,7 @@ class IptablesFirewall:
 
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
         """One message for each, so that every refusal is known."""
-        written = [_change(entry, is_wanted) for entry, is_wanted in changes.items()]
+        written = [_change(entry, is_desired) for entry, is_desired in changes.items()]
         failures = await self._ipset.write(written)
         if not failures:
             return {}
@@ -132,8 +132,8 @@ class IptablesFirewall:
         self._leftover_sets.clear()
 
 
-def _change(entry: SetEntry, is_wanted: bool) -> AddEntry | DeleteEntry:
-    change = AddEntry if is_wanted else DeleteEntry
+def _change(entry: SetEntry, is_desired: bool) -> AddEntry | DeleteEntry:
+    change = AddEntry if is_desired else DeleteEntry
     return change(set_name(entry.family, entry.set), entry.element)
 
 

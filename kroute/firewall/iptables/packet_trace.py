@@ -23,7 +23,7 @@ ENDS = frozenset({"DROP", "REJECT", "MASQUERADE", "SNAT"})
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 
-class Outcome(NamedTuple):
+class TraceResult(NamedTuple):
     """How a packet left the table: the target that ended it ("": none did), the rules it met, and its mark."""
 
     target: str
@@ -37,23 +37,23 @@ class Outcome(NamedTuple):
         return self.met[-1] if self.met else ""
 
 
-def walk(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> Outcome:
+def trace(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResult:
     """Send a packet through the rules that a built-in chain (`hook`) jumps to."""
     met: list[str] = []
     for jump in rules.jumps_by_chain().get(hook, ()):
         rule = parse_rule(jump, packet.family.number)
         if not _matches(rule, packet, sets):
             continue
-        target, packet = _walk_chain(rules, rule.target.name, packet, sets, met)
+        target, packet = _trace_chain(rules, rule.target.name, packet, sets, met)
         if target.name in ENDS:
-            return Outcome(target.name, " ".join(_values(target)), tuple(met), packet.mark)
-    return Outcome("", "", tuple(met), packet.mark)
+            return TraceResult(target.name, " ".join(_values(target)), tuple(met), packet.mark)
+    return TraceResult("", "", tuple(met), packet.mark)
 
 
 _RETURN = Extension("RETURN")
 
 
-def _walk_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met: list[str]) -> tuple[Extension, Packet]:
+def _trace_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met: list[str]) -> tuple[Extension, Packet]:
     for text in rules.chains[chain]:
         rule = parse_rule(text, packet.family.number)
         if not _matches(rule, packet, sets):
@@ -63,7 +63,7 @@ def _walk_chain(rules: TableRules, chain: str, packet: Packet, sets: Sets, met: 
         if target.name == "MARK":
             packet = packet._replace(mark=_marked(packet.mark, target))
         elif target.name in rules.chains:
-            target, packet = _walk_chain(rules, target.name, packet, sets, met)
+            target, packet = _trace_chain(rules, target.name, packet, sets, met)
             if target.name in ENDS:
                 return target, packet
         else:

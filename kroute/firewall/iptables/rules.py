@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.firewall.iptables.packet_trace import Outcome, walk
+from kroute.firewall.iptables.packet_trace import TraceResult, trace
 from kroute.firewall.packets import Admission, Packet, Ruling, SourceChoice
 from kroute.firewall.sets import Sets
 from kroute.kernel.iptables.xtables import TableRules
@@ -35,9 +35,9 @@ class FamilyRules(NamedTuple):
         """IPVS takes packets behind INPUT, those of this node's processes as they leave. The rest comes in by lo."""
         is_own = not packet.in_interface
         table, hook = (self.mangle, "OUTPUT") if is_own else (self.filter, "INPUT")
-        outcome = walk(table, hook, packet, sets)
+        outcome = trace(table, hook, packet, sets)
         if not outcome.target and is_own and not has_virtual_server:
-            outcome = walk(self.filter, "INPUT", packet._replace(in_interface="lo"), sets)
+            outcome = trace(self.filter, "INPUT", packet._replace(in_interface="lo"), sets)
         if not outcome.target:
             return Admission(Ruling.PASSED, outcome.why)
         *_, why = [text for text in outcome.met if text != "refused at once"]  # the rule that led there says why
@@ -47,12 +47,12 @@ class FamilyRules(NamedTuple):
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
         """The packet is marked by what the client addressed; behind IPVS it leaves with its source or another one."""
-        before = walk(self.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, sets)
+        before = trace(self.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, sets)
         leaving = packet._replace(mark=before.mark)
         return [self._source_at(leaving._replace(destination=it[0], port=it[1]), before, sets) for it in real_servers]
 
-    def _source_at(self, leaving: Packet, before: Outcome, sets: Sets) -> SourceChoice:
-        outcome = walk(self.nat, "POSTROUTING", leaving, sets)
+    def _source_at(self, leaving: Packet, before: TraceResult, sets: Sets) -> SourceChoice:
+        outcome = trace(self.nat, "POSTROUTING", leaving, sets)
         why = before.met[0] if before.met else outcome.met[0] if outcome.target else ""
         return SourceChoice(is_kept=not outcome.target, address=outcome.detail, why=why)
 

@@ -1,6 +1,6 @@
 """The rules of both address families and all tables as they should be now, and what a node lacks without them.
 
-A family or table that the kernel does not offer is told of once, and stops none of the others.
+A family or table that the kernel does not offer is reported once, and stops none of the others.
 """
 
 from collections.abc import Mapping

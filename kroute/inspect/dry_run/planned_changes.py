@@ -83,7 +83,7 @@ async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel)
 
 
 async def _run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report) -> None:
-    """Let the controllers take these plans in and write, until they have nothing left to do.
+    """Reconcile these plans until the controllers have nothing left to do.
 
     Their clock moves only when they are to stop waiting for each other.
     """

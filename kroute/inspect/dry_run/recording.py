@@ -72,7 +72,7 @@ class Recorder:
         """Record a change."""
         self.changes.append(Recorded(kind, action, what, subject))
 
-    async def told(self, answer: Awaitable[T]) -> T:
+    async def answered(self, answer: Awaitable[T]) -> T:
         """What the kernel answers; a refusal is remembered and raised."""
         try:
             return await answer
@@ -90,22 +90,19 @@ class RecordingIpvs:
         self._table: dict[VirtualServerKey, VirtualServerState] = {}
 
     async def read(self) -> dict[VirtualServerKey, VirtualServerState]:
-        """As in the kernel."""
-        self._table = await self._recorder.told(self._ipvs.read())
+        self._table = await self._recorder.answered(self._ipvs.read())
         return dict(self._table)
 
     async def scan(
         self,
-        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` lacks nothing
+        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` shows everything
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
-        """As in the kernel."""
         yield list((await self.read()).items())
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
-        """As in the kernel."""
-        return await self._recorder.told(self._ipvs.real_servers(keys))
+        return await self._recorder.answered(self._ipvs.real_servers(keys))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Refuses to add a virtual server that is there; an edit that changes nothing is none."""
@@ -125,11 +122,10 @@ class RecordingIpvs:
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """As in the kernel."""
-        return await self._recorder.told(self._ipvs.traffic())
+        return await self._recorder.answered(self._ipvs.traffic())
 
     async def timeouts(self) -> tuple[int, int, int]:
-        """As in the kernel."""
-        return await self._recorder.told(self._ipvs.timeouts())
+        return await self._recorder.answered(self._ipvs.timeouts())
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Recorded."""
@@ -137,7 +133,7 @@ class RecordingIpvs:
 
     async def sync_daemons(self) -> set[SyncDaemon]:
         """As in the kernel."""
-        return await self._recorder.told(self._ipvs.sync_daemons())
+        return await self._recorder.answered(self._ipvs.sync_daemons())
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Recorded."""
@@ -156,12 +152,11 @@ class RecordingAddresses:
         self._recorder = recorder
 
     async def read(self, interface: str) -> set[str]:
-        """As in the kernel."""
-        return await self._recorder.told(self._addresses.read(interface))
+        return await self._recorder.answered(self._addresses.read(interface))
 
     async def of_node(self) -> list[InterfaceAddress]:
         """As in the kernel."""
-        return await self._recorder.told(self._addresses.of_node())
+        return await self._recorder.answered(self._addresses.of_node())
 
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
         """Recorded."""
@@ -180,8 +175,7 @@ class RecordingRoutes:
         self._present: dict[str, list[LocalRoute]] = {}
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
-        """As in the kernel."""
-        self._present = await self._recorder.told(self._routes.read(interface))
+        self._present = await self._recorder.answered(self._routes.read(interface))
         return self._present
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:  # noqa: ARG002
@@ -205,11 +199,10 @@ class RecordingLinks:
 
     async def index(self, name: str) -> int | None:
         """As in the kernel, or one for a link that was asked for."""
-        return _NOT_MADE if name in self._made else await self._recorder.told(self._links.index(name))
+        return _NOT_MADE if name in self._made else await self._recorder.answered(self._links.index(name))
 
     async def read(self, name: str) -> LinkState | None:
-        """As in the kernel."""
-        return await self._recorder.told(self._links.read(name))
+        return await self._recorder.answered(self._links.read(name))
 
     async def create_dummy(self, name: str) -> None:
         """Recorded."""
@@ -253,9 +246,7 @@ class NoConntrack:
     """Flows come and go by the second: they are not compared."""
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:  # noqa: ARG002
-        """None."""
         return []
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:  # noqa: ARG002
-        """None."""
         return []

@@ -20,11 +20,11 @@ class RecordingIpset:
 
     async def names(self) -> set[str]:
         """Those of the kernel, and those that were asked for."""
-        return await self._recorder.told(self._ipset.names()) | self._made.keys()
+        return await self._recorder.answered(self._ipset.names()) | self._made.keys()
 
     async def definition(self, name: str) -> SetDefinition | None:
         """As in the kernel, or as it was asked for."""
-        return self._made.get(name) or await self._recorder.told(self._ipset.definition(name))
+        return self._made.get(name) or await self._recorder.answered(self._ipset.definition(name))
 
     async def create(self, definition: SetDefinition) -> bool:
         """Recorded."""
@@ -34,7 +34,7 @@ class RecordingIpset:
 
     async def read(self, name: str) -> set[Element]:
         """As in the kernel; one that is only recorded is empty."""
-        return set() if name in self._made else await self._recorder.told(self._ipset.read(name))
+        return set() if name in self._made else await self._recorder.answered(self._ipset.read(name))
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Recorded."""

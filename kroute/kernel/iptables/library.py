@@ -105,8 +105,7 @@ class _Match(iptc.Match):  # type: ignore[misc]
 
 
 class _Target(iptc.Target):  # type: ignore[misc]
-    def _update_parameters(self) -> None:
-        """As above."""
+    def _update_parameters(self) -> None: ...
 
 
 class _Rule(iptc.Rule):  # type: ignore[misc]
@@ -118,7 +117,7 @@ class _Rule6(iptc.Rule6):  # type: ignore[misc]
 
 
 class _TableMethods:
-    """What python-iptables' tables lack."""
+    """What python-iptables' tables do not have."""
 
     _iptc: Any
     _handle: Any

@@ -146,8 +146,8 @@ class OpenTable:
         if rule.target.name in STANDARD_TARGETS or self._table.is_chain(rule.target.name):
             return True
         [target] = _extensions(contents, entry.target_offset, entry.next_offset)
-        wanted = ctypes.string_at(ctypes.addressof(rule.target.target), rule.target.size)
-        return _same(target, wanted, rule.target.usersize)
+        desired = ctypes.string_at(ctypes.addressof(rule.target.target), rule.target.size)
+        return _same(target, desired, rule.target.usersize)
 
 
 def _extensions(contents: bytes, start: int, end: int) -> list[_Extension]:
@@ -165,8 +165,8 @@ def _until_nul(name: bytes) -> bytes:
     return name.partition(b"\0")[0]
 
 
-def _same(found: _Extension, wanted: bytes, usersize: int) -> bool:
-    _size, name, revision = _EXTENSION_HEADER.unpack_from(wanted)
+def _same(found: _Extension, desired: bytes, usersize: int) -> bool:
+    _size, name, revision = _EXTENSION_HEADER.unpack_from(desired)
     users = usersize - ENTRY_HEADER_SIZE
     same_module = (found.name, found.revision) == (_until_nul(name), revision)
-    return same_module and found.contents[:users] == wanted[ENTRY_HEADER_SIZE:usersize]
+    return same_module and found.contents[:users] == desired[ENTRY_HEADER_SIZE:usersize]

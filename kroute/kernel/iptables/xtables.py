@@ -51,7 +51,6 @@ class TableRules(NamedTuple):
         return found
 
     def texts(self) -> list[str]:
-        """Every rule."""
         return [rule for rules in self.chains.values() for rule in rules] + [rule for _, rule in self.jumps]
 
 
@@ -137,11 +136,11 @@ class Xtables:
 
     async def _check(self, rules: TableRules) -> None:
         """Find out what is wrong with the rules before libxtables does, which is no good at failing."""
-        wanted: set[str] = set()
+        desired: set[str] = set()
         for text in rules.texts():
             parse_rule(text, self.family)
-            wanted.update(set_names(text))
-        missing = wanted - await self._ipset.names() if wanted else wanted
+            desired.update(set_names(text))
+        missing = desired - await self._ipset.names() if desired else desired
         if missing:
             sentence = f"rules of table {rules.table} name sets that do not exist: {', '.join(sorted(missing))}"
             raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
@@ -196,8 +195,8 @@ def _compare(table: "OpenTable", rules: TableRules) -> list[str]:
     """What is wrong, in words. Missing chains are created in memory: a rule that jumps to one could not be built."""
     missing = table.create_missing(rules.chains)
     found = [f"chain {name} is missing" for name in missing]
-    for name, wanted in rules.chains.items():
-        if name not in missing and not table.holds(name, wanted):
+    for name, desired in rules.chains.items():
+        if name not in missing and not table.holds(name, desired):
             found.append(f"chain {name} has other rules")
     ours = frozenset(rules.chains)
     for builtin, jumps in rules.jumps_by_chain().items():
@@ -211,9 +210,9 @@ def _ensure(table: "OpenTable", rules: TableRules) -> list[str]:
     if not found:
         return []
     ours = frozenset(rules.chains)
-    for name, wanted in rules.chains.items():
-        if not table.holds(name, wanted):
-            table.fill(name, wanted)
+    for name, desired in rules.chains.items():
+        if not table.holds(name, desired):
+            table.fill(name, desired)
     for builtin, jumps in rules.jumps_by_chain().items():
         if not table.starts_with(builtin, jumps, ours):
             table.put_first(builtin, jumps, ours)

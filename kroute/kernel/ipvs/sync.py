@@ -44,7 +44,6 @@ def encode_stop_daemon(family: int, daemon: SyncDaemon) -> bytes:
 
 
 def encode_daemon_dump(family: int) -> bytes:
-    """The request for the daemons that run."""
     return generic_message(family, NLM_F_DUMP, CMD_GET_DAEMON)
 
 

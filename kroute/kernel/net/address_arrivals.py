@@ -37,7 +37,7 @@ class AddressArrivals:
         await self._netlink.close()
 
     async def next(self) -> set[str]:
-        """Wait for arrivals, and return all that wait. OSError ENOBUFS when the kernel dropped some."""
+        """Wait for arrivals, and return every one that waits. OSError ENOBUFS when the kernel dropped some."""
         arrived: set[str] = set()
         datagram: bytes | None = await self._netlink.receive()
         while datagram is not None:

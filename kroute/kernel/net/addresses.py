@@ -163,7 +163,7 @@ class Addresses(NetlinkClient):
         return [Failure(changes[at], number) for at, number in refused.items()]
 
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
-        """Delete the kernel's routes as they appear; what does not appear in time is left to the caller's audit."""
+        """Delete the kernel's routes as they appear; what does not appear in time is left to the caller's resync."""
         try:
             async with asyncio.timeout(ARRIVAL_TIMEOUT):
                 while pending:
@@ -215,7 +215,7 @@ def encode_unbind(index: int, address: str) -> bytes:
 
 
 def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | None:
-    """The address that a message tells of; None when its interface is not among the names or it is no IP."""
+    """The address in a message; None when its interface is not among the names or it is no IP."""
     family, length, short_flags, scope, index = ADDRESS_HEADER.unpack_from(payload)
     name = names.get(index) if family in {socket.AF_INET, socket.AF_INET6} else None
     found = attributes(payload, ADDRESS_HEADER.size)

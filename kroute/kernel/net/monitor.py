@@ -114,7 +114,6 @@ class Monitor:
         self._names = dict(socket.if_nameindex())
 
     async def close(self) -> None:
-        """Unsubscribe."""
         await self._netlink.close()
 
     async def __aenter__(self) -> Self:
@@ -125,7 +124,7 @@ class Monitor:
         await self.close()
 
     async def next(self) -> list[Event | Overrun]:
-        """Wait for events, and return all that wait (some hundreds at most): never an empty list.
+        """Wait for events, and return every one that waits (some hundreds at most): never an empty list.
 
         After an Overrun the state must be read again: what happened before it is lost.
         """

@@ -1,6 +1,6 @@
 """Policy routing rules (`ip rule`) and the routes of tables beside the kernel's own. kroute makes none; others do.
 
-A deletion names all that the dump has told of a rule or route: the kernel finds that one or none.
+A deletion repeats every attribute of the dump, so that the kernel finds that rule or route or none.
 """
 
 import errno
@@ -73,7 +73,6 @@ class PolicyRouting(NetlinkClient):
         return [rule for family in FAMILIES for rule in found if rule.family == family]
 
     async def routes(self, tables: Collection[int]) -> list[TableRoute]:
-        """The routes of these tables."""
         names = dict(socket.if_nameindex())
         found: list[TableRoute] = []
         for family in FAMILIES:

@@ -1,4 +1,4 @@
-"""Which way a packet of this node would go: what `ip route get` shows."""
+"""The route of a packet of this node, as `ip route get` shows it."""
 
 import socket
 from typing import NamedTuple

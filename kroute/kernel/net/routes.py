@@ -183,7 +183,7 @@ def delete_kernel_route(index: int, address: str) -> bytes:
 
 
 def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
-    """The interface index and the route that a message tells of; None when it is not one address of table local."""
+    """The interface index and the route in a message; None when it is not one address of table local."""
     family, length, _, _, table, _protocol, _scope, kind, _flags = ROUTE_HEADER.unpack_from(payload)
     if table != RT_TABLE_LOCAL or kind != RTN_LOCAL or length != (32 if family == socket.AF_INET else 128):
         return None

@@ -247,7 +247,6 @@ class NetlinkClient:
 
     @property
     def statistics(self) -> NetlinkStatistics:
-        """What the socket has done so far."""
         return self._netlink.statistics
 
     async def open(self) -> None:
@@ -255,7 +254,6 @@ class NetlinkClient:
         await self._netlink.open()
 
     async def close(self) -> None:
-        """Close the socket."""
         await self._netlink.close()
 
     async def __aenter__(self) -> Self:

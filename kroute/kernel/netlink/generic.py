@@ -16,7 +16,6 @@ GENERIC_HEADER = struct.Struct("=BBH")
 
 
 def generic_message(family: int, flags: int, command: int, payload: bytes = b"") -> bytes:
-    """A request to a generic netlink family."""
     return message(family, flags, GENERIC_HEADER.pack(command, 1, 0) + payload)
 
 

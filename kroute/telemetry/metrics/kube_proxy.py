@@ -7,14 +7,14 @@ here, and what waits, waits for each controller by itself (`kroute_queue_depth`)
 from collections.abc import Callable
 
 from kroute.controllers.service_proxy.controller import ServiceProxy
-from kroute.telemetry.health import Probe
+from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.metrics.exposition import Metric, Samples
 from kroute.telemetry.metrics.scrape import Scrape
 
 Row = tuple[Metric, Callable[[Scrape], Samples]]
 
 
-def _probes(scrape: Scrape, probe: Probe) -> Samples:
+def _probes(scrape: Scrape, probe: HealthEndpoint) -> Samples:
     return [((str(code),), count) for (asked, code), count in scrape.health.answers.items() if asked is probe]
 
 
@@ -23,7 +23,7 @@ ROWS: tuple[Row, ...] = (
         Metric(
             "kubeproxy_sync_proxy_rules_duration_seconds",
             "histogram",
-            "How long the passes of service_proxy took that had something to write or to audit.",
+            "How long the passes of service_proxy took that wrote something or resynced.",
         ),
         lambda it: [((), it.passes[ServiceProxy.name])],
     ),
@@ -31,7 +31,7 @@ ROWS: tuple[Row, ...] = (
         Metric(
             "kubeproxy_network_programming_duration_seconds",
             "histogram",
-            "From the change of a pod or Service, as its EndpointSlice tells of it, to the kernel of this node.",
+            "From the change of a pod or Service, as its EndpointSlice says, to the kernel of this node.",
         ),
         lambda it: [((), it.changes.network_programming)],
     ),
@@ -78,11 +78,11 @@ ROWS: tuple[Row, ...] = (
     ),
     (
         Metric("kubeproxy_proxy_healthz_total", "counter", "Answers to /healthz by their HTTP status.", ("code",)),
-        lambda it: _probes(it, Probe.HEALTHZ),
+        lambda it: _probes(it, HealthEndpoint.HEALTHZ),
     ),
     (
         Metric("kubeproxy_proxy_livez_total", "counter", "Answers to /livez by their HTTP status.", ("code",)),
-        lambda it: _probes(it, Probe.LIVEZ),
+        lambda it: _probes(it, HealthEndpoint.LIVEZ),
     ),
     (
         Metric("process_cpu_seconds_total", "counter", "Processor time of this process, in seconds."),

@@ -10,9 +10,9 @@ from kroute.reconcile.batches import sliced
 
 
 class PlanSurvey(NamedTuple):
-    """How many Services there are, how many of them with policy Local lack an endpoint here, and what is wrong.
+    """How many Services there are, how many with policy Local have no endpoint here, and what is wrong.
 
-    `problems` are counted by reason; `troubled` has so many Services as one may tell of, with their problems by reason.
+    `problems` are counted by reason; `troubled` has as many Services as may be listed, with their problems by reason.
     """
 
     services: int

@@ -18,6 +18,5 @@ class ProcessFigures(NamedTuple):
 
 
 def process_figures() -> ProcessFigures:
-    """The figures as they are now."""
     mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
     return ProcessFigures(mapped_pages * _PAGE, sum(1 for _ in Path("/proc/self/fd").iterdir()), _STARTED)

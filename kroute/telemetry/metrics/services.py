@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from kroute import __version__
 from kroute.comparison.virtual_servers import Condition
-from kroute.telemetry.health import Probe
+from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.kernel_reader import KernelSummary, ServiceTraffic
 from kroute.telemetry.metrics.exposition import Metric, Samples
 from kroute.telemetry.metrics.kube_proxy import Row
@@ -42,7 +42,7 @@ STATE_ROWS: tuple[Row, ...] = (
     ),
     (
         Metric("kroute_healthy", "gauge", "Whether a probe is answered with 200 now.", ("probe",)),
-        lambda it: [((probe.value.lstrip("/"),), it.health.look(probe).healthy) for probe in Probe],
+        lambda it: [((probe.value.lstrip("/"),), it.health.look(probe).healthy) for probe in HealthEndpoint],
     ),
     (
         Metric("kroute_probe_answers_total", "counter", "Answers to probes by HTTP status.", ("probe", "code")),

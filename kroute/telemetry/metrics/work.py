@@ -46,7 +46,7 @@ WORK_ROWS: tuple[Row, ...] = (
         Metric(
             "kroute_pass_duration_seconds",
             "histogram",
-            "How long the passes of a controller took that had something to write or to audit.",
+            "How long the passes of a controller took that wrote something or resynced.",
             _CONTROLLER,
         ),
         lambda it: [((name,), durations) for name, durations in it.passes.items()],
@@ -76,8 +76,8 @@ WORK_ROWS: tuple[Row, ...] = (
         _of_controllers(lambda it: it.failing_for),
     ),
     (
-        Metric("kroute_last_audit_timestamp_seconds", "gauge", "The Unix time of the last audit.", _CONTROLLER),
-        _of_controllers(lambda it: it.last_audit),
+        Metric("kroute_last_audit_timestamp_seconds", "gauge", "The Unix time of the last resync.", _CONTROLLER),
+        _of_controllers(lambda it: it.last_resync),
     ),
     (
         Metric(

@@ -97,7 +97,7 @@ function showControllers(controllers) {
   byId("controllers").replaceChildren(...controllers.map((it) => row(
     cell(it.name), cell(it.depth, "number"), cell(`${it.lag.toFixed(1)} s`, "number"),
     cell(it.writes, "number"), cell(it.repairs, "number"), cell(it.failures, "number"), cell(it.waiting, "number"),
-    cell(clock(it.last_audit)),
+    cell(clock(it.last_resync)),
   )));
 }
 

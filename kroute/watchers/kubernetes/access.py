@@ -24,7 +24,7 @@ class Permission(NamedTuple):
 
 
 class Reviewer(Protocol):
-    """Whoever can put a question to the API server (`kroute.watchers.kubernetes.api.Api`)."""
+    """Something that can put a question to the API server (`kroute.watchers.kubernetes.api.Api`)."""
 
     async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a question; returns it with its answer."""

@@ -74,7 +74,6 @@ class Api:
 
     @property
     def server(self) -> str:
-        """The server's URL."""
         return str(self._credentials.configuration.host)
 
     async def get(self, path: str, params: Parameters | None = None) -> bytes:
@@ -201,7 +200,6 @@ class _Session:
         self._session = session
 
     async def request(self, **arguments: Any) -> aiohttp.ClientResponse:
-        """Send a request."""
         return await self._session.request(**arguments, read_bufsize=READ_AHEAD)
 
     async def close(self) -> None:

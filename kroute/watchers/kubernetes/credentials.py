@@ -89,7 +89,6 @@ class MasterCredentials:
         """There is nothing to refresh."""
 
     async def headers(self) -> dict[str, str]:
-        """None."""
         return {}
 
 

@@ -232,7 +232,7 @@ class ObjectDecoder:
         return item
 
     def trigger_time(self, raw: msgspec.Raw | bytes) -> float | None:
-        """When (Unix time) what an EndpointSlice tells of has changed, by the annotation of its controller.
+        """When (Unix time) the pod or Service behind an EndpointSlice changed, by the annotation of its controller.
 
         It is read beside the object, which does not keep it: it is of use once, and there are tens of thousands of
         slices.

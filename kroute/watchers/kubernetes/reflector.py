@@ -72,12 +72,10 @@ class Reflector:
 
     @property
     def malformed(self) -> int:
-        """How many malformed objects were skipped."""
         return self._decoder.malformed
 
     @property
     def known(self) -> int:
-        """How many objects there are."""
         return len(self._inventory)
 
     @property

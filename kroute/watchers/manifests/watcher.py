@@ -118,7 +118,7 @@ class ManifestWatcher:
         self._complain("manifest.faulty", name, complaints)
 
     def _complain(self, event: str, name: str, complaints: list[str]) -> None:
-        """Say what is wrong with a file, once, and when it is all right again."""
+        """Log once that a file is faulty, and once that it is right again."""
         if complaints == self._complaints.get(name, []):
             return
         self._complaints[name] = complaints

@@ -1,4 +1,4 @@
-"""`kroute check` names exactly what is lacking, with the next step."""
+"""`kroute check` names exactly the prerequisites that are missing, with the next step."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
-from kroute.checks.other_proxies import leavings
+from kroute.checks.other_proxies import leftovers
 from kroute.controllers.service_proxy.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
@@ -43,12 +43,12 @@ async def test_each_missing_verb_is_named_with_its_resource(permission: access.P
     async with ApiServer(token="secret") as server:
         server.access.forbid(permission.verb, permission.resource)
         findings, _ = await api_checks.check_api(settings_for(server, tmp_path))
-    [lacking] = [finding for finding in findings if finding.level is Level.LACK]
-    assert lacking.message == f"kroute may not {permission.verb} {permission.resource}"
-    assert f'of API group "{permission.group}"' in lacking.next_step
+    [failure] = [finding for finding in findings if finding.level is Level.FAIL]
+    assert failure.message == f"kroute may not {permission.verb} {permission.resource}"
+    assert f'of API group "{permission.group}"' in failure.next_step
 
 
-async def test_with_all_verbs_nothing_is_lacking_and_the_node_is_found(tmp_path: Path) -> None:
+async def test_with_all_verbs_nothing_is_missing_and_the_node_is_found(tmp_path: Path) -> None:
     async with ApiServer() as server:
         server.apply({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}})
         findings, found = await api_checks.check_api(settings_for(server, tmp_path))
@@ -57,10 +57,10 @@ async def test_with_all_verbs_nothing_is_lacking_and_the_node_is_found(tmp_path:
     assert found.key.name == "node1"
 
 
-async def test_a_server_out_of_reach_is_one_lack(tmp_path: Path) -> None:
+async def test_a_server_out_of_reach_is_one_failure(tmp_path: Path) -> None:
     async with ApiServer() as server, server.out_of_reach():
         findings, _ = await api_checks.check_api(settings_for(server, tmp_path))
-    assert [(finding.check, finding.level) for finding in findings] == [("api", Level.LACK)]
+    assert [(finding.check, finding.level) for finding in findings] == [("api", Level.FAIL)]
 
 
 @pytest.mark.parametrize(
@@ -85,24 +85,24 @@ def settings_for(server: ApiServer, directory: Path) -> Settings:
 # The node
 
 
-def test_a_sysctl_that_kroute_can_set_is_no_lack() -> None:
+def test_a_sysctl_that_kroute_can_set_is_no_failure() -> None:
     kernel = new_kernel()
     assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
     kernel.read_only_sysctls.add("net.ipv4.ip_forward")
-    [lacking] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
-    assert "net.ipv4.ip_forward is 0, must be 1" in lacking.message
+    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    assert "net.ipv4.ip_forward is 0, must be 1" in failure.message
     kernel.sysctls["net.ipv4.ip_forward"] = "1"
     assert levels(node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)) == [Level.OK]
 
 
-def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_lack() -> None:
+def test_a_sysctl_of_a_module_that_is_not_loaded_is_a_failure() -> None:
     kernel = new_kernel()
     del kernel.sysctls["net.ipv4.vs.conntrack"]
-    [lacking] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
-    assert lacking.message == "net.ipv4.vs.conntrack does not exist"
+    [failure] = node_checks.check_sysctls(FakeSysctls(kernel), CIRCUMSTANCES)
+    assert failure.message == "net.ipv4.vs.conntrack does not exist"
 
 
-@pytest.mark.parametrize(("ipv6", "level"), [(True, Level.LACK), (False, Level.WARNING)])
+@pytest.mark.parametrize(("ipv6", "level"), [(True, Level.FAIL), (False, Level.WARNING)])
 async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level: Level) -> None:
     async with open_fake_kernel(FakeKernel(ipv6=False)) as kernel:
         found = await node_checks.check_firewall(firewall_of(SETTINGS, kernel), ipv6=ipv6)
@@ -112,14 +112,14 @@ async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel = new_kernel()
     clients, nftables = await FakeNodeKernel.of(kernel).open(), FakeNftables()
-    assert levels(node_checks.check_proxies(await leavings(clients, nftables))) == [Level.OK]
+    assert levels(node_checks.check_proxies(await leftovers(clients, nftables))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
     for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
         await clients.ipset.create(SetDefinition(name, "hash:ip,port"))
     kernel.table(Family.IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
     nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
     nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
-    kube_proxy, kube_router = node_checks.check_proxies(await leavings(clients, nftables))
+    kube_proxy, kube_router = node_checks.check_proxies(await leftovers(clients, nftables))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
     assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
@@ -147,17 +147,17 @@ def test_the_nodes_addresses_must_be_on_the_node() -> None:
     interfaces = NodeInterfaces(frozenset({"192.168.1.5"}))
     here = NodeFacts("node1", ipv4="192.168.1.5")
     assert levels(node_checks.check_node_addresses(node(), here, interfaces)) == [Level.OK]
-    [lacking] = node_checks.check_node_addresses(node(), NodeFacts("node1", ipv4="192.168.1.6"), interfaces)
-    assert "192.168.1.6 is said to be" in lacking.message
-    [lacking] = node_checks.check_node_addresses(node(), NodeFacts("node1"), interfaces)
-    assert "no address" in lacking.message
+    [failure] = node_checks.check_node_addresses(node(), NodeFacts("node1", ipv4="192.168.1.6"), interfaces)
+    assert "192.168.1.6 is said to be" in failure.message
+    [failure] = node_checks.check_node_addresses(node(), NodeFacts("node1"), interfaces)
+    assert "no address" in failure.message
     no_node, address = node_checks.check_node_addresses(None, here, interfaces)
-    assert (no_node.level, address.level) == (Level.LACK, Level.OK)
+    assert (no_node.level, address.level) == (Level.FAIL, Level.OK)
     assert "--node-name" in no_node.next_step
 
 
 class FakeNftables:
-    """Chains as Nftables tells of them."""
+    """Chains as Nftables lists them."""
 
     def __init__(self) -> None:
         self.found: list[NftChain] = []

@@ -1,4 +1,4 @@
-"""What a node lacks is said before kroute starts, with the way to get it."""
+"""Missing prerequisites are reported before kroute starts, each with the next step."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def test_the_effective_capabilities_count(mask: str, capable: bool, tmp_path: Pa
     assert preflight.has_capability(preflight.CAP_NET_ADMIN, status) is capable
 
 
-async def test_each_lack_names_what_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_missing_prerequisite_names_what_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
     async def load(names: list[str]) -> list[str]:
         return ["ip_vs"]
 
     monkeypatch.setattr(modules, "load", load)
     monkeypatch.setattr(preflight, "has_capability", lambda number: False)
-    *capabilities, module = await preflight.lacks()
+    *capabilities, module = await preflight.missing_prerequisites()
     assert [text.split()[0] for text in capabilities] == ["CAP_NET_ADMIN", "CAP_NET_RAW"]
     assert "modprobe ip_vs" in module

@@ -14,7 +14,7 @@ from kroute.cli.run import run
 from kroute.cli.run_options import settings_of
 from kroute.director.settings import DEFAULTS as DIRECTOR_DEFAULTS
 from kroute.migration.take_over_options import DEFAULTS as TAKE_OVER_DEFAULTS
-from kroute.settings import BindAddress
+from kroute.settings import ListenAddress
 
 
 def values(command: click.Command, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Mapping[str, Any]:
@@ -44,6 +44,8 @@ def test_a_duration_that_was_written_reads_the_same(seconds: float) -> None:
     assert settings.parse_duration(settings.write_duration(seconds)) == seconds
 
 
-@pytest.mark.parametrize("address", [None, BindAddress("", 1), BindAddress("127.0.0.1", 2), BindAddress("fd00::1", 3)])
-def test_an_address_that_was_written_reads_the_same(address: BindAddress | None) -> None:
-    assert settings.parse_bind_address(settings.write_bind_address(address)) == address
+@pytest.mark.parametrize(
+    "address", [None, ListenAddress("", 1), ListenAddress("127.0.0.1", 2), ListenAddress("fd00::1", 3)]
+)
+def test_an_address_that_was_written_reads_the_same(address: ListenAddress | None) -> None:
+    assert settings.parse_listen_address(settings.write_bind_address(address)) == address

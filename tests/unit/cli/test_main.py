@@ -1,4 +1,6 @@
-"""The command line: flags go before variables, those before the file; what is wrong gets one clear line."""
+"""The command line: flags take precedence over variables, variables over the file; what is wrong gets one clear
+line.
+"""
 
 from pathlib import Path
 

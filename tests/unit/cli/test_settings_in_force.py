@@ -1,4 +1,4 @@
-"""Commands that take what `kroute run` takes go by the agent's settings, but for what they are told."""
+"""Commands with the options of `kroute run` use the agent's settings, overridden by their own options."""
 
 from pathlib import Path
 

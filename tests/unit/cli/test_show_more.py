@@ -90,8 +90,8 @@ def test_yaml_says_what_json_says(monkeypatch: pytest.MonkeyPatch, capfdbinary: 
 # Rates
 
 
-def reading(seconds: float, **traffic: Traffic) -> live.Reading:
-    return live.Reading(seconds, SHOWN, {WEB: traffic["web"]} if traffic else {})
+def reading(seconds: float, **traffic: Traffic) -> live.Sample:
+    return live.Sample(seconds, SHOWN, {WEB: traffic["web"]} if traffic else {})
 
 
 def test_rates_are_of_a_second_and_the_busiest_comes_first() -> None:

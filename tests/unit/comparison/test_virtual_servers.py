@@ -67,7 +67,7 @@ def test_what_is_said(wanted: VirtualServer | None, applied: VirtualServerState 
     assert differences(KEY, wanted, applied) == said
 
 
-def test_persistence_and_flags_are_told_apart() -> None:
+def test_persistence_and_flags_are_distinguished() -> None:
     wanted = VirtualServer(KEY, "mh", 0x10, Persistence(600, 32), (RealServer(*ONE),))
     assert differences(KEY, wanted, state({ONE: 1}, "mh")) == [
         "virtual server TCP 10.96.0.10:80 has flags 0, not 16",
@@ -138,7 +138,7 @@ def test_the_quick_comparison_never_finds_equal_what_is_not(
 
 
 @given(st.data(), kernels())
-def test_real_servers_are_counted_as_they_are_told_apart(
+def test_real_servers_are_counted_as_they_are_distinguished(
     data: st.DataObject, applied: VirtualServerState | None
 ) -> None:
     wanted = data.draw(plans(KEY))

@@ -35,11 +35,11 @@ class Witness(list[object]):
             case SetRealServer(key, _, weight) if weight and self.is_live(key[1]):
                 assert self.lacking_entries(key) == [], f"{change} before its set entries"
             case DeleteVirtualServer(key):
-                assert not self.is_bound(key[1]) or key[1] in self.wanted(), f"{change} before its address"
+                assert not self.is_bound(key[1]) or key[1] in self.desired(), f"{change} before its address"
                 if key in self.world.entries() and self.is_live(key[1]):
                     assert self.lacking_entries(key) == [], f"{change} before the port is refused"
             case DeleteEntry(name, (address, protocol, port)):
-                assert not self.is_bound(address) or address in self.wanted(), f"{change} before its address"
+                assert not self.is_bound(address) or address in self.desired(), f"{change} before its address"
                 if name.endswith("NO-LOCAL"):
                     self.opened((protocol, address, port))
             case DeleteLocalRoute(address):
@@ -47,7 +47,7 @@ class Witness(list[object]):
 
     def went_live(self, address: str) -> None:
         kernel = self.world.node.kernel
-        for key, server_ in self.wanted_servers().items():
+        for key, server_ in self.desired_servers().items():
             if key[1] == address:
                 assert key in kernel.virtual_servers or not server_.real_servers, f"{address} went live without {key}"
                 assert self.lacking_entries(key) == [], f"{address} went live without set entries"
@@ -56,10 +56,10 @@ class Witness(list[object]):
 
     def opened(self, key: Key) -> None:
         """Clients outside are let in: every real server that serves must be one that they may have."""
-        state, wanted = self.world.node.kernel.virtual_servers.get(key), self.wanted_servers().get(key)
+        state, desired = self.world.node.kernel.virtual_servers.get(key), self.desired_servers().get(key)
         if state is not None and key != FOREIGN_NODE_PORT:
             serving = {real for real, it in state.real_servers.items() if it.weight}
-            allowed = {(real.address, real.port) for real in wanted.real_servers} if wanted else set()
+            allowed = {(real.address, real.port) for real in desired.real_servers} if desired else set()
             assert serving <= allowed, f"{key} let clients in to {serving - allowed}"
 
     def lacking_entries(self, key: Key) -> list[tuple[str, object]]:
@@ -73,11 +73,11 @@ class Witness(list[object]):
         kernel = self.world.node.kernel
         return DUMMY in kernel.links and address in kernel.links[DUMMY].addresses
 
-    def wanted_servers(self) -> dict[Key, VirtualServer]:
+    def desired_servers(self) -> dict[Key, VirtualServer]:
         return {one.key: one for servers in self.world.contents.values() for one in servers}
 
-    def wanted(self) -> set[str]:
-        return {key[1] for key in self.wanted_servers()}
+    def desired(self) -> set[str]:
+        return {key[1] for key in self.desired_servers()}
 
 
 async def orderly_story(order: list[int], actions: list[tuple[object, ...]], state_dir: Path) -> None:

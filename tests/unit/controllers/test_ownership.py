@@ -77,7 +77,7 @@ async def test_what_an_earlier_run_left_goes_in_the_order_of_a_withdrawal(tmp_pa
     assert node.kernel.sets["KROUTE-6-CLUSTER-IP"].elements == set()
 
 
-async def test_before_the_first_full_list_nothing_is_taken_away(tmp_path: Path) -> None:
+async def test_before_the_initial_sync_nothing_is_taken_away(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
     node = node.restarted()
     await node.open()
@@ -102,7 +102,9 @@ async def test_without_a_ledger_what_is_on_the_dummy_interface_is_ours(tmp_path:
     assert (again.virtual_servers, again.links) == ({WEB}, {DUMMY})
 
 
-async def test_without_a_ledger_a_node_port_is_nobody_knows_whose_and_is_left_alone_and_told_of(tmp_path: Path) -> None:
+async def test_without_a_ledger_a_node_port_is_nobody_knows_whose_and_is_left_alone_and_reported(
+    tmp_path: Path,
+) -> None:
     node = await FakeNode(tmp_path).start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.1")))
     node.ledger.path.unlink()
     node = await node.restarted().start(plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.2")))
@@ -128,7 +130,7 @@ async def test_with_a_ledger_that_does_not_name_the_link_its_addresses_are_not_o
     assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.8"}
 
 
-async def test_a_link_of_our_name_that_is_no_dummy_is_left_alone_and_told_of(tmp_path: Path) -> None:
+async def test_a_link_of_our_name_that_is_no_dummy_is_left_alone_and_reported(tmp_path: Path) -> None:
     kernel = new_kernel()
     kernel.add_link(DUMMY, kind="bridge")
     with capture_logs() as logs:
@@ -138,7 +140,7 @@ async def test_a_link_of_our_name_that_is_no_dummy_is_left_alone_and_told_of(tmp
 
 
 @pytest.mark.parametrize("when", ["before the start", "while it runs"])
-async def test_a_foreign_virtual_server_in_the_way_is_left_alone_and_told_of(tmp_path: Path, when: str) -> None:
+async def test_a_foreign_virtual_server_in_the_way_is_left_alone_and_reported(tmp_path: Path, when: str) -> None:
     node = FakeNode(tmp_path)
     if when == "before the start":
         node.kernel.virtual_servers[WEB] = FOREIGN

@@ -1,4 +1,4 @@
-"""Whatever somebody deletes comes back: what rtnetlink tells of at once, the rest at the resync."""
+"""Whatever somebody deletes comes back: what rtnetlink reports at once, the rest at the resync."""
 
 import errno
 from pathlib import Path
@@ -177,7 +177,7 @@ async def test_a_resync_that_finds_all_right_writes_nothing(tmp_path: Path) -> N
     await node.resync()
     assert node.kernel.writes == []
     assert [controller.statistics().repairs for controller in node.controllers] == [0, 0, 0]
-    assert all(controller.statistics().last_audit > 0 for controller in node.controllers)
+    assert all(controller.statistics().last_resync > 0 for controller in node.controllers)
 
 
 async def test_a_ledger_that_was_removed_is_back_at_the_resync(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kroute.director.plan import Probe, ProbeKind
-from kroute.director.probes import Probes, Verdict, check
+from kroute.director.probes import Probes, ProbeState, check
 from kroute.director.settings import ProbeSettings
 from tests.unit.watching import eventually, running
 
@@ -70,7 +70,7 @@ async def test_a_refusal_only_shows_that_a_node_is_there(kind: ProbeKind, reason
 
 
 def test_the_first_result_counts_at_once_and_later_ones_in_a_row() -> None:
-    verdict = Verdict(ProbeSettings(failures=3, successes=2))
+    verdict = ProbeState(ProbeSettings(failures=3, successes=2))
     results = [True, False, False, True, False, False, False, True, False, True, True]
     changes = [verdict.take(result) for result in results]
     assert [at for at, changed in enumerate(changes) if changed] == [0, 6, 10]

@@ -1,4 +1,4 @@
-"""kroute parses IPVS's answers as pyroute2 writes them; `witness_ipvs` has what pyroute2 lacks."""
+"""kroute parses IPVS's answers as pyroute2 writes them; `witness_ipvs` adds what pyroute2 does not know."""
 
 import struct
 from ipaddress import IPv4Network

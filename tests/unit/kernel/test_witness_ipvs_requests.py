@@ -1,4 +1,4 @@
-"""pyroute2 reads kroute's IPVS requests; `witness_ipvs` has what pyroute2 lacks."""
+"""pyroute2 reads kroute's IPVS requests; `witness_ipvs` adds what pyroute2 does not know."""
 
 import socket
 import struct

@@ -31,7 +31,7 @@ def with_types(nla_map: tuple[tuple[str, str], ...], **types: str) -> tuple[tupl
 
 
 class Request(genlmsg):
-    """ipvsmsg, with what it lacks in requests."""
+    """ipvsmsg, with the attributes of requests that pyroute2 does not know."""
 
     nla_map = with_types(
         ipvs.ipvsmsg.nla_map, DAEMON="daemon", TIMEOUT_TCP="uint32", TIMEOUT_TCP_FIN="uint32", TIMEOUT_UDP="uint32"
@@ -51,7 +51,7 @@ class Request(genlmsg):
 
 
 class Answer(genlmsg):
-    """ipvsmsg, with what it lacks in answers."""
+    """ipvsmsg, with the attributes of answers that pyroute2 does not know."""
 
     nla_map = Request.nla_map
     dest = Request.dest

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.checks.known_proxies import OTHER_PROXIES
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
-from kroute.migration.leftovers import Leavings, NodeReading, recognise
+from kroute.migration.leftovers import Leftovers, NodeScan, recognise
 from kroute.migration.saved_rules import dsr_marks
 from kroute.migration.take_over_options import NODE_PORT_RANGE
 from kroute.model.plan import Protocol, VirtualServerKey
@@ -22,7 +22,7 @@ from tests.lab.other_proxy_rules import (
 )
 
 NODE, VIP = "192.0.2.1", "10.96.0.10"
-EMPTY = NodeReading({}, {}, frozenset(), (), None, frozenset({NODE}), (), (), {}, frozenset(), frozenset())
+EMPTY = NodeScan({}, {}, frozenset(), (), None, frozenset({NODE}), (), (), {}, frozenset(), frozenset())
 
 
 def as_saved(rules: str) -> str:
@@ -30,7 +30,7 @@ def as_saved(rules: str) -> str:
     return rules.replace("-I ", "-A ").replace("--set-mark ", "--set-xmark ")
 
 
-def recognised(proxy: str, **reading: object) -> Leavings:
+def recognised(proxy: str, **reading: object) -> Leftovers:
     return recognise(OTHER_PROXIES[proxy], msgspec.structs.replace(EMPTY, **reading), NODE_PORT_RANGE)
 
 
@@ -187,7 +187,7 @@ def test_what_the_ledger_names_is_adopted_and_the_link_no_proof_any_more() -> No
     assert (after.to_adopt, after.others, after.link) == ((), (new,), None)
 
 
-def test_addresses_that_only_the_other_link_has_are_told() -> None:
+def test_addresses_that_only_the_other_link_has_are_reported() -> None:
     key = server(VIP, 80)
     reading = {"virtual_servers": {key}, "link_addresses": {VIP}, "our_virtual_servers": {key}}
     assert recognised("kube-proxy", **reading).only_there == (VIP,)

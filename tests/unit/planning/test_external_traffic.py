@@ -220,7 +220,7 @@ def test_hints_count_for_external_traffic_by_policy_cluster() -> None:
 
 
 class TestHairpin:
-    """The setting decides, the annotation of a Service goes before it."""
+    """The setting decides, the annotation of a Service takes precedence over it."""
 
     SWITCHES: ClassVar[dict[str, tuple[bool, dict[str, str], bool]]] = {
         "on by default": (True, {}, True),

@@ -21,7 +21,7 @@ FIRST_LIST = [node_plan(), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))]
 
 async def until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nobody tells of what the fake kernel holds
+        while not condition():  # noqa: ASYNC110  nothing signals what the fake kernel holds
             await asyncio.sleep(0.005)
 
 
@@ -126,7 +126,7 @@ async def test_a_retry_comes_by_itself(tmp_path: Path) -> None:
         await until(lambda: not node.service_proxy.statistics().waiting)
 
 
-async def test_nothing_is_taken_away_before_the_first_full_list(tmp_path: Path) -> None:
+async def test_nothing_is_taken_away_before_the_initial_sync(tmp_path: Path) -> None:
     kernel = new_kernel()
     kernel.add_link(DUMMY, kind="dummy", noarp=True)
     kernel.add_address(DUMMY, "10.96.0.8")

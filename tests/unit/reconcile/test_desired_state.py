@@ -97,7 +97,7 @@ async def test_a_resync_tells_what_has_drifted_and_only_that() -> None:
 
 
 def test_agreement_is_the_owners_matter() -> None:
-    state: DesiredState[str, int] = DesiredState(lambda applied, wanted: applied >= wanted)
+    state: DesiredState[str, int] = DesiredState(lambda applied, desired: applied >= desired)
     state.want(A, {"x": 1})
     state.note_applied("x", 5)
     assert state.is_right("x")
@@ -121,21 +121,21 @@ async def test_what_was_there_and_is_not_found_has_gone() -> None:
 
 async def test_what_equals_the_wanted_value_is_one_object_with_it() -> None:
     state: DesiredState[str, tuple[int, ...]] = DesiredState()
-    wanted, found = tuple(range(2)), tuple(range(2))
+    desired, found = tuple(range(2)), tuple(range(2))
     resync = state.resync()
     resync.found("x", found)
     await resync.complete()
-    state.want(A, {"x": wanted})
+    state.want(A, {"x": desired})
     assert await state.all_pending() == []
-    assert state.applied["x"] is wanted
+    assert state.applied["x"] is desired
     resync = state.resync()
     resync.found("x", found)
     assert await resync.complete() == []
-    assert state.applied["x"] is wanted
+    assert state.applied["x"] is desired
 
 
 async def test_what_only_agrees_with_the_wanted_value_is_remembered_as_it_is() -> None:
-    state: DesiredState[str, int] = DesiredState(lambda applied, wanted: applied >= wanted)
+    state: DesiredState[str, int] = DesiredState(lambda applied, desired: applied >= desired)
     state.want(A, {"x": 1})
     state.note_applied("x", 5)
     state.recheck("x")

@@ -33,7 +33,7 @@ class Following(RuleBasedStateMachine):
         self.state: DesiredState[str, Value] = DesiredState(is_nothing=lambda desired: desired == NOTHING)
         self.kernel: dict[str, Value] = {}
         self.unknown: set[str] = set(KEYS)
-        self.wanted: dict[ObjectKey, dict[str, Value]] = {}
+        self.desired: dict[ObjectKey, dict[str, Value]] = {}
         self.order: dict[str, list[ObjectKey]] = {key: [] for key in KEYS}
         self.let_go: dict[str, Revision] = {}
         self.generation = 0
@@ -47,18 +47,18 @@ class Following(RuleBasedStateMachine):
     def want(self, name: str, objects: dict[str, int]) -> None:
         self.generation += 1
         revision = plan(name, generation=self.generation)
-        before = self.wanted.get(revision.key, {})
-        wanted = {key: (number,) for key, number in objects.items()}
-        wanted |= {key: before[key] for key in wanted if wanted[key] == before.get(key)}  # as the catalog does it
-        for key in before.keys() - wanted.keys():
+        before = self.desired.get(revision.key, {})
+        desired = {key: (number,) for key, number in objects.items()}
+        desired |= {key: before[key] for key in desired if desired[key] == before.get(key)}  # as the catalog does it
+        for key in before.keys() - desired.keys():
             self.order[key].remove(revision.key)
             if not self.order[key] and key in self.state.applied:
                 self.let_go[key] = revision
-        for key in [key for key, value in wanted.items() if before.get(key) != value]:
+        for key in [key for key, value in desired.items() if before.get(key) != value]:
             self.order[key] = [owner for owner in self.order[key] if owner != revision.key] + [revision.key]
             self.let_go.pop(key, None)
-        self.wanted[revision.key] = wanted
-        self.state.want(revision, wanted)
+        self.desired[revision.key] = desired
+        self.state.want(revision, desired)
 
     @rule()
     def the_rest_is_an_earlier_runs(self) -> None:
@@ -74,7 +74,7 @@ class Following(RuleBasedStateMachine):
                 self._tell(delta.key)
         if not refused | self.unknown:
             assert self.kernel == {key: value for key in KEYS if (value := self._desired(key)) not in {None, NOTHING}}
-            assert all(self.state.is_settled(owner) and self.state.has_departed(owner) for owner in self.wanted)
+            assert all(self.state.is_settled(owner) and self.state.has_departed(owner) for owner in self.desired)
             assert self.state.has_departed(EARLIER_RUN.key)
 
     @rule(key=keys, number=st.none() | st.integers(1, 2))
@@ -148,11 +148,11 @@ class Following(RuleBasedStateMachine):
             assert self.state.is_leaving(key) == (key in self.state.applied and not self.order[key])
             assert self.state.let_go_by(key) is self.let_go.get(key, EARLIER_RUN)
         left = {revision.key for revision in self.let_go.values()}
-        for owner in (*self.wanted, EARLIER_RUN.key):
+        for owner in (*self.desired, EARLIER_RUN.key):
             assert self.state.has_departed(owner) == (owner not in left)
 
     def _desired(self, key: str) -> Value | None:
-        return self.wanted[self.order[key][-1]][key] if self.order[key] else None
+        return self.desired[self.order[key][-1]][key] if self.order[key] else None
 
     def _set(self, key: str, value: Value | None) -> None:
         if value is None:

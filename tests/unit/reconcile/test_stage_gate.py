@@ -103,7 +103,7 @@ def test_a_stage_that_was_taken_back_must_be_passed_anew() -> None:
     assert gate.has_passed(plan("a"), ROUTES)
 
 
-def test_the_services_that_lost_a_stage_are_told_once() -> None:
+def test_the_services_that_lost_a_stage_are_reported_once() -> None:
     gate = stage_gate()
     gate.retract(ROUTES, [plan("a").key])
     gate.retract(ROUTES, [plan("b").key])

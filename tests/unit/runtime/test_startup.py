@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kroute.runtime import gc_tuning
-from kroute.runtime.gc_tuning import Collector
+from kroute.runtime.gc_tuning import GcTuning
 
 LARGE = ("rich", "pygments", "urllib3.connectionpool", "kubernetes_asyncio.client.models.v1_pod", "iptc", "aiohttp.web")
 
@@ -43,18 +43,18 @@ def _unfrozen() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_unfrozen")
-class TestGarbage:
+class TestGarbageCollection:
     """Collections stay short, however much there is."""
 
     def test_what_is_there_at_the_start_is_put_aside(self) -> None:
-        with Collector():
+        with GcTuning():
             assert gc.get_freeze_count() > 10_000
 
-    def test_what_comes_while_the_first_list_is_taken_in_is_never_visited_as_a_whole(self) -> None:
+    def test_what_comes_while_the_initial_sync_is_taken_in_is_never_visited_as_a_whole(self) -> None:
         visited = []
         gc.callbacks.append(lambda _, collection: visited.append(collection["generation"]))
         try:
-            with Collector() as collector:
+            with GcTuning() as collector:
                 kept = [[number] for number in range(100_000)]
                 assert set(visited) == {0, 1}
                 before = gc.get_freeze_count()
@@ -64,7 +64,7 @@ class TestGarbage:
             gc.callbacks.pop()
 
     def test_what_outlives_a_slow_collection_is_put_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with Collector() as collector:
+        with GcTuning() as collector:
             collector.loaded()
             monkeypatch.setattr(gc_tuning, "SLOW", 0.0)
             before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
@@ -72,7 +72,7 @@ class TestGarbage:
             assert gc.get_freeze_count() >= before + len(kept)
 
     def test_what_outlives_a_quick_one_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with Collector() as collector:
+        with GcTuning() as collector:
             collector.loaded()
             monkeypatch.setattr(gc_tuning, "SLOW", 60.0)
             before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
@@ -82,9 +82,9 @@ class TestGarbage:
         assert len(kept) == 1000
 
     def test_a_collection_is_started_after_so_many_plans(self) -> None:
-        with Collector() as collector:
+        with GcTuning() as collector:
             gone: list[str] = []
-            collector.made(10 * gc_tuning.PLANS)  # not yet: the first list is on its way
+            collector.made(10 * gc_tuning.PLANS)  # not yet: the initial sync is on its way
             collector.loaded()
             gc.disable()
             try:
@@ -98,7 +98,7 @@ class TestGarbage:
 
     def test_afterwards_the_collector_works_as_before(self) -> None:
         before = gc.get_threshold(), list(gc.callbacks)
-        with Collector() as collector:
+        with GcTuning() as collector:
             collector.loaded()
         assert (gc.get_threshold(), list(gc.callbacks)) == before
 

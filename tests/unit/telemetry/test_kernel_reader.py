@@ -1,4 +1,4 @@
-"""What the kernel has adds up, for as many Services as one may tell of, and is not read more often than it is worth."""
+"""What the kernel has adds up, for as many Services as may be listed, and is not read more often than it is worth."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_servers_are_counted_by_state_and_connections_added_up() -> None:
     assert summary.omitted == 0
 
 
-async def test_those_with_most_connections_are_told_of_in_the_order_of_their_names() -> None:
+async def test_those_with_most_connections_are_reported_in_the_order_of_their_names() -> None:
     plans = [plan("a", "1"), plan("b", "2"), plan("c", "3")]
     passed = {key("1"): Traffic(5), key("2"): Traffic(1), key("3"): Traffic(9)}
     summary = await summarize(plans, scan({}), passed, 2)

@@ -47,7 +47,7 @@ async def test_controllers_that_do_not_work_fail_every_probe_and_say_why(agent: 
     assert body["healthy"] is False
 
 
-async def test_until_the_first_list_is_served_the_agent_is_healthy_and_not_ready(agent: Observed) -> None:
+async def test_until_the_initial_sync_is_served_the_agent_is_healthy_and_not_ready(agent: Observed) -> None:
     agent.workers.is_live = False
     assert await probes(agent) == {"/healthz": 200, "/livez": 200, "/readyz": 503}
 
@@ -124,7 +124,7 @@ async def test_it_is_read_only(agent: Observed) -> None:
         assert (await ask(agent.metrics_port, path, method="POST", host_header="localhost")).status == 405
 
 
-async def test_a_port_that_somebody_else_has_is_told_of_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_somebody_else_has_is_reported_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "FIRST_RETRY", 0.02)
     agent = Observed()
     with socket.create_server((LOCALHOST, agent.health_port)):

@@ -1,4 +1,4 @@
-"""A lost privilege is told of once, with what to do."""
+"""A lost privilege is reported once, with what to do."""
 
 import pytest
 

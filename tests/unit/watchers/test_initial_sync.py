@@ -71,7 +71,7 @@ async def test_a_list_that_is_refused_is_waited_for_only_so_long(
     async with ApiServer() as server:
         server.access.forbid("list", "nodes")
         server.access.forbid("watch", "nodes")
-        with pytest.raises(InitialSyncError, match=r"no full list of Node .*`kroute check`"):
+        with pytest.raises(InitialSyncError, match=r"no initial sync of Node .*`kroute check`"):
             await initial_sync.initial_sync(by_api(server, tmp_path))
 
 
@@ -136,8 +136,8 @@ def test_plan_says_what_changes_by_its_exit_code_too(
         assert output.err == f"kroute: {found}\n"
 
 
-@pytest.mark.parametrize(("level", "code"), [(Level.OK, 0), (Level.WARNING, 0), (Level.LACK, 1)])
-def test_check_fails_for_a_lack_alone(
+@pytest.mark.parametrize(("level", "code"), [(Level.OK, 0), (Level.WARNING, 0), (Level.FAIL, 1)])
+def test_check_fails_for_a_missing_prerequisite_alone(
     level: Level, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def found(_: Settings) -> list[Finding]:

@@ -44,7 +44,7 @@ def watcher(kernel: FakeKernel, told: list[NodeInterfaces]) -> NodeWatcher:
     )
 
 
-async def test_addresses_that_come_and_go_are_told_at_once(kernel: FakeKernel) -> None:
+async def test_addresses_that_come_and_go_are_reported_at_once(kernel: FakeKernel) -> None:
     told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):
         await eventually(lambda: len(told) == 1)

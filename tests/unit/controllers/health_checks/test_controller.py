@@ -133,7 +133,9 @@ async def test_stopping_releases_the_ports_and_ends_open_connections(port: int) 
     socket.create_server((LOCALHOST, port)).close()
 
 
-async def test_a_port_that_another_process_has_is_told_once_and_opened_when_it_is_free(node: Node, port: int) -> None:
+async def test_a_port_that_another_process_has_is_reported_once_and_opened_when_it_is_free(
+    node: Node, port: int
+) -> None:
     with socket.create_server((LOCALHOST, port)):
         node.serves(port)
         await until(lambda: node.checks.statistics().failures >= 2)

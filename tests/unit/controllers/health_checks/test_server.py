@@ -14,7 +14,7 @@ from tests.unit.load_balancer import LOCALHOST, ask, connected, say, until
 
 
 class Node:
-    """One port, which tells of Service default/web."""
+    """One port, which reports on Service default/web."""
 
     def __init__(self) -> None:
         self.local_endpoints = 1

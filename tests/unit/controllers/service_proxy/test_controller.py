@@ -77,7 +77,7 @@ async def test_one_bad_object_does_not_block_another(tmp_path: Path) -> None:
     assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
 
 
-async def test_what_was_refused_is_tried_again_later_and_later_and_told_of_once(tmp_path: Path) -> None:
+async def test_what_was_refused_is_tried_again_later_and_later_and_reported_once(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     attempts: list[float] = []
 
@@ -244,7 +244,7 @@ class TestDraining:
 
 
 class TestMissingScheduler:
-    async def test_the_default_serves_and_the_service_is_told_once(self, tmp_path: Path) -> None:
+    async def test_the_default_serves_and_the_service_is_reported_once(self, tmp_path: Path) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr", "lc"})), scheduler="lc")
         servers = [server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in (80, 81)]
         await node.start(plan("web", 1, *servers))
@@ -294,7 +294,7 @@ class TestMissingScheduler:
         await node.resync()
         assert {state.options.scheduler for state in node.kernel.virtual_servers.values()} == {"mh"}
 
-    async def test_one_that_is_edited_to_a_missing_scheduler_keeps_the_default_and_is_told_of(
+    async def test_one_that_is_edited_to_a_missing_scheduler_keeps_the_default_and_is_reported(
         self, tmp_path: Path
     ) -> None:
         node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))

@@ -4,7 +4,7 @@ import pytest
 
 from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.firewall.iptables.packet_trace import Outcome, walk
+from kroute.firewall.iptables.packet_trace import TraceResult, trace
 from kroute.firewall.packets import Packet
 from kroute.firewall.sets import Sets
 from kroute.model.addresses import Family
@@ -31,8 +31,8 @@ def packet(source: str = OUTSIDE, *, protocol: int = 6, port: int = 80, interfac
     return Packet(protocol, source, "10.96.0.1", port, interface)
 
 
-def after_input(sets: Sets, one: Packet, settings: Settings = SETTINGS) -> Outcome:
-    return walk(filter_rules(settings, Family.IPV4), "INPUT", one, sets)
+def after_input(sets: Sets, one: Packet, settings: Settings = SETTINGS) -> TraceResult:
+    return trace(filter_rules(settings, Family.IPV4), "INPUT", one, sets)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_pods_are_told_by_the_names_of_their_interfaces() -> None:
 
 def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     own = packet("192.168.1.5", interface="")
-    assert walk(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).target == "DROP"
-    assert walk(output_rules(Family.IPV4), "OUTPUT", own, SERVED).target == ""
+    assert trace(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).target == "DROP"
+    assert trace(output_rules(Family.IPV4), "OUTPUT", own, SERVED).target == ""
 
 
 @pytest.mark.parametrize(
@@ -99,27 +99,27 @@ def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
 )
 def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, marked: bool) -> None:
     rules = masquerade_rules(settings, Family.IPV4, NODE, random_fully=True)
-    mark = walk(rules, "PREROUTING", packet(source), sets).mark
+    mark = trace(rules, "PREROUTING", packet(source), sets).mark
     assert bool(mark) is marked
     leaving = packet(source)._replace(destination="172.20.2.7", port=8080, mark=mark)
-    assert walk(rules, "POSTROUTING", leaving, sets).target == ("MASQUERADE" if marked else "")
+    assert trace(rules, "POSTROUTING", leaving, sets).target == ("MASQUERADE" if marked else "")
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
     rules = masquerade_rules(SETTINGS, Family.IPV4, NODE, random_fully=False)
     sets = {AddressSet.HAIRPIN: {(POD, 6, 8080, POD)}}
     itself = Packet(6, POD, POD, 8080, "cbr0")
-    assert walk(rules, "POSTROUTING", itself, sets).target == "MASQUERADE"
-    assert walk(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).target == ""
+    assert trace(rules, "POSTROUTING", itself, sets).target == "MASQUERADE"
+    assert trace(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).target == ""
 
 
 def test_the_source_may_be_the_nodes_address() -> None:
     rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE, random_fully=True)
-    outcome = walk(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
+    outcome = trace(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
     assert (outcome.target, outcome.detail, outcome.mark) == ("SNAT", "192.168.1.5", 0)
 
 
 def test_ipv6_is_refused_by_icmpv6() -> None:
     sets = {AddressSet.VIP: {("fd00::1",)}}
-    outcome = walk(filter_rules(SETTINGS, Family.IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets)
+    outcome = trace(filter_rules(SETTINGS, Family.IPV6), "INPUT", Packet(17, "fd00:9::9", "fd00::1", 53, "eth0"), sets)
     assert outcome.detail == "icmp6-port-unreachable"

@@ -136,7 +136,7 @@ async def test_foreign_rules_and_sets_stay_and_cleanup_leaves_nothing_else(tmp_p
     ("family", "table"),
     [(Family.IPV6, "nat"), (Family.IPV6, "filter"), (Family.IPV4, "mangle"), (Family.IPV4, "filter")],
 )
-async def test_a_table_that_is_not_there_is_told_of_once_and_stops_no_other(
+async def test_a_table_that_is_not_there_is_reported_once_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, table: str
 ) -> None:
     node = FakeNode(tmp_path)

@@ -140,7 +140,7 @@ async def test_a_virtual_server_of_somebody_elses_is_a_problem_and_no_change(tmp
     assert any("ForeignVirtualServer" in problem for problem in found.problems)
 
 
-async def test_a_family_without_tables_is_told_of(tmp_path: Path) -> None:
+async def test_a_family_without_tables_is_reported(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(*PLANS)
     node.kernel.ipv6 = False
     found = await planned(node, *PLANS)

@@ -58,7 +58,7 @@ def test_addresses_are_canonical(address: str) -> None:
     assert unpack_address(pack_address(address)) == address
 
 
-def test_messages_of_a_datagram_are_told_apart() -> None:
+def test_messages_of_a_datagram_are_distinguished() -> None:
     datagram = message(20, 0, b"abcd") + message(21, 0, b"")
     assert [(kind, payload) for kind, _, _, payload in iterate_messages(datagram)] == [(20, b"abcd"), (21, b"")]
 

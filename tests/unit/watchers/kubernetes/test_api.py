@@ -211,7 +211,9 @@ class TestMistakes:
         with pytest.raises(ConfigurationError, match=r"is not a URL: allowed is http://HOST\[:PORT\]"):
             await Api.open(settings(master=url))
 
-    async def test_outside_a_cluster_the_ways_to_name_a_server_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_outside_a_cluster_the_ways_to_name_a_server_are_reported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         with pytest.raises(ConfigurationError, match="give --kubeconfig FILE, --master URL or --manifests DIR"):
             await Api.open(settings())

@@ -12,11 +12,11 @@ from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.sysctl import Sysctls
-from kroute.migration.leftovers import NodeReading
+from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
 
 
-async def read_node(proxy: OtherProxy, state_dir: Path) -> NodeReading:
+async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
     """What this node has of what the proxy may have made. KernelError, LedgerError."""
     ledger = Ledger.open(state_dir)
     tools = XtablesTools()
@@ -24,7 +24,7 @@ async def read_node(proxy: OtherProxy, state_dir: Path) -> NodeReading:
         async with Addresses() as addresses:
             has_link = await links.index(proxy.link) is not None
             of_node = await addresses.of_node()
-        return NodeReading(
+        return NodeScan(
             saved={str(variant): await tools.save(variant) for variant in VARIANTS},
             sets=await _read_sets(proxy.sets),
             virtual_servers=(await ipvs.read()).keys(),
