@@ -1,8 +1,8 @@
 """Wire the parts of kroute together and run them: a source of changes, the catalog, the broadcaster, the controllers.
 
-All of it lives in one event loop. Changes go into the catalog as they arrive; one task plans what they touched and
-publishes it, so much at a time that the loop is never held for long. What arrives meanwhile goes out with the next
-slice, and nothing waits for a timer.
+Everything runs in one event loop. Changes go into the catalog as they arrive. One task plans the Services that they
+touch and publishes the plans, in slices so short that the event loop is never held for long. A change that arrives
+while a slice is planned goes out with the next slice; nothing waits for a timer.
 """
 
 import asyncio
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STOP_WITHIN = 4.0
-"""Seconds for which the controllers may finish the batch in hand after SIGTERM."""
+"""Seconds that the controllers have after SIGTERM to finish the current pass."""
 
 SLICE = 64
-"""Services planned between two looks at the event loop: a few milliseconds."""
+"""Services that are planned before other tasks run: a few milliseconds."""
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
 
 
 class Agent:
-    """kroute on one node, which has these `interfaces` and this `kernel`, open for as long as the agent runs.
+    """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
 
-    `follow` is where changes come from, `create` how Events are written (None: they are only logged). `loop_watch` is
-    that of the event loop in which it runs, `watches` counts what the watches do.
+    `follow` delivers changes. `create` writes Events; None: they are only logged. `loop_watch` watches the event loop
+    in which the agent runs. `watches` returns the counters of each watch.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Agent:
         }
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
-        """Serve the node until `stop` is set; what is in the kernel then stays there."""
+        """Serve the node until `stop` is set. The kernel's state stays as it is then."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
             malloc_tuning.return_large_blocks()
@@ -130,7 +130,7 @@ class Agent:
         self._changed.set()
 
     async def _plan(self) -> None:
-        """Publish the plans of what has changed, a slice at a time; those of the initial sync as one."""
+        """Publish the plans of what has changed, one slice after the other."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -180,7 +180,7 @@ class Agent:
 
 
 def _log_node(node: NodeFacts) -> None:
-    """Log what is known of the node, and what that means where it has only one family."""
+    """Log what is known of the node, and which address families it serves."""
     families = [family for family, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
     log.info(
         "node.known",
@@ -194,7 +194,7 @@ def _log_node(node: NodeFacts) -> None:
 
 
 async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
-    """Run an agent until SIGTERM; returns the exit code. `loop_watch` is that of the event loop this runs in."""
+    """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
     stop = stop_signal()
     if missing := await preflight.missing_prerequisites():
         for prerequisite in missing:
@@ -211,7 +211,7 @@ async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
-    """Leave the node as it was found; whether that succeeded."""
+    """Undo everything that kroute did on the node; returns whether that succeeded."""
     report = await cleanup.undo_all(settings, state_dir)
     for what in report.failed:
         log.error("cleanup.failed", what=what)
@@ -220,7 +220,7 @@ async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
 
 
 async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
-    """An agent with the source that the settings name; what it needs is closed with the stack."""
+    """An agent that follows the source that the settings name. `stack` closes the kernel and the API connection."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     kernel = await stack.enter_async_context(open_kernel(settings.proc_sys))
     directory = settings.manifests
@@ -228,7 +228,7 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
         return Agent(
             settings, interfaces, kernel, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch
         )
-    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  0.15 s and 15 MiB that manifests need not
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))

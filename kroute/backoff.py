@@ -1,4 +1,4 @@
-"""When to try again what failed: later and later."""
+"""When to try again what failed: after growing delays."""
 
 import random
 from collections.abc import Hashable
@@ -8,10 +8,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Backoff:
-    """Exponential backoff for one thing. All times are seconds.
+    """Exponential backoff of one operation. All times are seconds.
 
-    The first delay is `first`; each one after it is twice as long, up to `limit`. With `rng`, each is lengthened by up
-    to as much again, so that the agents of a whole cluster do not come back at the same moment.
+    The first delay is `first`; each later one is twice as long, up to `limit`. With `rng`, each delay is multiplied by
+    a random factor from 1 to 2, so that the agents of a cluster do not all come back at the same moment.
     """
 
     def __init__(self, first: float, limit: float, rng: random.Random | None = None) -> None:
@@ -21,13 +21,13 @@ class Backoff:
         self._next = first
 
     def delay(self, at_least: float = 0.0) -> float:
-        """How long to wait now; `at_least` is what a server asked for, which is lengthened in the same way."""
+        """How long to wait now. `at_least` is a delay that a server asked for; the random factor applies to it too."""
         base = max(self._next, at_least)
         self._next = min(self._next * 2, self._limit)
         return base if self._rng is None else base * (1.0 + self._rng.random())
 
     def reset(self) -> None:
-        """Something worked: the next delay is the first one again."""
+        """Let the next delay be the first one again; call this after a success."""
         self._next = self._first
 
 
@@ -51,23 +51,23 @@ class Retries(Generic[K]):
         return key in self._waits
 
     def failed(self, key: K, now: float) -> bool:
-        """Note a failure; the next attempt is due after twice the last wait. Whether it is the first in a row."""
+        """Note a failure; the wait before the next attempt doubles. Returns whether it is the key's first in a row."""
         before = self._waits.get(key)
         backoff = before.backoff if before else Backoff(self._first, self._limit)
         self._waits[key] = _Wait(backoff, now + backoff.delay())
         return before is None
 
     def succeeded(self, key: K) -> None:
-        """Forget the key's failures; also call this for a key that is not desired any more."""
+        """Forget the key's failures. Call this also when the key is no longer desired."""
         self._waits.pop(key, None)
 
     def expire(self, now: float) -> None:
-        """Forget what was due and did not fail again: it has succeeded, or is not desired any more."""
+        """Forget the keys that were due by `now` and did not fail again: they succeeded, or are no longer desired."""
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
             del self._waits[key]
 
     def clear(self) -> None:
-        """Forget all failures: their reason has gone."""
+        """Forget all failures; call this when their cause has ended."""
         self._waits.clear()
 
     def is_waiting(self, key: K, now: float) -> bool:
@@ -76,5 +76,5 @@ class Retries(Generic[K]):
         return wait is not None and now < wait.due
 
     def next_due(self) -> float | None:
-        """When the next attempt is due; None if nothing failed."""
+        """When the next attempt is due; None if no key waits."""
         return min((wait.due for wait in self._waits.values()), default=None)

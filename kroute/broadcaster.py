@@ -1,8 +1,8 @@
 """Fan plans out to the controllers.
 
-Each subscriber has a queue of its own, with one place for each Service and one for the node: a newer plan replaces an
-older one that still waits. A slow subscriber thus costs memory for at most one plan a Service, and never delays
-another. Everything here runs in the event loop's thread; `publish` and `take` do not await, so each is atomic.
+Each subscriber has its own queue, with one place for each Service and one for the node: a newer plan replaces an older
+one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another.
+Everything here runs in the event loop's thread. `publish` and `take` do not await, so each is atomic.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from kroute.model.plan import NodePlan, Plan, ServicePlan
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
-    """What one subscriber's queue looks like: plans that wait, and for how many seconds the oldest has."""
+    """One subscriber's queue: how many plans wait (`depth`), and for how many seconds the oldest has (`lag`)."""
 
     subscriber: str
     depth: int
@@ -36,7 +36,7 @@ class Subscription:
             self._arrived.set()
 
     async def wait(self) -> None:
-        """Return as soon as plans wait. The first time, the initial sync is complete then."""
+        """Return as soon as plans wait. The first call returns when the initial sync is complete."""
         await self._arrived.wait()
 
     @property
@@ -45,11 +45,11 @@ class Subscription:
         return self._arrived.is_set()
 
     def notify(self, waker: asyncio.Event) -> None:
-        """Set this event too whenever plans arrive, so that their taker can wait for other things as well."""
+        """Also set `waker` whenever plans arrive, so that the subscriber can wait for other events as well."""
         self._waker = waker
 
     def take(self) -> dict[ObjectKey, Plan]:
-        """Take everything that waits, the newest plan of each Service and of the node."""
+        """Take all plans that wait: the newest of each Service and of the node."""
         taken, self._waiting = self._waiting, {}
         self._arrived.clear()
         return taken
@@ -59,7 +59,7 @@ class Subscription:
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
     def put(self, plans: Iterable[Plan], *, wake: bool = True) -> None:
-        """Let these plans wait, and wake the subscriber if `wake`; called by the broadcaster."""
+        """Add plans to the queue, and wake the subscriber if `wake`. Only the broadcaster calls this."""
         if not self._waiting:
             self._since = time.monotonic()
         for plan in plans:
@@ -74,8 +74,8 @@ class Subscription:
 class Broadcaster:
     """Keeps the newest plan of each Service and of the node, and passes each published plan to every subscriber.
 
-    The plans of the initial sync may come in parts. What none of them names must not be served any more, so subscribers
-    are woken only when all parts are there, and then always, even if there is no Service.
+    The plans of the initial sync may be published in parts. Controllers delete what no plan names, so subscribers are
+    woken only after the last part. Then they are always woken, even if no Service exists.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Broadcaster:
 
     @property
     def has_started(self) -> bool:
-        """Whether all plans of the initial sync are there."""
+        """Whether all plans of the initial sync have been published."""
         return self._started
 
     @property
@@ -96,7 +96,7 @@ class Broadcaster:
 
     @property
     def node(self) -> NodePlan | None:
-        """The newest plan of the node; None before there has been one, and always in a director."""
+        """The newest plan of the node; None before the first is published, and always in a director."""
         return self._node
 
     @property
@@ -105,15 +105,15 @@ class Broadcaster:
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
     def subscribe(self, name: str) -> Subscription:
-        """Open a queue, filled with the newest plans if those of the initial sync are there."""
+        """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete."""
         subscription = Subscription(name, self.plans, started=self._started)
         self._subscriptions.append(subscription)
         return subscription
 
     def publish(self, plans: Iterable[Plan], *, more: bool = False) -> None:
-        """Pass plans on. A plan without content is that of a Service which is gone.
+        """Pass plans to every subscriber. An empty plan says that its Service was deleted.
 
-        `more`: further plans of the initial sync follow. Later this means nothing: every batch goes out at once.
+        `more`: further plans of the initial sync follow. After the initial sync it has no effect.
         """
         batch = list(plans)
         self._started |= not more

@@ -13,8 +13,9 @@ from kroute.settings import Settings
 
 
 async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
-    """Undo everything that the ledger names or that bears kroute's names. Raises LedgerError and KernelError before
-    it begins.
+    """Undo everything that the ledger names or that has one of kroute's names. Later failures are in the report.
+
+    Raises LedgerError and KernelError when it cannot begin.
     """
     async with open_kernel(settings.proc_sys) as kernel:
         report = await _undo_director(settings, kernel)
@@ -29,7 +30,7 @@ async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupRepo
 
 
 async def _undo_director(settings: Settings, kernel: NodeKernel) -> CleanupReport:
-    """Take away what only a director makes; the ledger that names it is needed for the rest."""
+    """Undo what only a director makes. The ledger is not removed yet: the agent's cleanup needs it too."""
     report = CleanupReport()
     ledger = Ledger.open(settings.state_dir)
     await undo(ledger, kernel.ipvs, kernel.addresses, report)

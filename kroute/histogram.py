@@ -1,4 +1,4 @@
-"""How long things have taken, counted in ranges."""
+"""A histogram of durations."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,9 +6,9 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Durations in seconds, counted by `bounds`, which ascend: each range includes its upper bound.
+    """Counts durations, in seconds, in the ranges between ascending `bounds`. Each range includes its upper bound.
 
-    One more range takes what is beyond the last bound.
+    One more range counts the durations beyond the last bound.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -36,10 +36,10 @@ class Histogram:
 
     @property
     def counts(self) -> list[int]:
-        """How many durations each range has; the last is for what is beyond the bounds."""
+        """How many durations were observed in each range; the last range is the one beyond the bounds."""
         return list(self._counts)
 
     @property
     def cumulative(self) -> Mapping[float, int]:
-        """By each bound, how many durations were at most so long."""
+        """For each bound, how many durations were at most as long as it."""
         return dict(zip(self._bounds, accumulate(self._counts), strict=False))

@@ -1,7 +1,7 @@
 """Logs are events: one line for each change, JSON in a pod, colours on a terminal.
 
-structlog loads rich where it is installed, 0.05 s and 4 MiB, to draw tracebacks that plain text shows as well. For an
-agent to go without it, structlog has to be imported here first.
+structlog loads rich where it is installed, to draw tracebacks that plain text shows as well. That costs 0.05 s and
+4 MiB. This module hides rich while it imports structlog, so an agent must import this module before structlog.
 """
 
 import logging
@@ -16,11 +16,11 @@ from kroute.recent_events import RecentEvents
 
 @contextmanager
 def _without(package: str) -> Iterator[None]:
-    """Let a package seem not to be installed, unless it is there already."""
+    """Make a package look as if it were not installed, unless it is already imported."""
     if package in sys.modules:
         yield
         return
-    sys.modules[package] = None  # type: ignore[assignment]  # which is how an import is told that there is none
+    sys.modules[package] = None  # type: ignore[assignment]  # an import of it then raises ImportError
     try:
         yield
     finally:
@@ -32,18 +32,21 @@ with _without("rich"):
 
 
 RECENT = RecentEvents(200)
-"""What this process has logged lately: like structlog's own configuration, there is one of it."""
+"""What this process has logged lately. It is global because structlog's configuration is."""
 
 
 LONGEST_FIELD = 2000
-"""Characters of a field, and elements of a list in one; the rest is left out."""
+"""The most characters of a field, and the most elements of a list in one; the rest is left out."""
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, which a terminal obeys, also those that turn the direction of writing; and lone surrogates."""
+"""Control characters, which a terminal obeys; characters that change the writing direction; lone surrogates."""
 
 
 def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor that makes what objects and servers say fit to be written: no field is long or moves a cursor."""
+    """Shorten and escape each field, which may come from objects or servers: none is long or moves a cursor.
+
+    This is a structlog processor.
+    """
     return {name: _bounded(value) for name, value in event.items()}
 
 

@@ -1,4 +1,4 @@
-"""The last events of the log, for the status page."""
+"""The newest events of the log, for the status page."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ LONGEST_DETAILS = 500
 
 
 class RecentEvent(msgspec.Struct, frozen=True):
-    """A line of the log: Unix time, level, its name, and its fields as text."""
+    """A line of the log: its Unix time, level, event name, and fields as text."""
 
     time: float
     level: str
@@ -20,7 +20,7 @@ class RecentEvent(msgspec.Struct, frozen=True):
 
 
 class RecentEvents:
-    """A structlog processor that changes nothing and remembers the last `count` events."""
+    """A structlog processor that remembers the last `count` events, and changes none."""
 
     def __init__(self, count: int) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=count)

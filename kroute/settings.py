@@ -1,8 +1,8 @@
-"""The settings of `kroute run`, checked and typed; every other part reads them from here, and their defaults too.
+"""The settings of `kroute run`, checked and typed, with their defaults. Every other module reads them from here.
 
-The `parse_…` functions read one value as it is written on the command line, in a KROUTE_… variable or in the
-configuration file. They raise ValueError with a sentence that says what is allowed. The `write_…` functions do the
-opposite; with them the command line shows the defaults of `Settings`.
+A `parse_…` function reads one value as it is written on the command line, in a KROUTE_… variable or in the
+configuration file. It raises ValueError with a sentence that says what is allowed. A `write_…` function does the
+opposite; the command line shows the defaults of `Settings` with it.
 """
 
 import re
@@ -19,13 +19,14 @@ OUR_PROXY_NAME = "kroute.io"
 """The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
 
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-"""How local pods are distinguished from everybody else, by the names of kube-proxy's `detectLocalMode`."""
+"""The ways to tell local pods from all other clients, by the names of kube-proxy's `detectLocalMode`."""
 
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
 OTHER_VIP_INTERFACES = ("kube-ipvs0", "kube-dummy-if")
-"""Where kube-proxy and kube-router have VIPs: what is there are no addresses of the node's own, while they leave."""
+"""The interfaces on which kube-proxy and kube-router bind VIPs. While kroute takes over from one of them, the addresses
+there do not count as the node's own."""
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -45,7 +46,7 @@ class PortRange(NamedTuple):
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen; an empty `host` is every address of both families."""
+    """Where to listen. An empty `host` means every address of both families."""
 
     host: str
     port: int
@@ -55,14 +56,14 @@ class ListenAddress(NamedTuple):
 
 
 class Exemption(msgspec.Struct, frozen=True):
-    """Traffic that is never masqueraded: source network and the destination network that the client addressed."""
+    """Traffic that is never masqueraded: from the network `source` to addresses that clients use in `destination`."""
 
     source: str
     destination: str
 
 
 class IpvsTimeouts(msgspec.Struct, frozen=True):
-    """IPVS connection timeouts in seconds; 0 leaves the kernel's."""
+    """IPVS connection timeouts in seconds; 0 leaves the kernel's value as it is."""
 
     tcp: int = 0
     tcpfin: int = 0
@@ -72,13 +73,13 @@ class IpvsTimeouts(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
 
-    `nodeport_addresses` are networks, or PRIMARY alone; empty for every address of the node. `snat_source` is
-    "masquerade" (the kernel chooses) or "node-ip". A bind address of None is not listened on; `metrics_services` is how
-    many Services have metrics of their own. What is None of `ipvs_estimation` and its niceness stays as it is.
+    `nodeport_addresses` are networks, or PRIMARY alone; empty means every address of the node. `snat_source` is
+    "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
+    Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
 
-    The ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's by default, so that probes, scrapers
-    and firewalls need no change. The protected ports are those of SSH, etcd, the API server, the kubelet, and of the
-    health checks of service proxies.
+    The default ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's, so that probes, scrapers
+    and firewalls need no change. The default protected ports are those of SSH, etcd, the API server, the kubelet, and
+    the health checks of service proxies.
     """
 
     node_name: str
@@ -127,12 +128,12 @@ class Settings(msgspec.Struct, frozen=True):
     log_level: str = "info"
 
     def protects(self, port: int) -> bool:
-        """Whether no Service may have this port on a node's own address."""
+        """Whether this port is protected: no Service may use it on a node's own address."""
         return any(first <= port <= last for first, last in self.protected_ports)
 
 
 DEFAULTS = Settings(node_name="")
-"""What holds where nothing else is said. The node's name has no default here: it is the host's."""
+"""The defaults. The node's name has none here: the command line takes the host's."""
 
 
 def parse_duration(text: str) -> float:
@@ -150,7 +151,7 @@ def write_duration(seconds: float) -> str:
 
 
 def parse_timeout(text: str) -> int:
-    """Read a duration of whole seconds that IPVS takes as a timeout (at most 31 days; 0 leaves the kernel's)."""
+    """Read an IPVS timeout: whole seconds, at most 31 days; 0 leaves the kernel's value."""
     seconds = parse_duration(text)
     if seconds != int(seconds) or seconds > 31 * 86400:
         raise ValueError(
@@ -165,7 +166,7 @@ def parse_networks(text: str) -> tuple[str, ...]:
 
 
 def parse_network(text: str) -> str:
-    """Read one network; bits right of the prefix are an error, as they usually are a typing error."""
+    """Read one network. Bits beyond the prefix are an error: they are usually a typing error."""
     try:
         return str(ip_network(text))
     except ValueError as error:
@@ -183,7 +184,7 @@ def parse_nodeport_addresses(text: str) -> tuple[str, ...]:
 
 
 def parse_proxy_name(text: str) -> str:
-    """Read a label's value (`metadata.labels` of the API: at most 63 characters, no space)."""
+    """Read a label's value (`metadata.labels` in the API: 1 to 63 characters, no space)."""
     if not _LABEL_VALUE.fullmatch(text):
         raise ValueError(f"{text!r} is not a label value: 1 to 63 letters, digits, '-', '_' and '.', no space")
     return text
@@ -203,9 +204,9 @@ def parse_ports(text: str) -> tuple[PortRange, ...]:
 
 
 def parse_listen_address(text: str) -> ListenAddress | None:
-    """Read `IP:PORT`, `[IPv6]:PORT` or `:PORT`; `off` is None.
+    """Read `IP:PORT`, `[IPv6]:PORT` or `:PORT`; `off` gives None.
 
-    `0.0.0.0` and `::` are both every address of both families. So it is in kube-proxy, since Go listens that way.
+    `0.0.0.0` and `::` both mean every address of both families, as in kube-proxy: Go listens that way.
     """
     if text == "off":
         return None
@@ -223,7 +224,7 @@ def parse_listen_address(text: str) -> ListenAddress | None:
 
 
 def write_bind_address(address: ListenAddress | None) -> str:
-    """Write where to listen; every address of both families is `0.0.0.0`, as operators of kube-proxy know it."""
+    """Write where to listen. Every address of both families is written `0.0.0.0`, as kube-proxy's operators know it."""
     return "off" if address is None else str(address._replace(host=address.host or "0.0.0.0"))
 
 
@@ -233,7 +234,7 @@ def write_switch(value: bool | None) -> str:
 
 
 def parse_exemption(text: str) -> Exemption:
-    """Read `SOURCE:DESTINATION`, two networks of one family. IPv6 networks need their prefix length."""
+    """Read `SOURCE:DESTINATION`: two networks of one family. IPv6 networks must have a prefix length."""
     match = _PAIR.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a pair of networks: write SOURCE/PREFIX:DESTINATION/PREFIX")
@@ -244,7 +245,7 @@ def parse_exemption(text: str) -> Exemption:
 
 
 def parse_mark(text: str) -> int:
-    """Read the packet mark: one bit of 32, decimal or with 0x."""
+    """Read a packet mark: a number of 32 bits with one bit set, decimal or with 0x."""
     try:
         mark = int(text, 0)
     except ValueError:

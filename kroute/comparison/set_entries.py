@@ -1,4 +1,4 @@
-"""Entries of the sets that the firewall looks up. One is in its set or not: there is nothing else that could differ."""
+"""Entries of the sets that the firewall looks up. An entry is in its set or not: nothing else about it can differ."""
 
 from collections.abc import Callable, Collection, Iterable
 
@@ -13,7 +13,7 @@ def missing(desired: Iterable[SetEntry], applied: Collection[SetEntry]) -> list[
 def differences(
     desired: Collection[SetEntry], applied: Collection[SetEntry], name_of: Callable[[SetEntry], str]
 ) -> list[str]:
-    """What is not as desired. `name_of` gives the kernel's name of an entry's set."""
+    """What is not as desired, one sentence each. `name_of` returns the kernel's name of an entry's set."""
 
     def said(entry: SetEntry) -> tuple[str, str]:
         return name_of(entry), text(entry)
@@ -25,10 +25,10 @@ def differences(
 
 
 def describe_drift(entry: SetEntry, name: str, *, is_there: bool) -> str:
-    """What a resync has found; `name` is the kernel's name of the set."""
+    """The drift of an entry in one sentence. `name` is the kernel's name of its set."""
     return f"entry {text(entry)} of set {name} was {'not wanted' if is_there else 'missing'}"
 
 
 def text(entry: SetEntry) -> str:
-    """What is in the set, with commas."""
+    """The entry's element as ipset(8) writes it, with commas."""
     return ",".join(map(str, entry.element))

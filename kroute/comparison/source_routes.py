@@ -1,4 +1,4 @@
-"""The source routes to VIPs: with which address this node's own processes call them."""
+"""The source routes to VIPs, which say with what source address this node's own processes call a VIP."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,7 +9,7 @@ from kroute.model.plan import Vip
 
 
 class SourceRoute(NamedTuple):
-    """The sources of our routes to one VIP (in a right state: one), and whether the kernel heeds them."""
+    """The sources of our routes to one VIP (one, if all is right), and whether they win over the kernel's own route."""
 
     sources: tuple[str, ...]
     wins: bool = True
@@ -19,7 +19,7 @@ class SourceRoute(NamedTuple):
 
 
 ANY_SOURCE = SourceRoute(())
-"""What is desired where the node's own address is not known: whatever there is stays."""
+"""Desired where the node's own address is not known: any route agrees with it, and stays."""
 
 
 def desired_by(vip: Vip) -> SourceRoute:
@@ -29,40 +29,40 @@ def desired_by(vip: Vip) -> SourceRoute:
 
 @lru_cache(64)
 def _route_from(source: str) -> SourceRoute:
-    """What almost all VIPs want is one object for each address of the node's."""
+    """The route from this source. It is cached because almost all VIPs have the same few sources."""
     return SourceRoute((source,))
 
 
 def ours_among(address: str, routes: Sequence[LocalRoute]) -> SourceRoute | None:
-    """Our routes to `address` among all of them, in the kernel's order; None if there is none of ours.
+    """Our routes among all `routes` to `address`, which are in the kernel's order; None if none is ours.
 
-    The kernel's own route names the address itself as the source, or none at all.
+    A route is the kernel's own if its source is the address itself or missing.
     """
     sources = tuple(route.source for route in routes if route.source is not None and route.source != address)
     return SourceRoute(sources, routes[0].source == sources[0]) if sources else None
 
 
 def stale_sources(address: str, applied: SourceRoute | None, desired: SourceRoute) -> list[str]:
-    """Sources of further routes that somebody has made; of IPv6 there is one at most, which a new one replaces."""
+    """The sources of surplus IPv4 routes, which must be deleted. IPv6 has at most one, which a new one replaces."""
     if applied is None or len(applied.sources) < 2 or ":" in address:
         return []
     return [source for source in applied.sources if source not in desired.sources]
 
 
 def agrees(applied: SourceRoute, desired: SourceRoute) -> bool:
-    """Whether the routes that are there are the desired one."""
+    """Whether the applied routes are just the desired one."""
     return desired in {ANY_SOURCE, applied}
 
 
 def is_right_source(desired: Vip, source: str | None) -> bool:
-    """Whether this node is to call the VIP from this address, which the kernel chooses."""
+    """Whether `source`, which the kernel chooses for calls from this node to the VIP, is the desired one."""
     return agrees(SourceRoute((source,) if source else ()), desired_by(desired))
 
 
 def differences(desired: Vip | None, source: str | None, *, is_local: bool) -> list[str]:
-    """What is not as desired of the way to a VIP, on which the kernel chooses this `source`.
+    """What is not as desired in the route to a VIP, one sentence each. `source` is what the kernel chooses.
 
-    `is_local`: whether the kernel takes packets to the VIP for itself.
+    `is_local`: whether the kernel delivers packets to the VIP locally.
     """
     if desired is None:
         return []
@@ -74,5 +74,5 @@ def differences(desired: Vip | None, source: str | None, *, is_local: bool) -> l
 
 
 def describe_drift(address: str, applied: SourceRoute | None) -> str:
-    """What a resync has found."""
+    """The drift of the route to an address in one sentence."""
     return f"route to {address} had source {applied}" if applied else f"route to {address} was missing"

@@ -1,18 +1,18 @@
-"""VIPs on the dummy interface. An address is bound or not; the source towards it is the source route's matter."""
+"""VIPs on the dummy interface. An address is bound or not. A VIP's source belongs to its source route."""
 
 from kroute.model.plan import Vip
 
 
 def agrees(_applied: Vip, _desired: Vip) -> bool:
-    """Whether the address is as desired: it is, since it is bound."""
+    """Whether the address is as desired. One that is bound always is."""
     return True
 
 
 def differences(desired: Vip | None, *, is_bound: bool) -> list[str]:
-    """What is not as desired of an address. One that is bound and that no plan names may be excluded: no word of it."""
+    """What is not as desired of an address. One that is bound without a plan is left out: it may be excluded."""
     return [f"address {desired.address} is not bound"] if desired is not None and not is_bound else []
 
 
 def describe_drift(address: str, applied: Vip | None) -> str:
-    """What a resync has found."""
+    """The drift of an address in one sentence."""
     return f"address {address} is not wanted" if applied else f"address {address} was missing"

@@ -1,8 +1,8 @@
 """Virtual servers and their real servers.
 
-A virtual server that is desired without real servers is not to be in the kernel: there, it would keep packets from the
-rules that refuse them. It stays only for as long as TCP connections to old real servers of it last. A real server with
-weight 0 that is not desired drains: it is neither right nor wrong, and left out of comparisons.
+A virtual server that is desired without real servers must not be in the kernel: there it would take packets before the
+filter could refuse them. It stays only while old real servers of it have TCP connections. A real server with weight 0
+that is not desired drains, and comparisons ignore it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,19 +14,19 @@ from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 
 SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
-"""The others ignore flags, and the kernel does not show them for the others."""
+"""All other schedulers ignore flags, and the kernel does not show flags for them."""
 
 
 class Condition(StrEnum):
-    """What a virtual server or a real server does now, as `kroute show`, the status page and the metrics name it."""
+    """What a virtual server or real server does now, in the words of `kroute show`, the status page and metrics."""
 
     SERVING = "serving"
     DRAINING = "draining"
     """A real server without new connections."""
     REFUSING = "refusing"
-    """A virtual server that nothing serves, by plan: clients are refused."""
+    """A virtual server that is planned without real servers: its clients are refused."""
     MISSING = "missing"
-    """Desired, and not in the kernel."""
+    """A virtual server or real server that is desired and not in the kernel."""
 
 
 def condition_of(desired: VirtualServer, applied: VirtualServerState | None) -> Condition:
@@ -59,20 +59,20 @@ class RealServerCounts(NamedTuple):
 def count_real_servers(
     desired: Collection[RealServer], applied: Mapping[RealServerKey, RealServerState]
 ) -> RealServerCounts:
-    """The conditions by number. Quicker than one by one, for a reading of 100,000 real servers."""
+    """Count the conditions. This is quicker than asking one by one, for a scan of 100,000 real servers."""
     draining = sum(1 for real in applied.values() if not real.weight)
     present = sum((it.address, it.port) in applied for it in desired)
     return RealServerCounts(len(applied) - draining, draining, len(desired) - present)
 
 
 def stale_real_servers(applied: VirtualServerState, desired: VirtualServer | None) -> set[RealServerKey]:
-    """The real servers with weight 0 that no plan names: they drain, also if an earlier run began it."""
+    """The real servers with weight 0 that no plan names: they drain, even if an earlier run set the weight."""
     idle = {real_server for real_server, real in applied.real_servers.items() if not real.weight}
     return idle.difference((address, port) for address, port, _ in desired.real_servers) if desired else idle
 
 
 def planned_key(key: KernelKey) -> VirtualServerKey:
-    """The key of a virtual server as plans name it; the two are equal."""
+    """The key of a virtual server as plans have it. It equals the kernel's key."""
     protocol, address, port = key
     return VirtualServerKey(Protocol(protocol), address, port)
 
@@ -87,7 +87,7 @@ def options_of(server: VirtualServer) -> VirtualServerOptions:
 def in_terms_of_plans(
     key: VirtualServerKey, applied: VirtualServerState, draining: Collection[RealServerKey]
 ) -> VirtualServer:
-    """What the kernel has, as a plan would say it, without the real servers that drain, and in the order of plans."""
+    """The kernel's virtual server as a plan would have it: without draining real servers, the others sorted."""
     options = applied.options
     return VirtualServer(
         key,
@@ -107,7 +107,7 @@ def in_terms_of_plans(
 
 
 def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
-    """Whether the kernel has what is desired, and no other real server besides. Quicker than `in_terms_of_plans`."""
+    """Whether the kernel has exactly what is desired, with nothing that drains. Quicker than `in_terms_of_plans`."""
     if len(applied.real_servers) != len(desired.real_servers):
         return False
     for address, port, weight in desired.real_servers:
@@ -118,19 +118,19 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
 
 
 def is_nothing(desired: VirtualServer) -> bool:
-    """Whether the virtual server should not be in the kernel, though a plan names it: there is nothing behind it."""
+    """Whether the virtual server should not be in the kernel though a plan names it: it has no real servers."""
     return not desired.real_servers
 
 
 def is_served_out(applied: VirtualServer, draining: Collection[RealServerKey]) -> bool:
-    """Whether there is nothing left in a virtual server for which it must stay. Only TCP's real servers drain."""
+    """Whether an unwanted virtual server has nothing left for which it must stay. Only TCP's real servers drain."""
     return not applied.real_servers and not (draining and applied.key.protocol == Protocol.TCP)
 
 
 def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[RealServerKey] = ()) -> bool:
-    """Whether both serve in the same way; `draining` are real servers that are there besides.
+    """Whether both serve in the same way; the order of real servers does not matter.
 
-    The order of the real servers does not matter.
+    `draining` are real servers that the kernel has in addition to those of `applied`, with weight 0.
     """
     if is_nothing(desired):
         return not applied.real_servers and not is_served_out(applied, draining)
@@ -142,7 +142,7 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
 
 
 def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: VirtualServerState | None) -> list[str]:
-    """What is not as desired. There is something to say just when the kernel and the plan do not agree."""
+    """What is not as desired, one sentence each; empty if the kernel and the plan agree."""
     wanted = desired if desired is not None and not is_nothing(desired) else None
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
@@ -156,7 +156,7 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
 
 
 def describe_drift(key: VirtualServerKey, applied: VirtualServer | None, desired: VirtualServer | None) -> str:
-    """What a resync has found."""
+    """The drift of a virtual server in one sentence."""
     if applied is None:
         return f"virtual server {key} was missing"
     is_wanted = desired is not None and not is_nothing(desired)

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BATCH = 256
-"""Services, or kernel objects, between two looks at the event loop: a few milliseconds."""
+"""Services or kernel objects that are handled before other tasks run: a few milliseconds."""
 
 
 def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
@@ -19,7 +19,7 @@ def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
 
 
 async def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
-    """As `batched`; other tasks run between two batches, so that nothing may change what `items` walks through."""
+    """As `batched`, but other tasks run between two batches. They must not change the collection behind `items`."""
     is_first = True
     for batch in batched(items, size):
         if not is_first:

@@ -1,4 +1,4 @@
-"""Log what was changed: one line a change, unless there are very many at once."""
+"""Log changes: one line for each, unless a batch has very many."""
 
 import logging
 from collections import Counter
@@ -10,7 +10,7 @@ from structlog.typing import FilteringBoundLogger
 T = TypeVar("T")
 
 MANY = 64
-"""More changes than this in one batch are one line each kind; the single ones are there at level debug."""
+"""A batch of more changes than this gets one line for each kind of change; each change is logged at level debug."""
 
 
 def log_changes(
@@ -19,9 +19,9 @@ def log_changes(
     event: Callable[[T], str],
     fields: Callable[[T], Mapping[str, object]],
 ) -> None:
-    """Log a batch. A start with thousands of Services is summed up in a few lines; an edit is logged in full.
+    """Log a batch: the start with thousands of Services in a few lines, a small edit in full.
 
-    `event` gives a name such as `vip.bound`; `fields` is only asked where its answer is logged.
+    `event` returns a name such as `vip.bound`. `fields` is called only for changes that get a line.
     """
     if len(changes) <= MANY:
         for change in changes:

@@ -1,4 +1,4 @@
-"""What a cleanup has undone, and what it could not undo."""
+"""The report of a cleanup: what was undone, and what could not be."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from kroute.reconcile.ledger import LedgerError
 
 
 class CleanupReport:
-    """Collects one line for each thing. A failure is noted, and the cleanup goes on with the rest."""
+    """Collects one line for each object. A failure is noted, and the cleanup goes on with the rest."""
 
     def __init__(self) -> None:
         self.undone: list[str] = []
@@ -19,14 +19,14 @@ class CleanupReport:
         self.undone.append(what)
 
     def batch(self, changes: Sequence[object], failures: Sequence[Failure[Any]], absent: Collection[int] = ()) -> None:
-        """These changes were written; those refused with an errno of `absent` found nothing to undo."""
+        """Note a batch of written changes. Those refused with an errno in `absent` had nothing to undo."""
         refused = {failure.change for failure in failures}
         self.undone += [str(change) for change in changes if change not in refused]
         self.failed += [str(failure) for failure in failures if failure.errno not in absent]
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Go on after this step even if it fails."""
+        """Note the failure of this step, if it fails, and go on after it."""
         try:
             yield
         except (KernelError, LedgerError) as error:

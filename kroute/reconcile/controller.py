@@ -1,4 +1,4 @@
-"""The loop that all controllers share; the package's docstring tells its rules and the life of a controller."""
+"""The loop that all controllers share. The package's docstring explains its rules and the life of a controller."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
 from kroute.settings import Settings
 
 PLANS_A_SLICE = 64
-"""Plans that are taken into memory before other tasks run: all controllers do so at the same time."""
+"""Plans that a controller accepts before other tasks run. It is small because all controllers do so at once."""
 
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
@@ -28,13 +28,13 @@ _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 class Controller(ABC):
     """Applies plans to one part of the kernel.
 
-    `clock` gives seconds and never goes back. `monitor` is this controller's own, or None if the part of the kernel
-    that it owns reports nothing.
+    `clock` returns seconds and never goes back. `monitor` serves this controller only; None: its part of the kernel
+    sends no events.
     """
 
     name: ClassVar[str]
     first_resync: ClassVar[float] = 1.0
-    """After which part of the resync period the first resync comes: so the controllers resync one after the other."""
+    """The fraction of the resync period before the second resync. It differs, so controllers resync one by one."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]
@@ -57,43 +57,43 @@ class Controller(ABC):
         """Take new plans of Services into memory."""
 
     def accept_node(self, plan: NodePlan) -> None:  # noqa: B027  not every controller depends on the node's plan
-        """Take a new plan of the node into memory; those of Services that came with it follow."""
+        """Take a new plan of the node into memory. `accept` follows with the Services' plans of the same batch."""
 
     def notice(self, events: Sequence[Event]) -> None:  # noqa: B027  not every controller has something to notice
-        """Take events of the kernel into memory. Those of this controller's own writes change nothing."""
+        """Take events of the kernel into memory. Events that this controller's own writes caused change nothing."""
 
     @abstractmethod
     async def cleanup(self, report: CleanupReport) -> None:
-        """Undo what earlier runs did, without any plans; for a controller that does not run."""
+        """Undo what earlier runs did, without any plans. The controller must not be running."""
 
     async def prepare(self) -> None:  # noqa: B027  not every controller has something to prepare
-        """Put right what needs no plans, before there are any."""
+        """Do the work that needs no plans, before the initial sync."""
 
     @abstractmethod
     async def read(self) -> Iterable[str]:
-        """Read this controller's part of the kernel into memory; say what is not as it was left.
+        """Scan this controller's part of the kernel into the applied state; return the drift, one sentence each.
 
-        `meanwhile` is to be awaited between two parts of a long reading.
+        A long scan must await `meanwhile` between two of its parts.
         """
 
     @abstractmethod
     async def write(self) -> None:
-        """Write the difference, remember it, and say which stages have been reached."""
+        """Write the deltas, note them as applied, and say which stages plans have passed."""
 
     def next_due(self) -> float | None:
-        """When, by the clock, there is something of its own to do though nothing has happened; None: never."""
+        """When, on the clock, this controller needs a pass even if nothing arrives; None: never."""
         return None
 
     def statistics(self) -> ControllerStatistics:
         return self.status.statistics()
 
     def stop(self) -> None:
-        """Let `run` return when the batch in hand is written. The kernel's state stays as it is."""
+        """Make `run` return once the current pass is over. The kernel's state stays as it is."""
         self._stopping = True
         self.wake.set()
 
     async def run(self) -> None:
-        """Keep the kernel as the plans say, until `stop`. Cancelling it is safe at any point: it is like a kill."""
+        """Reconcile until `stop`. It may be cancelled at any point, as the process may be killed at any point."""
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
             await self.start()
@@ -104,7 +104,7 @@ class Controller(ABC):
                 listener.cancel()
 
     async def start(self) -> None:
-        """Prepare, then wait for the initial sync of plans (or for `stop`)."""
+        """Prepare, then wait for the plans of the initial sync (or for `stop`)."""
         self._subscription.notify(self.wake)
         await self._guarded(self.prepare)
         while not (self._stopping or self._subscription.has_arrived):
@@ -112,7 +112,7 @@ class Controller(ABC):
             await self.wake.wait()
 
     async def step(self) -> None:
-        """One pass over everything that waits. What the kernel refuses is logged and tried again, never raised."""
+        """Make one pass. A refusal of the kernel's is logged and tried again later, never raised."""
         await self._take()
         if not self._passes.is_waiting(_PASS, self.clock()):
             await self._guarded(self._pass)
@@ -120,7 +120,8 @@ class Controller(ABC):
     async def meanwhile(self) -> None:
         """Write what has arrived, between two parts of a resync.
 
-        The rest of the scan may show the kernel as it was before that; a `Resync` knows what has overtaken it.
+        The rest of the scan may show the kernel as it was before these writes; the `Resync` ignores it for objects that
+        were written since it began.
         """
         if self.has_adopted and self.wake.is_set() and not self._stopping:
             await self._take()
@@ -145,7 +146,7 @@ class Controller(ABC):
             self.notice(events)
 
     async def resync(self) -> None:
-        """Read the kernel, and count and log what is not as it was left; the next write repairs it."""
+        """Scan the kernel; count and log the drift, which the next write repairs."""
         self._resync_due = self.clock() + self._settings.resync_period * (
             1.0 if self.has_adopted else self.first_resync
         )
@@ -156,7 +157,7 @@ class Controller(ABC):
         self.status.counters.last_resync = time.time()
 
     def resync_soon(self) -> None:
-        """Read the kernel before the next write."""
+        """Let the next pass begin with a resync."""
         self._resync_due = self.clock()
 
     async def _pass(self) -> None:
@@ -168,7 +169,7 @@ class Controller(ABC):
         self.status.retries.expire(started)
 
     async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Make an attempt at a whole pass. When it fails, nothing is known of the kernel: the next one reads first."""
+        """Attempt a whole pass. When it fails, the kernel's state is unknown, so the next pass begins with a resync."""
         self.status.begins()
         try:
             await attempt()
@@ -188,9 +189,9 @@ class Controller(ABC):
                 events = await monitor.next()
             except KernelError as error:
                 self.status.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # until it works again the resyncs see everything
+                await asyncio.sleep(self._settings.resync_period)  # meanwhile the resyncs find every change
                 events = [Overrun()]
-            # Not `+= await`: that would bring back the list that `step` has taken meanwhile.
+            # Not `+= await`: it would load the list before it waits, and bring back the one that `_take` has replaced.
             self._events += events
             self.wake.set()
 

@@ -1,12 +1,12 @@
-"""What is desired of the kernel, what is applied there, and the difference between the two.
+"""The desired state, the applied state, and the deltas between the two.
 
-All controllers ask for everything that should be and act on the difference. An owner (a Service, or the node) wants
-kernel objects (virtual servers, addresses, routes, set entries), each by a key with a value; several owners may want
-one object, and it stays until the last of them lets go. Beside that stands what was applied, or found in the kernel.
-Only objects for which either side has changed are compared, so a change does not cost more where there is more.
+An owner (a Service, or the node) wants kernel objects: virtual servers, addresses, routes or set entries. Each object
+has a key and a value. Several owners may want one object; it stays until the last of them no longer wants it. The
+applied state is what was written to the kernel or found there. Only objects whose desired or applied value has changed
+are compared, so the cost of a change does not grow with the number of objects.
 
-Of an object that is there and that nobody wants any more it is known, until it has gone, who let it go last: what
-leaves waits for stages of that plan.
+An object leaves when it is applied and no owner wants it. Until it is deleted, the state knows which plan was the last
+to drop it, because the deletion waits for stages of that plan.
 """
 
 import weakref
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class Delta(NamedTuple, Generic[K, V]):
-    """One object that is not as it should be. None: it is not there, or should not be."""
+    """One object whose applied and desired values differ. `applied` None: missing; `desired` None: nobody wants it."""
 
     key: K
     applied: V | None
@@ -41,9 +41,9 @@ def _never(_desired: V) -> bool:
 class DesiredState(Generic[K, V]):
     """The desired and the applied state of one kind of kernel object. Values are never None.
 
-    `agree` says whether an applied value is as good as the desired one, `is_nothing` whether an object that is desired
-    so is right when it is not there. If several owners want one object, the newest value counts; the catalog ensures
-    that this matters only while a batch of plans is being taken in.
+    `agree` says whether an applied value is as good as a desired one. `is_nothing` says of a desired value that the
+    object should not be in the kernel. When several owners want one object, the newest wins. The catalog resolves
+    conflicts, so this lasts only while one batch of plans is read.
     """
 
     def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
@@ -60,7 +60,7 @@ class DesiredState(Generic[K, V]):
     # What is desired
 
     def want(self, revision: Revision, objects: Mapping[K, V]) -> None:
-        """These are all the objects that the revision's owner wants from now on; it lets go of all others."""
+        """Replace the objects that the revision's owner wants by `objects`."""
         owner = revision.key
         before = self._wanted.get(owner, {})
         for key in before:
@@ -71,7 +71,7 @@ class DesiredState(Generic[K, V]):
             if key not in before or before[key] != value:
                 self._own(key, alone)
                 self._has_gone(key)
-                self._in_doubt.discard(key)  # an equal key of a resync's: the plan's own is the one to keep
+                self._in_doubt.discard(key)  # a resync may have put in an equal key: keep the plan's, in memory once
                 self._in_doubt.add(key)
         if objects:
             self._wanted[owner] = objects
@@ -79,18 +79,18 @@ class DesiredState(Generic[K, V]):
             self._wanted.pop(owner, None)
 
     def let_go_unwanted(self, revision: Revision) -> None:
-        """All that is applied, and that nobody wants nor ever wanted, leaves with this revision."""
+        """Let every applied object that nobody has wanted in this run leave with this revision."""
         for key in self.unwanted():
             if key not in self._departed:
                 self._departs(key, revision)
 
     def desired(self, key: K) -> V | None:
-        """The object as it should be; None if nobody wants it."""
+        """The desired value; None if nobody wants the object."""
         owners = self._owners.get(key)
         return self._wanted[owners[-1]][key] if owners else None
 
     def desired_key(self, key: K) -> K:
-        """The equal key with which the newest owner names the object, so that it is in memory once; or `key` itself."""
+        """The newest owner's own key, which equals `key`, so that it is in memory once; `key` if nobody wants it."""
         if owners := self._owners.get(key):
             for own in self._wanted[owners[-1]]:
                 if own == key:
@@ -98,95 +98,95 @@ class DesiredState(Generic[K, V]):
         return key
 
     def desired_keys(self) -> Set[K]:
-        """All that somebody wants."""
+        """The keys of all objects that an owner wants."""
         return self._owners.keys()
 
     def wanted_by(self, owner: ObjectKey) -> Set[K]:
-        """All that this owner wants."""
+        """The keys of the objects that this owner wants."""
         return self._wanted.get(owner, {}).keys()
 
     def owners(self, key: K) -> tuple[ObjectKey, ...]:
-        """Those who want the object, the newest last."""
+        """The owners of the object, the newest last."""
         return self._owners.get(key, ())
 
     # What is applied
 
     @property
     def applied(self) -> Mapping[K, V]:
-        """What is in the kernel, as far as is known."""
+        """What kroute has written to the kernel or has found there."""
         return self._applied
 
     def note_applied(self, key: K, value: V | None) -> None:
-        """Remember that the kernel now has the object with this value; None: that it is not there."""
+        """Remember that the kernel now has the object with this value; None: that it does not have it."""
         self._overtake_resync(key)
         self._remember(key, value)
 
     def recheck(self, key: K) -> None:
-        """What makes the object right has changed: compare it again."""
+        """Compare the object again, because the answer of `agree` for it has changed."""
         self._overtake_resync(key)
         self._in_doubt.add(key)
 
     def resync(self) -> "Resync[K, V]":
-        """Begin to take in a whole scan of the kernel, which is yet to be made."""
+        """Begin a resync; call this before the scan of the kernel begins."""
         resync = Resync(self, self._remember)
-        self._resync = weakref.ref(resync)  # one that its reader has dropped, complete or not, is over
+        self._resync = weakref.ref(resync)  # a resync ends, complete or not, when the caller drops it
         return resync
 
     # What leaves
 
     def unwanted(self) -> list[K]:
-        """All that is in the kernel and that nobody wants."""
+        """The keys of all applied objects that nobody wants."""
         return [key for key in self._applied if key not in self._owners]
 
     def is_leaving(self, key: K) -> bool:
-        """Whether the object is still there, and nobody wants it."""
+        """Whether the object is applied, and nobody wants it."""
         return key in self._applied and key not in self._owners
 
     def let_go_by(self, key: K) -> Revision:
-        """Who let the object go last; an earlier run, if nobody in this one ever wanted it."""
+        """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
         return self._departed.get(key, EARLIER_RUN)
 
     def responsible(self, key: K) -> Sequence[ObjectKey]:
-        """Those who want the object, or else who let it go last."""
+        """The owners of the object; if it has none, the one that was the last to drop it."""
         return self.owners(key) or (self.let_go_by(key).key,)
 
     def has_departed(self, owner: ObjectKey) -> bool:
-        """Whether everything that this owner let go has gone."""
+        """Whether every object that this owner was the last to drop has been deleted, or has an owner again."""
         return not self._departing[owner]
 
     # The difference
 
     def is_right(self, key: K) -> bool:
-        """Whether the kernel has the object as it should be (which may be: not at all)."""
+        """Whether the applied state of the object agrees with the desired one; both may be "not in the kernel"."""
         applied, desired = self._applied.get(key), self.desired(key)
         if applied is None:
             return desired is None or self._is_nothing(desired)
         return desired is not None and self.agree(applied, desired)
 
     def is_settled(self, owner: ObjectKey) -> bool:
-        """Whether everything that this owner wants is as it should be."""
+        """Whether all objects that this owner wants are right."""
         return all(self.is_right(key) for key in self.wanted_by(owner))
 
     def is_in_doubt(self, key: K) -> bool:
-        """Whether the object may not be as it should be: it is yet to be compared, or to be written."""
+        """Whether the object has yet to be compared or written."""
         return key in self._in_doubt
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
         """The deltas that are yet to be written, in slices. Other tasks run in between, and may not touch this state.
 
-        An applied object that equals the desired one gives way to it, so that it is in memory once.
+        An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
-        # A new set, because Python walks through the room of one that was large once, however few it holds.
+        # A new set: Python iterates over the whole table of a set that was once large, however few elements are left.
         self._in_doubt = set(self._in_doubt)
         async for keys in sliced(list(self._in_doubt)):
             yield self._deltas(keys)
 
     async def all_pending(self) -> list[Delta[K, V]]:
-        """As `pending`, in one piece."""
+        """As `pending`, in one list."""
         return [delta async for deltas in self.pending() for delta in deltas]
 
     def _deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
-        """Those of the objects that are not right. What is right is not compared again."""
+        """The deltas of these objects. Those that are right leave `_in_doubt`, and are not compared again."""
         deltas: list[Delta[K, V]] = []
         for key in keys:
             applied, desired = self._applied.get(key), self.desired(key)
@@ -212,12 +212,12 @@ class DesiredState(Generic[K, V]):
             self._in_doubt.add(key)
 
     def _overtake_resync(self, key: K) -> None:
-        """What a resync finds of this object may be older than what is known now."""
+        """Let a resync in progress ignore what it finds of this object: that may be older than this call."""
         if (resync := self._resync()) is not None:
             resync.overtaken.add(key)
 
     def _own(self, key: K, alone: tuple[ObjectKey]) -> None:
-        """Put an owner behind the others; `alone` is what one owner has in common for all that only it wants."""
+        """Make `alone[0]` the newest owner. All objects that only it wants share the tuple `alone`, to save memory."""
         owners = self._owners.get(key)
         if owners is None:
             self._owners[key] = alone
@@ -225,7 +225,7 @@ class DesiredState(Generic[K, V]):
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
     def _release(self, key: K, owner: ObjectKey) -> bool:
-        """This owner does not want the object any more; whether nobody does."""
+        """Remove this owner of the object; returns whether no owner is left."""
         left = tuple(other for other in self._owners[key] if other != owner)
         self._in_doubt.add(key)
         if left:
@@ -240,7 +240,7 @@ class DesiredState(Generic[K, V]):
         self._departing[revision.key] += 1
 
     def _has_gone(self, key: K) -> None:
-        """The object has gone, or is wanted again."""
+        """Forget who dropped the object: it was deleted, or has an owner again."""
         revision = self._departed.pop(key, None)
         if revision is not None:
             self._departing[revision.key] -= 1
@@ -249,10 +249,10 @@ class DesiredState(Generic[K, V]):
 
 
 class Resync(Generic[K, V]):
-    """A reading of the kernel, taken in as it comes: no second copy of what is known is made.
+    """A resync in progress. Scanned objects are compared as they arrive, so the kernel's state is in memory only once.
 
-    `overtaken` are the objects of which something newer than the reading is known: they are left as they are.
-    `remember` puts into the applied state what is there; None: what is not there.
+    `overtaken` are the objects that were written or checked since it began: what the scan says of them is ignored.
+    `remember` puts a scanned value into the applied state; None: the kernel does not have the object.
     """
 
     def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], None]) -> None:
@@ -263,7 +263,7 @@ class Resync(Generic[K, V]):
         self._drift: list[Delta[K, V]] = []
 
     def found(self, key: K, value: V) -> None:
-        """The kernel has this object. A value that agrees with what is remembered is dropped for that."""
+        """Take in an object of the scan. A value that agrees with the applied one is dropped, and that one kept."""
         self._unseen.discard(key)
         if key in self.overtaken:
             return
@@ -274,9 +274,9 @@ class Resync(Generic[K, V]):
             self._note(key, value)
 
     async def complete(self) -> list[Delta[K, V]]:
-        """Nothing else is in the kernel.
+        """End the scan: objects that were not found are not in the kernel.
 
-        Returns what is wrong now and was thought to be right: the drift, if this is not the first resync.
+        Returns the deltas of objects that were thought to be right. They are drift, except in the first resync.
         """
         async for keys in sliced(self._unseen - self.overtaken):
             for key in keys:

@@ -1,4 +1,4 @@
-"""Addresses that kroute leaves alone altogether (`--exclude-cidrs`)."""
+"""Addresses that kroute leaves alone (`--exclude-cidrs`)."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,14 +10,14 @@ from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 
 
 class Exclusion:
-    """The networks in which somebody else has the say: nothing with such an address is made, changed or deleted."""
+    """The excluded networks. kroute makes, changes and deletes nothing with an address in them."""
 
     def __init__(self, cidrs: Iterable[str]) -> None:
         self._networks = [ip_network(cidr) for cidr in cidrs]
         self.covers = lru_cache(maxsize=1 << 16)(self._covers) if self._networks else self._covers_nothing
 
     def apply(self, plan: ServicePlan) -> ServicePlan:
-        """The plan without its excluded addresses; the plan itself if it has none."""
+        """The plan without its excluded addresses; the same object if it has none."""
         if not any(self.covers(server.key.address) for server in plan.virtual_servers):
             return plan
         servers = tuple(server for server in plan.virtual_servers if not self.covers(server.key.address))
@@ -29,7 +29,7 @@ class Exclusion:
         )
 
     def _forbids(self, entry: SetEntry) -> bool:
-        """Whether the entry is about an excluded address. That of a hairpin is a pod's, whatever Service it serves."""
+        """Whether the entry has an excluded address. A HAIRPIN entry has a pod's address, not a Service's: it stays."""
         return entry.set is not AddressSet.HAIRPIN and self.covers(str(entry.element[0]))
 
     def _covers(self, address: str) -> bool:

@@ -1,14 +1,14 @@
-"""What kroute made on this node, written down before it is made.
+"""The ledger: what kroute made on this node, recorded before it is made.
 
-The ledger is an append-only file of JSON lines in the state directory, which lies on a tmpfs and so lives exactly as
-long as the kernel's state does. It names every virtual server that kroute made, the dummy link if kroute made it, the
-addresses and synchronization daemons of a director, and the first value of each sysctl and of the IPVS timeouts that
-kroute changed. A line is written before the kernel is changed, and the line that takes it back after the kernel was
-changed back: at worst the ledger names something that is not there. A last line without its end was being written when
-the machine or kroute stopped, and its change never began.
+The ledger is an append-only file of JSON lines in the state directory. That directory is on a tmpfs, so the file lives
+exactly as long as the kernel's state. It names every virtual server that kroute made, the dummy link if kroute made it,
+the addresses and synchronization daemons of a director, and the first value of each sysctl and of the IPVS timeouts
+that kroute changed. A line is written before the kernel is changed. The line that revokes it is written after the
+change was undone. So the ledger may name an object that does not exist, but never misses one that does. When the last
+line has no newline, kroute or the machine stopped while writing it, and its change never began.
 
-With a ledger, exactly what it names is ours. Without one (a first start, or somebody removed it) the caller decides by
-what it finds, and writes that down with `adopt`.
+With a ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed it)
+the caller decides from what the kernel has, and records that with `adopt`.
 """
 
 import os
@@ -24,7 +24,7 @@ from kroute.model.plan import VirtualServerKey
 log = structlog.get_logger(__name__)
 
 _SLACK = 1024
-"""How many stale lines the file may have before it is written anew."""
+"""How many stale lines the file may have, beside one for each entry that holds, before it is rewritten."""
 
 
 class LedgerError(Exception):
@@ -38,7 +38,7 @@ class VirtualServerMade(msgspec.Struct, frozen=True, tag_field="event", tag="vir
 
 
 class VirtualServerDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="virtual-server-deleted"):
-    """This virtual server is gone, or was never ours."""
+    """This virtual server was deleted, or was never ours."""
 
     key: VirtualServerKey
 
@@ -50,7 +50,7 @@ class LinkMade(msgspec.Struct, frozen=True, tag_field="event", tag="link-made"):
 
 
 class SysctlChanged(msgspec.Struct, frozen=True, tag_field="event", tag="sysctl-changed"):
-    """kroute is about to change this sysctl, or has changed it by changing another."""
+    """kroute is about to change this sysctl, or the kernel changed it when kroute changed another."""
 
     name: str
     old: str
@@ -65,14 +65,14 @@ class TimeoutsChanged(msgspec.Struct, frozen=True, tag_field="event", tag="ipvs-
 
 
 class AddressMade(msgspec.Struct, frozen=True, tag_field="event", tag="address-made"):
-    """A director is about to bind this address to an interface that is not its own."""
+    """A director is about to bind this address to an interface that it did not make."""
 
     interface: str
     address: str
 
 
 class AddressDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="address-deleted"):
-    """This address is gone, or was never ours."""
+    """This address was deleted, or was never ours."""
 
     interface: str
     address: str
@@ -87,7 +87,7 @@ class SyncDaemonStarted(msgspec.Struct, frozen=True, tag_field="event", tag="syn
 
 
 class SyncDaemonStopped(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-stopped"):
-    """The daemon of this role is gone, or was never ours."""
+    """The daemon of this role was stopped, or was never ours."""
 
     role: int
 
@@ -106,7 +106,7 @@ Entry = (
 
 
 class Ledger:
-    """The ledger of one state directory. All calls are short and blocking: the file is small and in memory."""
+    """The ledger of one state directory. All calls block, but briefly: the file is small and on a tmpfs."""
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "ledger"
@@ -124,7 +124,7 @@ class Ledger:
 
     @classmethod
     def open(cls, state_dir: Path) -> Self:
-        """Read the file, if there is one. Lines that make no sense are skipped, with a warning."""
+        """Read the file, if it exists. A line that cannot be decoded is skipped with a warning. Raises LedgerError."""
         ledger = cls(state_dir)
         try:
             ledger._read(ledger.path.read_bytes())
@@ -136,14 +136,14 @@ class Ledger:
         return ledger
 
     def adopt(self, virtual_servers: Iterable[VirtualServerKey], links: Iterable[str]) -> None:
-        """Say anew what is ours, in place of what the file says, and write the file whole."""
+        """Replace the virtual servers and links that the ledger names, and rewrite the file."""
         self.virtual_servers = set(virtual_servers)
         self.links = set(links)
         self.taken_over = 0 if self.exists else len(self.virtual_servers)
         self._rewrite()
 
     def record(self, entries: Iterable[Entry]) -> None:
-        """Write these lines, in one write. Raises LedgerError, and then none of them may be acted on."""
+        """Append these entries in one write. When it raises LedgerError, the caller must make none of the changes."""
         entries = list(entries)
         if not entries:
             return
@@ -155,7 +155,7 @@ class Ledger:
             self._apply(entry)
 
     def restore(self) -> bool:
-        """Write the file anew if somebody has removed or replaced it; whether that was so."""
+        """Rewrite the file if somebody has removed or replaced it; returns whether somebody had."""
         if self._descriptor is None:
             return False
         try:
@@ -173,7 +173,7 @@ class Ledger:
             self._descriptor = None
 
     def remove(self) -> bool:
-        """Delete the file; whether there was one."""
+        """Delete the file; returns whether it existed."""
         self.close()
         self.exists = False
         try:
@@ -234,7 +234,7 @@ class Ledger:
         try:
             written = os.write(descriptor, text)
         except OSError as error:
-            self.close()  # the next write starts with a whole new file, so a torn line never stands in the middle
+            self.close()  # the next write rewrites the file, so that a torn line is never followed by another
             raise LedgerError(f"cannot write {self.path}: {error.strerror} (make room on its file system)") from error
         if written != len(text):
             self.close()
@@ -242,7 +242,7 @@ class Ledger:
         self._lines += len(entries)
 
     def _rewrite(self) -> int:
-        """Write a new file with what is true now, and put it in the old one's place in one step."""
+        """Write a new file with the entries that hold now, and rename it over the old one."""
         self.close()
         entries: list[Entry] = [VirtualServerMade(key) for key in self.virtual_servers]
         entries += [LinkMade(name) for name in sorted(self.links)]

@@ -1,4 +1,4 @@
-"""How a controller's passes go: writes, repairs, refusals, failures, and when to try again."""
+"""Counts a controller's writes, repairs, refusals and failures, and says when to try again."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -19,25 +19,25 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 DENIALS = frozenset({EPERM, EACCES})
-"""The error numbers with which the kernel refuses for want of a privilege."""
+"""The error numbers with which the kernel denies a call for want of a privilege."""
 
 PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
-"""Seconds: the ranges in which kube-proxy counts its syncs (pkg/proxy/metrics/metrics.go)."""
+"""Bounds in seconds, the same as those of kube-proxy's sync histogram (pkg/proxy/metrics/metrics.go)."""
 
 NAMED_SERVICES = 5
-"""How many Services a line about many of them names."""
+"""How many Services a log line about many Services names."""
 
 Report = Callable[[ObjectKey, Problem], None]
-"""Called with a problem of a Service that only the kernel could show."""
+"""Called with a Service and a problem of it that only an attempt to write to the kernel shows."""
 
 
 class ControllerStatistics(msgspec.Struct):
-    """Counters of one controller since its start; `waiting` is how many objects failed and wait for another attempt.
+    """Counters of one controller since its start.
 
-    `last_resync` is the Unix time of the last complete reading of the kernel, `last_success` that of the last pass that
-    did not fail as a whole; 0 for none. `failing_for` says for how many seconds all passes have failed, the last with
-    `last_error`, and `busy_for` for how many the pass in hand has been going on. `denied` counts failures for want of a
-    privilege.
+    `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
+    `last_resync` is the Unix time of the last complete scan of the kernel, `last_success` that of the last pass that
+    did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one with
+    `last_error`. `busy_for` is for how many seconds the current pass has been running.
     """
 
     writes: int = 0
@@ -53,7 +53,7 @@ class ControllerStatistics(msgspec.Struct):
 
 
 class PassStatus:
-    """The counters and retries of one controller. `clock` gives seconds and never goes back."""
+    """The counters and retries of one controller. `clock` returns seconds and never goes back."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -75,7 +75,7 @@ class PassStatus:
         )
 
     def is_waiting(self, key: Hashable) -> bool:
-        """Whether this has failed, and is not to be tried yet."""
+        """Whether this has failed and its next attempt is not due yet."""
         return key in self.retries and self.retries.is_waiting(key, self.clock())
 
     def wrote(self, changes: int) -> None:
@@ -83,15 +83,15 @@ class PassStatus:
         self.counters.writes += changes
 
     def repaired(self, drift: Iterable[str]) -> None:
-        """Count and log what somebody else has changed and is being put right."""
+        """Count and log each repair of what somebody else has changed."""
         for what in drift:
             self.counters.repairs += 1
             log.warning("repair", controller=self._name, what=what)
 
     def refused(self, refusals: Mapping[K, str], owners: Iterable[ObjectKey]) -> None:
-        """Count what cannot be done now, by key with a sentence each; each will be tried again later, alone.
+        """Count refused writes, given as a sentence for each key. Each is tried again later, alone.
 
-        A new refusal is logged once; `owners` are the Services that need the object.
+        New refusals are logged once, in one line, with `owners`: the Services that need the objects.
         """
         if not refusals:
             return
@@ -116,13 +116,13 @@ class PassStatus:
         self._done_before = self._done
 
     def ends(self) -> None:
-        """The pass is over; `failed` or `succeeded` says how. One that had nothing to do is not worth observing."""
+        """A whole pass ends, after `failed` or `succeeded`. Its duration is observed unless it had nothing to do."""
         if self._done != self._done_before:
             self.passes.observe(self._since(self._busy_since))
         self._busy_since = None
 
     def succeeded(self) -> None:
-        """A whole pass is over, whatever was refused in it."""
+        """Note that a whole pass went through, though single writes may have been refused."""
         self._failing_since = None
         self.counters.last_success = time.time()
         self.counters.last_error = ""
@@ -145,5 +145,5 @@ class PassStatus:
 
 
 def names_of(keys: Iterable[ObjectKey]) -> list[str]:
-    """Services as log lines name them, each once."""
+    """The names of Services for a log line: sorted, each once."""
     return sorted({str(key) for key in keys})

@@ -1,18 +1,21 @@
 """How the controllers wait for each other, so that a VIP goes live last and goes away first.
 
-A controller says which stage of a plan has been passed; another asks whether it has been. Nobody blocks: a controller
-goes on with what is ready, and is woken when a stage that it waits for is passed by some plan. The four stages of going
-live do not depend on each other in a circle: additions of all three (SERVED, ROUTES_PREPARED, ENTRIES_PREPARED) come
-before any address and wait for no removal; removals (WITHDRAWN) wait at most for the additions of their own plan, where
-new real servers replace old ones on an address that is live, and for those only so long.
+A controller says that a plan has passed a stage; other controllers ask whether it has. No controller blocks: each works
+on the plans that are ready, and is woken when another plan passes a stage that it waits for.
 
-A stage can be lost again: with the address of a VIP goes its route. Who notices takes the stage back (`retract`), which
-wakes the controller that says it, to pass it anew: so a repair keeps the order of a first start.
+The four stages of going live cannot wait for each other in a circle. The additions of three stages (SERVED,
+ROUTES_PREPARED, ENTRIES_PREPARED) come before any address, and wait for no removal. Removals (WITHDRAWN) wait only for
+the additions of their own plan, where new real servers replace old ones on an address that is live, and only for a
+limited time.
 
-Who adds a controller that others are to wait for gives it a stage of its own, beside its code: `ANNOUNCED =
-Stage("announced")`. It says that stage when it joins the gate; nothing here has to know of it.
+A plan can lose a stage: when the address of a VIP is deleted, its route goes too. The controller that notices takes the
+stage back (`retract`). That wakes the controller that says the stage, which prepares the plan again. So a repair keeps
+the order of a first start.
 
-Everything but `advance` runs in the event loop's thread and awaits nothing, so each call is atomic.
+A new controller that others are to wait for declares its own stage, beside its code: `ANNOUNCED = Stage("announced")`.
+It names the stage when it joins the gate; nothing in this module has to know it.
+
+Every method runs in the event loop's thread. All but `advance` await nothing, so each call is atomic.
 """
 
 import asyncio
@@ -25,27 +28,24 @@ from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import sliced
 
 Stage = NewType("Stage", str)
-"""A point that a plan passes on its way into the kernel. One controller says that it has been passed."""
+"""A point that a plan passes on its way into the kernel. Exactly one controller says who has passed it."""
 
 ENTRIES_PREPARED = Stage("entries-prepared")
 """masquerade: the plan's set entries are in place."""
 SERVED = Stage("served")
-"""service_proxy: the plan's virtual servers are there, behind its set entries, or were waited for long enough."""
+"""service_proxy: the plan's set entries and virtual servers are in the kernel, or were waited for long enough."""
 ROUTES_PREPARED = Stage("routes-prepared")
 """route_fix: the plan's source routes are in place."""
 WITHDRAWN = Stage("withdrawn")
-"""service_proxy: the addresses, virtual servers and real servers that the plan no longer names are gone, or take no
+"""service_proxy: the addresses, virtual servers and real servers that the plan no longer names are deleted, or take no
 new connections."""
 
 GOING_LIVE = (ENTRIES_PREPARED, SERVED, ROUTES_PREPARED, WITHDRAWN)
-"""A plan that has passed these is in the kernel in full, and what it replaced is gone."""
+"""A plan that has passed these is in the kernel in full, and what it replaced is withdrawn."""
 
 
 class Revision(Protocol):
-    """One generation of what an owner wants of the kernel: a plan, or EARLIER_RUN.
-
-    Generations of one owner grow. One that `is_empty` wants nothing: its owner has gone.
-    """
+    """One generation of what an owner wants of the kernel: a plan, or EARLIER_RUN."""
 
     @property
     def key(self) -> ObjectKey:
@@ -53,15 +53,15 @@ class Revision(Protocol):
 
     @property
     def generation(self) -> int:
-        """How new it is."""
+        """A number that grows with each revision of the same owner."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the owner has gone."""
+        """Whether it wants nothing, because its owner was deleted."""
 
 
 class _EarlierRun:
-    """The owner of what was there before this run, and that none of its plans has named so far."""
+    """The owner of objects that were in the kernel before this run, and that no plan has named so far."""
 
     key = ObjectKey("", "what an earlier run left")
     generation = 0
@@ -69,16 +69,20 @@ class _EarlierRun:
 
 
 EARLIER_RUN: Revision = _EarlierRun()
-"""What an earlier run wanted. It is withdrawn like what a plan lets go, so it goes in the same order as always."""
+"""The revision that drops what an earlier run left, so that it is withdrawn in the same order as what a plan drops."""
 
 HasPassed = Callable[[Revision], bool]
 
 Follower = Callable[[Stage, Sequence[Revision]], None]
-"""Looks on while plans pass stages; must return soon, and change nothing."""
+"""Called with each stage and the plans that pass it. It must return soon, and change nothing."""
 
 
 class _Passage:
-    """What is known of one stage: who says it, who has passed it, who has yet to, and who has lost it."""
+    """The state of one stage.
+
+    `waker` wakes the controller that says it. `passed` has the newest generation of each owner that has passed it,
+    `candidates` the revisions that have yet to pass it, `retracted` the owners that have lost it.
+    """
 
     def __init__(self, waker: asyncio.Event, has_passed: HasPassed) -> None:
         self.waker = waker
@@ -89,7 +93,7 @@ class _Passage:
 
 
 class StageGate:
-    """The newest generation of each owner that has passed each stage, and those that have yet to pass it."""
+    """Knows for each stage the newest generation of each owner that has passed it, and who has yet to pass it."""
 
     def __init__(self) -> None:
         self._passages: dict[Stage, _Passage] = {}
@@ -98,10 +102,10 @@ class StageGate:
         self.progress = -math.inf
 
     def join(self, waker: asyncio.Event, *, says: Mapping[Stage, HasPassed], waits_for: Iterable[Stage] = ()) -> None:
-        """Take a controller in, which `waker` wakes: when a stage that it waits for is passed, or one of its own lost.
+        """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is retracted.
 
-        `says` has a question for each of its stages: whether a candidate has passed it. A stage is said by one
-        controller only (ValueError).
+        `says` has a predicate for each stage that the controller says: whether a candidate has passed it. Raises
+        ValueError if another controller says the stage.
         """
         for stage, has_passed in says.items():
             if stage in self._passages:
@@ -111,20 +115,23 @@ class StageGate:
             self._waiting[stage].append(waker)
 
     def follow(self, follower: Follower) -> None:
-        """Call this with every stage and the plans that pass it."""
+        """Call `follower` with every stage and the plans that pass it."""
         self._followers.append(follower)
 
     def submit(self, revision: Revision, *stages: Stage) -> None:
-        """This one is new, or has lost the stages; it takes the place of an older one of the same owner."""
+        """Make this revision a candidate for the stages. It replaces an older one of the same owner."""
         for stage in stages:
             self._passages[stage].candidates[revision.key] = revision
 
     def has_candidates(self, stage: Stage) -> bool:
-        """Whether anybody has yet to pass the stage."""
+        """Whether any revision has yet to pass the stage."""
         return bool(self._passages[stage].candidates)
 
     async def advance(self, stage: Stage) -> None:
-        """Say which candidates have passed the stage by now; for the controller that says it. Others run meanwhile."""
+        """Find the candidates that have passed the stage by now, and say so. Other tasks run in between.
+
+        Only the controller that says the stage calls this.
+        """
         passage = self._passages[stage]
         async for candidates in sliced(list(passage.candidates.values())):
             arrived = [candidate for candidate in candidates if passage.has_passed(candidate)]
@@ -134,7 +141,7 @@ class StageGate:
                 self.say(stage, arrived)
 
     def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
-        """Say that these have passed the stage. A gone owner is forgotten once it has passed every stage."""
+        """Say that these have passed the stage. A deleted owner is forgotten once it has passed every stage."""
         passed = self._passages[stage].passed
         revisions = tuple(revisions)
         for revision in revisions:
@@ -147,15 +154,18 @@ class StageGate:
             follower(stage, revisions)
 
     def has_passed(self, revision: Revision, *stages: Stage) -> bool:
-        """Whether this one, or a newer one of the same owner, has passed all the stages. KeyError: nobody says one."""
+        """Whether this revision, or a newer one of its owner, has passed all the stages.
+
+        Raises KeyError for a stage that no controller says.
+        """
         return all(self._passages[stage].passed.get(revision.key, -1) >= revision.generation for stage in stages)
 
     def proceed(self, now: float) -> None:
-        """A controller has written something, and is not stuck: `progress` is when that was last so, in seconds."""
+        """Note that a controller has written something at `now`, in seconds; `progress` keeps the last such time."""
         self.progress = now
 
     def retract(self, stage: Stage, owners: Iterable[ObjectKey]) -> None:
-        """Say that these have lost the stage, and ask its controller to pass it anew."""
+        """Say that these owners have lost the stage, and wake its controller to prepare them again."""
         passage = self._passages[stage]
         for owner in owners:
             passage.passed.pop(owner, None)
@@ -163,7 +173,7 @@ class StageGate:
         passage.waker.set()
 
     def take_retracted(self, stage: Stage) -> set[ObjectKey]:
-        """Those that have lost the stage since the last call; for the controller that says it."""
+        """The owners that have lost the stage since the last call. Only the controller that says the stage calls it."""
         passage = self._passages[stage]
         taken, passage.retracted = passage.retracted, set()
         return taken

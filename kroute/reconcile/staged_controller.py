@@ -1,8 +1,7 @@
-"""What route_fix and masquerade have in common: what they make stands before a VIP goes live, and outlives it.
+"""The base of route_fix and masquerade: their objects exist before a VIP goes live, and are deleted after it.
 
-Both make one kernel object for each thing that a plan names, at once, and then say that the plan has passed their
-stage. Both let go of what no plan names any more only when service_proxy has withdrawn the addresses and virtual
-servers in question.
+Both write a plan's objects and then say that the plan has passed their stage. Both delete an object that no plan names
+only after service_proxy has withdrawn its addresses and virtual servers.
 """
 
 from abc import abstractmethod
@@ -30,9 +29,9 @@ V = TypeVar("V")
 
 
 class StagedController(Controller, Generic[K, V]):
-    """A controller whose objects (keys K, values V) are there before a VIP goes live.
+    """A controller whose objects (keys K, values V) exist before a VIP goes live.
 
-    `stage` is the one that it says, `waits_for` are those whose passing wakes it.
+    It says `stage`, and is woken when a plan passes a stage of `waits_for`.
     """
 
     stage: ClassVar[Stage]
@@ -58,7 +57,7 @@ class StagedController(Controller, Generic[K, V]):
         """The objects that the plan of a Service wants."""
 
     def wanted_by_node(self, plan: NodePlan) -> Mapping[K, V]:  # noqa: ARG002  for those who want something
-        """The objects that the plan of the node wants; none unless a controller says otherwise."""
+        """The objects that the plan of the node wants; by default none."""
         return {}
 
     @abstractmethod
@@ -71,10 +70,10 @@ class StagedController(Controller, Generic[K, V]):
 
     @abstractmethod
     def fields_of(self, delta: Delta[K, V]) -> dict[str, object]:
-        """What the log says of a written delta besides the Service."""
+        """The log line's fields for a written delta, besides the Service."""
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Want what the plans name, and let go of what they name no longer."""
+        """Take the plans into the desired state."""
         for plan in plans:
             self._want(plan, self.wanted_by(plan))
             if plan.is_empty:
@@ -87,12 +86,12 @@ class StagedController(Controller, Generic[K, V]):
         self._want(plan, self.wanted_by_node(plan))
 
     async def write(self) -> None:
-        """Write what may be written now, then say which plans are prepared."""
+        """Write the deltas that may be written now, then say which plans are prepared."""
         await self.write_deltas()
         await self.gate.advance(self.stage)
 
     async def write_deltas(self) -> None:
-        """Write what may be written now."""
+        """Write the deltas that may be written now."""
         async for keys in sliced(self.gate.take_retracted(self.stage)):
             for key in self._plans.keys() & keys:
                 self.retracted(self._plans[key])
@@ -117,11 +116,11 @@ class StagedController(Controller, Generic[K, V]):
         self.status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
 
     def may_write(self, delta: Delta[K, V]) -> bool:
-        """Whether everything has happened that must come before this write."""
+        """Whether this delta need not wait. By default a deletion waits until the plan that dropped it is WITHDRAWN."""
         return delta.desired is not None or self.gate.has_passed(self.desired.let_go_by(delta.key), WITHDRAWN)
 
     def retracted(self, plan: ServicePlan) -> None:
-        """The plan has lost the stage: it is prepared again, which is said again."""
+        """Submit a plan that has lost the stage again."""
         self.gate.submit(plan, self.stage)
 
     def _want(self, plan: Plan, objects: Mapping[K, V]) -> None:
@@ -132,5 +131,5 @@ class StagedController(Controller, Generic[K, V]):
         return {"service": " ".join(names_of(self.desired.responsible(delta.key))), **self.fields_of(delta)}
 
     def _is_prepared(self, plan: Revision) -> bool:
-        """An absent Service is over only when its last object has gone."""
+        """Whether all objects of the plan are right; of a deleted Service: whether its last object is deleted."""
         return self.desired.is_settled(plan.key) and (not plan.is_empty or self.desired.has_departed(plan.key))
