@@ -1,1 +1,1 @@
-"""Reconcile: compare the desired state with the applied one, write the delta, repair drift, clean up."""
+"""The controllers: each reconciles one part of the node's kernel with the plans."""

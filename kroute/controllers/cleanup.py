@@ -1,4 +1,4 @@
-"""Undo everything that kroute did on this node, from the ledger and the names alone."""
+"""Undo everything that kroute did on this node. Only the ledger and kroute's names say what that is."""
 
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.masquerade.controller import Masquerade
@@ -15,13 +15,13 @@ async def cleanup(
     interface: DummyInterface,
     ledger: Ledger,
 ) -> CleanupReport:
-    """Undo, in the order in which a Service is withdrawn; the controllers must not be running.
+    """Undo everything, in the order in which a Service is withdrawn. The controllers must not be running.
 
-    A step that fails is reported, and the others go on. The ledger goes last, and only if nothing failed, so that
-    another cleanup can finish the work. Where there is nothing (any more), nothing is undone.
+    A step that fails is reported, and the others go on. The ledger is removed last, and only if nothing failed, so that
+    another cleanup can finish the work. An object that no longer exists counts neither as undone nor as failed.
 
-    Without a ledger and without any set of kroute's, kroute was never here: a link of its name is then another proxy's,
-    as kube-router's is called the same.
+    Without a ledger and without any set of kroute's, kroute never ran here, and nothing is undone. A link with the name
+    of the dummy interface is then another proxy's: kube-router's has the same name.
     """
     report = CleanupReport()
     if not ledger.exists and not await masquerade.has_sets():
@@ -37,9 +37,9 @@ async def cleanup(
 async def hand_over(
     masquerade: Masquerade, interface: DummyInterface, ledger: Ledger, *, keep_interface: bool
 ) -> CleanupReport:
-    """Undo only what another proxy, which serves by now, has its own of: rules, sets, and the link unless it is shared.
+    """Undo what another proxy, which serves by now, does not use: rules, sets, and the link unless `keep_interface`.
 
-    Virtual servers and sysctls stay, and with the link its addresses and routes. The ledger goes last.
+    Virtual servers and sysctls stay; so do the link's addresses and routes if it stays. The ledger is removed last.
     """
     report = CleanupReport()
     with report.step(masquerade.name):
@@ -57,7 +57,7 @@ async def _delete(interface: DummyInterface, report: CleanupReport) -> None:
 
 
 def _remove(ledger: Ledger, report: CleanupReport) -> None:
-    """Remove the ledger, unless something that it names is left."""
+    """Remove the ledger, unless a step has failed: it may then name objects that still exist."""
     if not report.failed:
         with report.step("ledger"):
             if ledger.remove():

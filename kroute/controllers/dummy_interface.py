@@ -1,7 +1,7 @@
 """The dummy link that carries the VIPs.
 
-service_proxy makes it and repairs it; route_fix puts routes on it and learns here that it is there, or is another one
-than before. Both look at the same object; only service_proxy calls what changes it.
+service_proxy makes and repairs it. route_fix writes routes on it, and learns here whether it exists and when it was
+made or repaired. Both share one object, but only service_proxy calls the methods that change it.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from kroute.reconcile.ledger import Ledger, LinkMade
 
 
 class DummyInterface:
-    """The link of the name `name`. `index` is the kernel's number of it, None while it is not known to be there.
+    """The link called `name`. `index` is its number in the kernel, None while the link is not known to exist.
 
-    `revision` grows whenever the link was made or put right: routes may have gone, and what was refused may work now.
+    `revision` grows whenever the link was made or repaired: its routes may be lost, and refused writes may work now.
     """
 
     def __init__(self, name: str, links: LinkClient, ledger: Ledger) -> None:
@@ -27,11 +27,11 @@ class DummyInterface:
 
     @property
     def is_ours(self) -> bool:
-        """Whether all on the link is ours: kroute made the link, or found it under its name at its first start."""
+        """Whether everything on the link is ours: kroute made the link, or found one of its name at its first start."""
         return self.name in self._ledger.links
 
     def watch(self, waker: asyncio.Event) -> None:
-        """Set this event whenever the revision has grown."""
+        """Set `waker` whenever the revision grows."""
         self._wakers.append(waker)
 
     async def exists(self) -> bool:
@@ -39,13 +39,13 @@ class DummyInterface:
         return await self._links.index(self.name) is not None
 
     def lost(self) -> None:
-        """The link is gone: whatever was on it went with it."""
+        """Note that the link was deleted, and all addresses and routes with it."""
         self.index = None
 
     async def ensure(self) -> list[str]:
-        """Make the link, or put right what is wrong with it; says what was wrong.
+        """Make the link, or repair it if it is ours; returns what was wrong, one sentence each.
 
-        Raises KernelError if that cannot be done, and for a link of that name that cannot carry VIPs.
+        Raises KernelError if that fails, or if a link of that name is not a dummy.
         """
         wrong = []
         state = await self._links.read(self.name)
@@ -69,7 +69,7 @@ class DummyInterface:
         return wrong
 
     async def delete(self) -> bool:
-        """Delete the link if it is ours; whether it was there and is gone. For cleanup."""
+        """Delete the link if it exists and is ours; returns whether it was deleted. Only cleanup calls this."""
         if not self.is_ours or not await self.exists():
             return False
         await self._links.delete(self.name)

@@ -1,8 +1,8 @@
-"""Whether the controllers do their work: what `/healthz` and the health check ports of Services answer.
+"""Whether the controllers do their work. `/healthz` and the health check ports of Services answer with this.
 
-Not one of these rules looks at a single Service or at the API server. What the kernel refuses for one object is tried
-again for that object alone, and without an API server the data path stays as it is: a load balancer that took the node
-out for either would make an outage of it.
+None of these rules depends on a single Service or on the API server. An object that the kernel refuses is tried again
+alone, and without an API server the data path stays as it is. A load balancer that removed the node for either would
+cause an outage.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,14 +11,14 @@ from kroute.broadcaster import QueueStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 
 RESYNC_PERIODS = 2
-"""How many resync periods something may take before kroute calls itself unhealthy (kubernetes,
+"""After how many resync periods of waiting, failing or one pass kroute is unhealthy (kubernetes,
 pkg/proxy/healthcheck/proxy_health.go: an update may wait for two sync periods)."""
 
 
 def complaints(
     queues: Iterable[QueueStatistics], controllers: Mapping[str, ControllerStatistics], limit: float
 ) -> list[str]:
-    """What is wrong, one sentence each: whatever has waited, failed or taken longer than `limit` seconds."""
+    """One sentence for each queue that has waited, and each controller that has failed or been busy, for `limit` s."""
     return [*_late(queues, limit), *_failing(controllers, limit)]
 
 

@@ -1,7 +1,7 @@
-"""The controllers of a node: the one place where they are made and given what they share.
+"""Makes all controllers of a node, and gives them what they share. They are made nowhere else.
 
-The agent runs them, `kroute cleanup` lets them undo, `kroute plan` lets them write to a kernel that only records, and
-the tests step them on a fake one.
+The agent runs them. `kroute cleanup` calls their cleanup. `kroute plan` runs them on kernel clients that only record
+writes, and the tests step them on fake ones.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from kroute.settings import Settings
 
 
 class NodeControllers:
-    """An async context manager, in which the controllers either `run` or are asked to `cleanup`.
+    """An async context manager; inside it, call either `run` or a cleanup.
 
-    `kernel` is open for as long as they are used, and `clock` gives seconds and never goes back. Making one reads the
-    ledger (LedgerError); entering subscribes to the kernel's events (KernelError), and leaving closes the ledger.
+    The caller keeps `kernel` open meanwhile. `clock` returns seconds and never goes back. The constructor reads the
+    ledger (LedgerError). Entering subscribes to the kernel's events (KernelError); leaving closes the ledger.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class NodeControllers:
 
     @property
     def kernel_writers(self) -> tuple[Controller, ...]:
-        """All but the health checks, which listen on ports and write nothing to the kernel."""
+        """All controllers but the health checks, which listen on ports and write nothing to the kernel."""
         return self.service_proxy, self.route_fix, self.masquerade
 
     @property
@@ -115,18 +115,18 @@ class NodeControllers:
         return *self.kernel_writers, self.health_checks
 
     async def run(self) -> None:
-        """Keep the kernel as the plans say, until `stop`."""
+        """Run all controllers until `stop`."""
         async with asyncio.TaskGroup() as group:
             for controller in self._all:
                 group.create_task(controller.run(), name=controller.name)
 
     def stop(self) -> None:
-        """Let `run` return when the batches in hand are written."""
+        """Make `run` return once the current passes are over."""
         for controller in self._all:
             controller.stop()
 
     async def live(self) -> None:
-        """Return once every Service of the initial sync is served, or has been waited for long enough."""
+        """Return once every Service of the initial sync is live, or was waited for long enough."""
         await self.service_proxy.live.wait()
 
     @property
@@ -136,11 +136,11 @@ class NodeControllers:
 
     @property
     def taken_over(self) -> int:
-        """How many virtual servers were there already at the start, without a ledger that names them."""
+        """How many virtual servers were adopted at the start because no ledger existed."""
         return self.ledger.taken_over
 
     def complaints(self) -> list[str]:
-        """Why this node is not healthy, one sentence each; empty while the controllers do their work."""
+        """Why this node is not healthy, one sentence each; empty if it is."""
         return complaints(self._broadcaster.statistics(), self.statistics(), self._patience)
 
     def statistics(self) -> dict[str, ControllerStatistics]:
@@ -148,13 +148,13 @@ class NodeControllers:
         return {controller.name: controller.statistics() for controller in self._all}
 
     def passes(self) -> dict[str, Histogram]:
-        """How long each controller's passes have taken, by its name."""
+        """The durations of each controller's passes, by its name."""
         return {controller.name: controller.status.passes for controller in self._all}
 
     async def cleanup(self) -> CleanupReport:
-        """Undo what earlier runs did on this node; not while `run` runs."""
+        """Undo everything that earlier runs did on this node. `run` must not be running."""
         return await cleanup(self.service_proxy, self.route_fix, self.masquerade, self.interface, self.ledger)
 
     async def hand_over(self, *, keep_interface: bool) -> CleanupReport:
-        """Undo what another proxy that serves has its own of; not while `run` runs."""
+        """Undo what another proxy, which serves by now, does not use. `run` must not be running."""
         return await hand_over(self.masquerade, self.interface, self.ledger, keep_interface=keep_interface)

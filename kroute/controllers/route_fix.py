@@ -1,13 +1,15 @@
-"""Sees to it that this node talks to VIPs with its own address as the source.
+"""Writes the source routes: this node's own processes call VIPs with the node's address as the source.
 
-The kernel's own local-table route to a bound address has that very address as its preferred source. A process of this
-node that connects to a VIP would thus send packets from the VIP, which every other node takes for its own and drops. So
-each VIP gets `local VIP dev DUMMY table local src NODE`, before its address is bound, and it outlives the address.
+When an address is bound, the kernel adds a route to it in table local, with that same address as the preferred source.
+A process on this node that connects to a VIP would send packets from the VIP. Every other node takes such packets for
+its own and drops them. So each VIP gets the route `local VIP dev DUMMY table local src NODE`. It is written before the
+address is bound, and deleted after it.
 
-For IPv4 ours comes first in the table and wins; deleting the last IPv4 address of a link deletes every IPv4 route on
-it, and no event says so. For IPv6 the kernel's own route has metric 0 and always wins, so it must not be there. When an
-IPv6 address leaves the node, Linux 6.6 and later take it out of the routes that name it, and no event says so either:
-such routes are written again when the address comes back, and if another one takes its place, the plans say so.
+For IPv4, our route comes first in the table and wins. When the last IPv4 address of a link is deleted, the kernel
+deletes every IPv4 route on the link and sends no event. For IPv6, the kernel's own route has metric 0 and always wins,
+so it must be deleted. When an IPv6 address leaves the node, Linux 6.6 and later remove it from the routes that have it
+as their source, and send no event either. Such routes are written again when the address comes back. If another address
+takes its place, new plans name that one.
 """
 
 import time
@@ -38,7 +40,10 @@ from kroute.settings import Settings
 
 
 class RouteFix(StagedController[str, SourceRoute]):
-    """Owns the source route of each VIP. `monitor` watches its interface's routes and others' addresses."""
+    """Owns the source route of each VIP.
+
+    `monitor` reports the dummy interface's routes, and the addresses of all other interfaces.
+    """
 
     name = "route_fix"
     stage = ROUTES_PREPARED
@@ -69,7 +74,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         return {vip.address: desired_by(vip) for vip in plan.vips}
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Want the routes; where the node's own address is not known there is nothing to write."""
+        """Take the plans in. For a VIP whose source is unknown nothing is written, so it counts as applied at once."""
         super().accept(plans)
         if not self.has_adopted:
             return
@@ -79,7 +84,7 @@ class RouteFix(StagedController[str, SourceRoute]):
                     self.desired.note_applied(vip.address, ANY_SOURCE)
 
     def notice(self, events: Sequence[Event]) -> None:
-        """A route of ours has gone, or the kernel's own has come before it; or a source has come back to the node."""
+        """Notice a route of ours that was deleted, a kernel route that now wins, and a source that came back."""
         for event in events:
             if isinstance(event, AddressEvent) and ":" in event.address and event.scope == "global":
                 self._notice_source(event)
@@ -112,7 +117,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         return [address for address, applied in self.desired.applied.items() if source in applied.sources]
 
     async def read(self) -> Iterable[str]:
-        """Read the routes on the dummy interface. Without the interface there are none."""
+        """Scan the routes on the dummy interface. Without the interface there are none."""
         self._is_reading = True
         try:
             return await self._read()
@@ -138,25 +143,25 @@ class RouteFix(StagedController[str, SourceRoute]):
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete()]
 
     async def write(self) -> None:
-        """Write the routes, if the interface is there. One that was made or put right may have lost them."""
+        """Write the routes, if the interface exists. After it was made or repaired, they are read again first."""
         if self._interface.index is None:
             return
         if self._interface.revision != self._revision:
             if self._is_reading:
-                return  # what is being read is of the interface as it was: the next reading counts
+                return  # the scan in progress began on the interface as it was: a pass after it scans again
             await self.read()
             self.status.retries.clear()
         await super().write()
 
     def may_write(self, delta: Delta[str, SourceRoute]) -> bool:
-        """A route that is new comes after its Service's virtual servers: it brings them packets by itself."""
+        """Whether this delta need not wait. A new route waits for SERVED: even alone it delivers packets to the VIP."""
         if delta.desired is None or delta.applied is not None:
             return super().may_write(delta)
         owners = self.desired.owners(delta.key)
         return any(self.gate.has_passed(self._plans[owner], SERVED) for owner in owners)
 
     async def apply(self, deltas: Sequence[Delta[str, SourceRoute]]) -> Mapping[str, str]:
-        """Write routes; deleting one that is not there is success."""
+        """Write routes; deleting one that does not exist is a success."""
         changes: list[RouteChange] = []
         for address, applied, desired in deltas:
             if desired is not None:
@@ -184,14 +189,14 @@ class RouteFix(StagedController[str, SourceRoute]):
         return (self._interface.is_ours or is_known) and not self._exclusion.covers(address)
 
     def retracted(self, plan: ServicePlan) -> None:
-        """Take the plan's routes for lost: with an address the kernel may delete routes and not say so."""
+        """Assume that the plan's routes are lost: the kernel may delete routes with an address and send no event."""
         for vip in plan.vips:
             if vip.source is not None:
                 self.desired.note_applied(vip.address, None)
         super().retracted(plan)
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Delete our routes that are still there."""
+        """Delete our routes on the dummy interface."""
         if not self._interface.is_ours:
             return
         for address, routes in sorted((await self._routes.read(self._interface.name)).items()):

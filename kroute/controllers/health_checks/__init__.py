@@ -1,1 +1,1 @@
-"""The listeners at every `healthCheckNodePort`."""
+"""The HTTP servers that answer at each `healthCheckNodePort`."""

@@ -1,11 +1,11 @@
 """Tells load balancers outside the cluster whether this node serves a Service (`spec.healthCheckNodePort`).
 
-A Service of type LoadBalancer with `externalTrafficPolicy: Local` is served only by the nodes that have endpoints of
-it. Load balancers find out which by HTTP, on a port that the API server allots to the Service.
+A Service of type LoadBalancer with `externalTrafficPolicy: Local` is served only by nodes that have endpoints of it.
+Load balancers ask each node over HTTP, on a port that the API server allocates to the Service.
 
-Without `--nodeport-addresses` each port is one listening socket for every address, as in kube-proxy: it needs not
-follow the node's addresses, and the filter refuses it on VIPs. With that setting there is one socket for each of the
-addresses that it names, and they follow the node.
+Without `--nodeport-addresses`, each port has one socket that listens on every address, as in kube-proxy. That socket
+need not change when the node's addresses do, and the filter refuses connections to it on VIPs. With that setting, each
+port has one socket for each address that it names; sockets are opened and closed when the node's addresses change.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ class _ListenPoint(NamedTuple):
 
 
 class _Listener(NamedTuple):
-    """A listening socket, and the Service that it was opened for."""
+    """A listening socket, and the Service for which it was opened."""
 
     service: ObjectKey
     server: asyncio.Server
 
 
 class HealthChecks(Controller):
-    """Owns the sockets that listen on health check ports. `healthy` says whether kroute as a whole does its work."""
+    """Owns the sockets that listen on health check ports. `healthy` returns whether this node's proxy is healthy."""
 
     name = "health_checks"
 
@@ -68,20 +68,21 @@ class HealthChecks(Controller):
         self._server: HealthCheckServer | None = None
         self._addresses: Sequence[str] = () if settings.nodeport_addresses else (EVERY_ADDRESS,)
         self._ports: dict[ObjectKey, int] = {}
-        self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # the first claim to a port has it
+        self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # of a port's claims the first wins
         self._listening: dict[int, dict[_ListenPoint, _Listener]] = {}
         self._unsettled: set[int] = set()
 
     async def run(self) -> None:
-        """Keep the ports as the plans say, until `stop`; then nothing of them is left."""
+        """Reconcile until `stop`; then close all sockets."""
         try:
             await super().run()
         finally:
             await self._end()
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Note which Service wants which port. A Service that leaves a port is handled before one that takes it, in
-        whatever order they come.
+        """Note which Service wants which port.
+
+        All Services of the batch give up ports before any Service takes one, so the order of the plans does not matter.
         """
         for plan in plans:
             if plan.health_check is None or plan.health_check.port != self._ports.get(plan.key):
@@ -91,20 +92,20 @@ class HealthChecks(Controller):
                 self._claim(plan.key, plan.health_check)
 
     def accept_node(self, plan: NodePlan) -> None:
-        """Take in at which addresses to listen."""
+        """Take the addresses at which to listen from the node's plan, if `--nodeport-addresses` is set."""
         if self._settings.nodeport_addresses:
             self._addresses = plan.node.node_port_addresses
             self._unsettled |= self._claims.keys()
 
     async def read(self) -> Iterable[str]:
-        """A socket lives no longer than this process, and nobody else can close it: there is nothing to find."""
+        """Scan nothing: the sockets belong to this process, and nobody else can close them."""
         return ()
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Nothing outlives the process."""
+        """Undo nothing: no socket outlives the process."""
 
     async def write(self) -> None:
-        """Close the sockets that are not wanted any more, and open those that are."""
+        """Close the sockets that are no longer wanted, then open those that are missing."""
         surplus: list[_ListenPoint] = []
         missing: list[_ListenPoint] = []
         for port in self._unsettled:
@@ -129,7 +130,7 @@ class HealthChecks(Controller):
         del self._claims[port][key]
         if not self._claims[port]:
             del self._claims[port]
-        for address in self._addresses:  # who has the port next need not wait for it
+        for address in self._addresses:  # the next Service with this port need not wait
             self.status.retries.succeeded(_ListenPoint(port, address))
         self._unsettled.add(port)
 
@@ -173,7 +174,7 @@ class HealthChecks(Controller):
         return self._server
 
     def _report_rivals(self, port: int) -> None:
-        """Report to each Service whose port is another's that it is."""
+        """Report to each Service whose port another Service had first."""
         claims = list(self._claims.get(port, ()))
         for key in claims[1:]:
             subject = f"healthCheckNodePort {port}"
@@ -184,7 +185,7 @@ class HealthChecks(Controller):
             self._report(key, Problem("HealthCheckPortConflict", subject, message))
 
     def _report_refusal(self, key: ObjectKey, place: _ListenPoint, error: OSError) -> str:
-        """Report a port that cannot be opened, if that is new; returns the sentence."""
+        """Report a port that cannot be opened, unless it was reported before; returns the sentence."""
         subject = f"healthCheckNodePort {place.port}"
         where = place.address or "every address"
         next_step = f"`ss -ltnp sport = :{place.port}` shows who has it; " if error.errno == EADDRINUSE else ""

@@ -1,7 +1,7 @@
-"""What is answered at every `healthCheckNodePort`.
+"""The answers at each `healthCheckNodePort`.
 
-Requests come from outside the cluster, so `kroute.http` serves them. Path and method do not matter: a load balancer may
-be configured to ask for any.
+Requests come from outside the cluster, so `kroute.http` serves them. Path and method do not matter, because a load
+balancer may be configured to use any.
 
 Importing this module loads aiohttp.web, which takes a third of a second.
 """
@@ -17,14 +17,14 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck
 
 CheckedAt = Callable[[int], tuple[ObjectKey, HealthCheck] | None]
-"""The Service that a port reports on, and what of it."""
+"""Returns the Service on which a port reports, and its health check; None for a port that no Service has."""
 
 
 class HealthCheckServer(BriefHttpServer):
     """Answers as kube-proxy does (kubernetes, pkg/proxy/healthcheck/service_health.go).
 
-    The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503; weight and
-    body say how many there are.
+    The status is 200 when the Service has ready endpoints on this node and the proxy is `healthy`, else 503. The weight
+    header and the body say how many endpoints there are.
     """
 
     def __init__(self, checked_at: CheckedAt, healthy: Callable[[], bool]) -> None:

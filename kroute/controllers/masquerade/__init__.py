@@ -1,1 +1,1 @@
-"""What is masqueraded and what is refused: the plans' entries and the node's facts, handed to the firewall."""
+"""Hands the plans' set entries and the node's facts to the firewall, which masquerades and refuses packets."""

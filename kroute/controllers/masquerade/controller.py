@@ -1,8 +1,8 @@
-"""Keeps the sets of the node's firewall as the plans say, and its rules as the facts of the node say.
+"""Reconciles the sets of the node's firewall with the plans, and its rules with the facts of the node.
 
-The rules never change with the Services; the sets do. What refuses packets is there last and goes first: a set is there
-and filled before a rule looks into it, and an address is in the set VIP, which refuses what is in no other set, only
-while the sets hold all of its Services' ports.
+Only the sets change with the Services, never the rules. An object that can refuse packets is added last and removed
+first. So a set is made and filled before a rule looks it up. The rules refuse packets to an address in the set VIP
+unless another set has their port, so an address is in VIP only while the sets hold all ports of its Services.
 """
 
 import time
@@ -24,7 +24,7 @@ Present = Literal[True]
 
 
 class Masquerade(StagedController[SetEntry, Present]):
-    """Owns the rules and sets of the node's firewall. Their elements are those of the plans."""
+    """Owns the rules and sets of the node's firewall. The plans name the elements of the sets."""
 
     name = "masquerade"
     stage = ENTRIES_PREPARED
@@ -46,7 +46,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._looked_at_rules = False
 
     def accept_node(self, plan: NodePlan) -> None:
-        """Want what the plan names, and take in what the rules need to know of the node."""
+        """Take the node's plan in, with the facts of the node on which the rules depend."""
         super().accept_node(plan)
         if plan.node != self._node:
             self._node = plan.node
@@ -61,7 +61,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return dict.fromkeys(plan.set_entries, True)
 
     async def read(self) -> Iterable[str]:
-        """Make the sets that are missing, and read the others. The rules are looked at when the sets are right."""
+        """Make the missing sets and scan the others. `write` checks the rules once the sets are written."""
         drift = await self._firewall.ensure_sets()
         resync = self.desired.resync()
         async for part in self._firewall.elements():
@@ -75,9 +75,10 @@ class Masquerade(StagedController[SetEntry, Present]):
         ]
 
     def may_write(self, delta: Delta[SetEntry, Present]) -> bool:
-        """A VIP comes after the ports of its Services; it goes at once, and its ports go after it.
+        """Whether this delta need not wait.
 
-        At once, because the address may have become one of the node's own, which must not be cut off.
+        A VIP is added after the ports of its Services. It is removed at once, because the address may have become one
+        of the node's own, which must not be cut off. Its ports are removed after it.
         """
         entry, comes = delta.key, delta.desired is not None
         if entry.set is AddressSet.VIP:
@@ -85,14 +86,14 @@ class Masquerade(StagedController[SetEntry, Present]):
         return super().may_write(delta) and (comes or not self._is_vip_leaving(entry))
 
     async def write(self) -> None:
-        """Fill the sets, then see to the rules. At first, no plan is prepared before the rules have been seen to."""
+        """Write the sets, then check and write the rules. No plan is prepared before the rules were checked once."""
         await self.write_deltas()
-        await self.write_deltas()  # what had to wait for the first: VIPs that come, ports of VIPs that went
+        await self.write_deltas()  # what had to wait for the first call: new VIPs, ports of removed VIPs
         if self._node is None:
-            return  # what an earlier run's rules do may be right: that shows only with the first plans
+            return  # only the first plan of the node shows whether an earlier run's rules are right
         if self._rules_due:
             if self._looked_at_rules:
-                await self.gate.advance(self.stage)  # a resync of the rules may wait for others who write some
+                await self.gate.advance(self.stage)  # first, because `ensure_rules` may wait for another program's lock
             self._rules_due, self._looked_at_rules = False, True
             self.status.repaired(await self._firewall.ensure_rules(self._node))
         await self.gate.advance(self.stage)
@@ -109,7 +110,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         return {"set": self._set_name(delta.key), "entry": delta.key.element}
 
     async def has_sets(self) -> bool:
-        """Whether there is a set of ours, from whatever run."""
+        """Whether a set of kroute's exists, from any run."""
         return await self._firewall.is_present()
 
     async def cleanup(self, report: CleanupReport) -> None:
@@ -117,7 +118,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self._firewall.remove(report)
 
     def _are_ports_known(self, vip: SetEntry) -> bool:
-        """Whether the sets hold everything else that the Services with this VIP want in them."""
+        """Whether the sets hold all other entries that the Services with this VIP want."""
         return all(
             self.desired.is_right(entry)
             for owner in self.desired.owners(vip)
@@ -126,7 +127,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         )
 
     def _is_vip_leaving(self, port: SetEntry) -> bool:
-        """Whether the port's address is a VIP that has yet to go."""
+        """Whether the port's address is a VIP that has yet to be removed from its set."""
         return self.desired.is_leaving(SetEntry(AddressSet.VIP, (str(port.element[0]),)))
 
     def _set_name(self, entry: SetEntry) -> str:

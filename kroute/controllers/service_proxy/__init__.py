@@ -1,1 +1,1 @@
-"""Virtual servers, their real servers, VIP addresses, UDP flows, and IPVS's sysctls."""
+"""Virtual servers with their real servers, VIPs, UDP flows, and the sysctls and timeouts of IPVS."""

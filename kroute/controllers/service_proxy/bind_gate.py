@@ -1,4 +1,4 @@
-"""Decide which Services may go live, and how long the others wait."""
+"""Decides which Services may go live, and how long the others wait."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,19 +13,19 @@ from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, Stage
 log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
-"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries, counted anew with all
-that is written meanwhile: at the start of a large cluster each controller has its hands full for longer."""
+"""Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Each write of any
+controller restarts the count: at the start of a large cluster every controller is busy for longer than this."""
 
 LONGEST_PATIENCE = 60.0
-"""Seconds that end all waiting, for instance for entries that the kernel refuses while others come and go."""
+"""Seconds after which a wait ends even if controllers write, for instance when the kernel refuses a set entry while
+others are written."""
 
 
 class BindGate:
     """The Services whose newest plan is not fully applied yet. Times are seconds on the caller's clock.
 
-    Two things wait: an edit that lets in clients waits for set entries; an address waits for its virtual servers, set
-    entries and routes. A plan waits also if there is nothing to do for it now: there may be later, when its last real
-    server has drained.
+    An edit that lets in clients waits for set entries. An address waits for its virtual servers, set entries and
+    routes. A plan waits even when it needs no write now: it may need one later, when its last real server has drained.
     """
 
     def __init__(self, gate: StageGate) -> None:
@@ -35,23 +35,23 @@ class BindGate:
         self._overdue: set[ObjectKey] = set()
 
     def await_(self, plan: ServicePlan) -> None:
-        """This plan is new, or has lost something. A newer plan has waited for as long as the one that it replaces."""
+        """Let a plan wait that is new or has lost an object. It continues the wait of the plan that it replaces."""
         self._waiting[plan.key] = plan
 
     def forget(self, key: ObjectKey) -> None:
-        """There is nothing to wait for."""
+        """End the Service's wait."""
         self._waiting.pop(key, None)
         self._since.pop(key, None)
         self._overdue.discard(key)
 
     def look_at_clock(self, now: float) -> None:
-        """Find out who has waited for long enough; before anything that depends on it."""
+        """Find the Services that were waited for long enough. Call this first in a pass."""
         due = self.next_due()
         if due is not None and now >= due:
             self._overdue.update(key for key, since in self._since.items() if now >= self._due(since))
 
     async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
-        """Let go those that are ready, and, with a warning, those that were waited for long enough."""
+        """End the wait of Services that are ready, and, with a warning, of those that were waited for long enough."""
         late: list[ObjectKey] = []
         async for waiting in sliced(list(self._waiting.items())):
             for key, plan in waiting:
@@ -71,7 +71,7 @@ class BindGate:
         return not self._waiting
 
     def is_ready(self, key: ObjectKey) -> bool:
-        """Whether the Service's addresses may be bound: all is there, or was waited for long enough."""
+        """Whether the Service's addresses may be bound: everything is prepared, or was waited for long enough."""
         return key not in self._waiting
 
     def may_let_in(self, key: ObjectKey) -> bool:
@@ -80,7 +80,7 @@ class BindGate:
         return plan is None or key in self._overdue or self._gate.has_passed(plan, ENTRIES_PREPARED)
 
     def next_due(self) -> float | None:
-        """When the next Service has been waited for long enough."""
+        """When the next Service will have been waited for long enough; None if none waits."""
         return self._due(min(self._since.values())) if self._since else None
 
     def _due(self, since: float) -> float:

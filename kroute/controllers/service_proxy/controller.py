@@ -1,9 +1,8 @@
 """Makes this node serve: the dummy interface with the VIPs, and the virtual servers behind them.
 
-What must be true first comes first in a pass. Addresses that nobody wants go away, then their virtual servers; new
-virtual servers are made with their real servers once masquerade has said that the plan's set entries are there; and an
-address is bound only when the plan's virtual servers are there and route_fix has said that its routes are. All of this
-is waited for only so long.
+A pass writes in the order of dependency. First it unbinds addresses that nobody wants, then it deletes their virtual
+servers. It makes new virtual servers with their real servers when masquerade has said ENTRIES_PREPARED for the plan. It
+binds an address when the plan's virtual servers exist and route_fix has said ROUTES_PREPARED. Each wait is limited.
 """
 
 import asyncio
@@ -45,9 +44,9 @@ from kroute.settings import Settings
 
 
 class ServiceProxy(Controller):
-    """Owns the dummy interface, the VIP addresses, IPVS and the sysctls. `monitor` watches the dummy interface.
+    """Owns the dummy interface, the VIPs, IPVS and the sysctls. `monitor` reports events of the dummy interface.
 
-    `live` is set once every Service of the initial sync is served, or has been waited for long enough.
+    `live` is set once every Service of the initial sync is live, or was waited for long enough.
     """
 
     name = "service_proxy"
@@ -103,7 +102,7 @@ class ServiceProxy(Controller):
         gate.join(self.wake, says=says, waits_for=self.waits_for)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Want what the plans name, and let go of what they name no longer."""
+        """Take the plans into the desired state."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
             self._servers.desired.want(plan, servers)
@@ -123,11 +122,11 @@ class ServiceProxy(Controller):
                 self._lose(vip.address for vip in plan.vips if vip.address not in self._vips.desired.applied)
 
     def accept_node(self, plan: NodePlan) -> None:
-        """The node's plan names nothing that is served, but it passes the stages that others wait for."""
+        """Let the node's plan pass the stages that others wait for; it has no virtual servers and no VIPs."""
         self._gate.submit(plan, SERVED, WITHDRAWN)
 
     def notice(self, events: Sequence[Event]) -> None:
-        """A link or an address has gone: put it back at once."""
+        """Notice that the link or an address was deleted; the next write restores it."""
         on_link = [event for event in events if event.interface == self._interface.name]
         self._notice_links([event for event in on_link if isinstance(event, LinkEvent)])
         newest = {event.address: event.gone for event in on_link if isinstance(event, AddressEvent)}
@@ -144,7 +143,7 @@ class ServiceProxy(Controller):
         await self._ensure_surroundings()
 
     async def read(self) -> Iterable[str]:
-        """Read links, addresses, IPVS and sysctls; put right at once what needs no order."""
+        """Scan the link, sysctls, timeouts, addresses and IPVS. The first three are repaired at once."""
         wrong = await self._ensure_surroundings()
         drift = await self._vips.learn(self._exclusion)
         wrong += [describe_drift(one.key, one.applied) for one in drift]
@@ -152,7 +151,7 @@ class ServiceProxy(Controller):
         return wrong + await self._servers.learn(self._exclusion, self.meanwhile)
 
     async def write(self) -> None:
-        """Write the difference in the order in which things must be true."""
+        """Write the deltas in the order of dependency."""
         if self._interface.index is None:
             self.status.repaired(await self._interface.ensure())
         if self._first_write:
@@ -182,12 +181,12 @@ class ServiceProxy(Controller):
         await self._flows.end_stale(self._servers.serving)
 
     def next_due(self) -> float | None:
-        """When drained real servers are looked for, or something has waited for long enough."""
+        """When the next poll of drains, end of a wait, or retry for UDP flows is due."""
         times = (self._servers.next_due(), self._bind_gate.next_due(), self._flows.next_due())
         return min((time for time in times if time is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Take away our addresses and virtual servers, then put sysctls and timeouts back."""
+        """Delete our addresses and virtual servers, then restore timeouts and sysctls."""
         with report.step("addresses and virtual servers"):
             await self._settle_owner()
             bound = await self._addresses.read(self._interface.name)
@@ -206,7 +205,7 @@ class ServiceProxy(Controller):
         self._sysctls.restore(report)
 
     def _notice_links(self, events: Sequence[LinkEvent]) -> None:
-        """Only the newest state counts: a link is down for a moment while it is being made."""
+        """Of the link's state only the newest event counts: a link is down for a moment while it is being made."""
         if any(event.gone and event.ifindex == self._interface.index for event in events):
             self._interface.lost()
             self._vips.lost_all()
@@ -215,7 +214,7 @@ class ServiceProxy(Controller):
             self.resync_soon()
 
     async def _ensure_surroundings(self) -> list[str]:
-        """Put right what stands around the virtual servers and addresses; says what was wrong."""
+        """Repair the link, the ledger, sysctls and timeouts; returns what was wrong, one sentence each."""
         await self._settle_owner()
         wrong = await self._interface.ensure()
         if not wrong and self._ledger.restore():
@@ -223,7 +222,7 @@ class ServiceProxy(Controller):
         return wrong + self._ensure_sysctls() + await self._timeouts.ensure()
 
     async def _settle_owner(self) -> None:
-        """Decide what of an earlier run's is ours, once, and write that down."""
+        """Decide once which objects of an earlier run are ours, and record that in the ledger."""
         if self._is_owner_settled:
             return
         links = {self._interface.name} if await self._interface.exists() else set()
@@ -243,15 +242,15 @@ class ServiceProxy(Controller):
         return self._sysctls.ensure(circumstances)
 
     def _lose(self, addresses: Iterable[str]) -> None:
-        """Addresses have gone, and maybe their routes too: that is seen to before anything else is written."""
+        """Note lost addresses. Their routes may be lost too, so the next write has them prepared again first."""
         self._lost = set() if self._lost is None else self._lost
         self._lost.update(addresses)
 
     async def _prepare_again(self, lost: Iterable[str]) -> None:
-        """Have route_fix see to the routes of these addresses, before they are bound again.
+        """Have route_fix prepare the routes of these addresses again, before they are bound again.
 
-        A link that loses its last IPv4 address loses all its IPv4 routes, also of addresses that are yet to be bound,
-        and of those that are wanted again before route_fix has let go of them.
+        A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
+        yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes.
         """
         self._lost = None
         addresses = set(lost)
@@ -268,29 +267,30 @@ class ServiceProxy(Controller):
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)
 
     def _leave_the_rest(self) -> None:
-        """What an earlier run left and no plan names leaves as if a plan had let it go."""
+        """Let every object that an earlier run left and no plan names leave with EARLIER_RUN."""
         self._vips.desired.let_go_unwanted(EARLIER_RUN)
         self._servers.desired.let_go_unwanted(EARLIER_RUN)
         self._gate.submit(EARLIER_RUN, WITHDRAWN)
 
     def _is_held(self, key: VirtualServerKey) -> bool:
-        """Whether the rules may not be ready yet for packets that this virtual server would take at once.
+        """Whether this virtual server must wait for its set entries.
 
-        It takes those of pods and clients elsewhere before its address is bound: the source route brings them here.
+        A new one takes packets of pods and other clients even before its address is bound, because the source route
+        already delivers them here.
         """
         owners = self._servers.desired.owners(key)
         return bool(owners) and not self._bind_gate.may_let_in(owners[-1])
 
     def _is_served(self, plan: Revision) -> bool:
-        """Without its set entries not even a plan that makes no virtual server is: they say what its VIP refuses."""
+        """Whether a plan is SERVED. Even one without virtual servers needs its set entries: they refuse packets."""
         return self._bind_gate.is_ready(plan.key) or (
             self._servers.desired.is_settled(plan.key) and self._gate.has_passed(plan, ENTRIES_PREPARED)
         )
 
     def _is_withdrawn(self, plan: Revision) -> bool:
-        """What leaves a virtual server that stays must have left too, as far as it was waited for.
+        """Whether a plan is WITHDRAWN: what it dropped is deleted, and old real servers are removed or overdue.
 
-        The initial sync stands for what an earlier run left.
+        EARLIER_RUN is withdrawn only once all plans of the initial sync are live.
         """
         if not (self._vips.desired.has_departed(plan.key) and self._servers.desired.has_departed(plan.key)):
             return False

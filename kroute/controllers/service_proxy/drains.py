@@ -1,4 +1,4 @@
-"""Real servers that take no new connections and are kept for the ones they have."""
+"""Draining real servers: they take no new connections, and stay for those that are open."""
 
 from collections.abc import Collection, Container, Mapping
 
@@ -8,16 +8,19 @@ from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
 LOOKED_AT_TOGETHER = 16
-"""Virtual servers whose connections are looked at in one pass: what changes meanwhile is not to wait for all."""
+"""Virtual servers that are polled in one pass. It is small so that changes need not wait for a poll of all."""
 
 FIRST_POLL = 2.0
 LAST_POLL = 30.0
-"""Seconds between two looks at the connections of draining real servers: more often while something began to drain
-lately, since a look costs a netlink dump for each virtual server, and a connection may live for days."""
+"""Seconds between two polls of the connections of draining real servers. A poll costs a netlink dump for each virtual
+server, and a connection may live for days, so polls become rarer when nothing has begun to drain lately."""
 
 
 class Drains:
-    """The real servers that drain, by virtual server. Times are seconds, on the caller's clock; `timeout` 0: none."""
+    """The draining real servers of each virtual server. Times are seconds on the caller's clock.
+
+    `timeout` is how long a real server may drain; 0: without limit.
+    """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -32,14 +35,14 @@ class Drains:
         return self._since.get(key, {}).keys()
 
     def start(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
-        """This real server has weight 0 from now on; one that drains already goes on."""
+        """Note that this real server has weight 0 from now on. One that drains already keeps its start."""
         if not self._since:
             self._polled = self._oldest = now
         self._newest = now
         self._since.setdefault(key, {}).setdefault(real_server, now)
 
     def stop(self, key: VirtualServerKey, real_server: RealServerKey) -> None:
-        """This real server has gone, or has its weight back."""
+        """Note that this real server was deleted, or has its weight back."""
         since = self._since.get(key)
         if since is not None:
             since.pop(real_server, None)
@@ -47,22 +50,22 @@ class Drains:
                 del self._since[key]
 
     def forget(self, key: VirtualServerKey) -> None:
-        """The virtual server has gone."""
+        """Note that the virtual server was deleted."""
         self._since.pop(key, None)
 
     def found(self, key: VirtualServerKey, real_servers: Collection[RealServerKey], now: float) -> None:
-        """Remember what a scan of the kernel shows; what drained already keeps its time."""
+        """Replace a virtual server's draining real servers by those of a scan. One that is known keeps its start."""
         before = self._since.pop(key, {})
         if real_servers:
             self._since[key] = {real_server: before.get(real_server, now) for real_server in real_servers}
 
     def keep_only(self, keys: Container[VirtualServerKey]) -> None:
-        """A reading has found no other virtual servers than these with something that drains."""
+        """Forget all virtual servers but these, in which a scan has found draining real servers."""
         self._since = {key: since for key, since in self._since.items() if key in keys}
         self._look_at_ages()
 
     def next_poll(self) -> float | None:
-        """When to look at connections next; None if nothing drains."""
+        """When to poll connections next; None if no real server drains."""
         if self._unseen:
             return self._polled
         if not self._since:
@@ -74,7 +77,10 @@ class Drains:
         return poll
 
     def to_look_at(self, now: float) -> list[VirtualServerKey]:
-        """The virtual servers that are to be looked at now. A look goes on, at once, until it has come to the last."""
+        """The virtual servers to poll now.
+
+        A poll that has begun continues in the next passes, without a pause, until it has visited every virtual server.
+        """
         if not self._unseen:
             poll = self.next_poll()
             if poll is None or now < poll:
@@ -90,7 +96,10 @@ class Drains:
     def over(
         self, table: Mapping[KernelKey, Mapping[RealServerKey, RealServerState]], now: float
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
-        """Of what was looked at, the real servers that may be deleted: without connections, out of time, not of TCP."""
+        """The real servers in `table`, the result of a poll, that may be deleted.
+
+        These have no connections, have drained for longer than the timeout, or are not TCP's.
+        """
         return [
             (key, real_server)
             for key in map(planned_key, table)
@@ -104,6 +113,6 @@ class Drains:
         ]
 
     def _look_at_ages(self) -> None:
-        """Once a look at the kernel, and not for each change: what has gone since makes the next look too early."""
+        """Compute the newest and oldest start. It runs once a poll, not after each change: at worst a poll is early."""
         starts = [start for since in self._since.values() for start in since.values()]
         self._newest, self._oldest = max(starts, default=0.0), min(starts, default=0.0)

@@ -1,6 +1,4 @@
-"""Virtual servers that somebody else has made. They are never touched; a Service that needs their address and port
-gets a Problem.
-"""
+"""Foreign virtual servers. They are never changed; a Service that needs their address and port gets a Problem."""
 
 from collections.abc import Sequence
 
@@ -11,7 +9,7 @@ from kroute.reconcile.pass_status import PassStatus, Report
 
 
 class ForeignServers:
-    """Those that are known. A plan that wants one fails for this key, alone, and is tried again."""
+    """The known foreign virtual servers. A plan that wants one is refused this key alone, and tried again later."""
 
     def __init__(
         self, status: PassStatus, desired: DesiredState[VirtualServerKey, VirtualServer], report: Report
@@ -22,7 +20,7 @@ class ForeignServers:
         self._report = report
 
     def refuse(self, key: VirtualServerKey) -> str:
-        """This one is foreign: report it, if that is new; returns the sentence."""
+        """Note that this one is foreign, report it if that is new, and return the sentence."""
         self.keys.add(key)
         subject = f"virtual server {key}"
         message = (
@@ -35,7 +33,7 @@ class ForeignServers:
         return message
 
     def leave_out(self, deltas: Sequence[Delta[VirtualServerKey, VirtualServer]]) -> list[VirtualServerKey]:
-        """The keys of what may be written; the others are refused."""
+        """Refuse the deltas of foreign virtual servers; returns the keys of the others, which may be written."""
         taken = [delta.key for delta in deltas if delta.key in self.keys]
         refusals = {key: self.refuse(key) for key in taken}
         self._status.refused(refusals, (owner for key in taken for owner in self._desired.owners(key)))

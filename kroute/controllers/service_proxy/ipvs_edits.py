@@ -1,4 +1,4 @@
-"""The changes that lead from what a virtual server is to what it should be: pure functions."""
+"""Pure functions that return the changes from a virtual server's applied state to its desired one."""
 
 from collections.abc import Collection, Iterable, Mapping
 from errno import EEXIST, ENOENT, ESRCH
@@ -22,19 +22,19 @@ from kroute.model.plan import Protocol, RealServer, VirtualServer
 
 
 class Edit(NamedTuple):
-    """The changes that lead to the desired state, and the real servers that drain from now on."""
+    """The changes that lead to the desired state, and the real servers that begin to drain."""
 
     changes: list[IpvsChange]
     draining: list[RealServerKey]
 
     @property
     def is_deletion(self) -> bool:
-        """Whether the virtual server is gone afterwards."""
+        """Whether it deletes the virtual server."""
         return any(isinstance(change, DeleteVirtualServer) for change in self.changes)
 
     @property
     def takes_away(self) -> bool:
-        """Whether connections lose their virtual server or real server."""
+        """Whether it deletes the virtual server or a real server, so that connections lose it."""
         return any(isinstance(change, DeleteVirtualServer | DeleteRealServer) for change in self.changes)
 
 
@@ -49,7 +49,10 @@ def with_real_servers(server: VirtualServer, real_servers: tuple[RealServer, ...
 
 
 def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bool:
-    """Whether the edit from `applied` to `desired` lets in no packet that was refused before."""
+    """Whether the edit from `applied` to `desired` serves no packet that was refused before.
+
+    False also if `applied` is missing or has no real servers.
+    """
     if applied is None or not applied.real_servers:
         return False
     if not desired.real_servers:
@@ -58,11 +61,11 @@ def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bo
 
 
 def edit(applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
-    """Lead from `applied` to `desired`; `draining` are real servers that are there besides, with weight 0.
+    """The edit from `applied` to `desired`. `draining` are further real servers in the kernel, with weight 0.
 
-    TCP connections outlive their real server's departure: it gets weight 0 first, and one that comes back while it
-    drains gets its weight back without being deleted. A virtual server that should have no real servers loses what it
-    has; the edit after that deletes it.
+    A TCP real server that leaves gets weight 0 first, so that its connections live on. If it comes back while it
+    drains, it gets its weight back and is not deleted. A virtual server that should have no real servers first loses
+    those that it has; a later edit deletes it.
     """
     if applied is not None and not desired.real_servers and is_served_out(applied, draining):
         return Edit([DeleteVirtualServer(desired.key)], [])
@@ -96,12 +99,12 @@ def _additions(
 
 
 def is_absent(failure: Failure[IpvsChange]) -> bool:
-    """Whether a deletion was refused because there is nothing left to delete."""
+    """Whether a deletion was refused because the object did not exist."""
     return isinstance(failure.change, DeleteVirtualServer | DeleteRealServer) and failure.errno in {ENOENT, ESRCH}
 
 
 def is_taken(failure: Failure[IpvsChange]) -> bool:
-    """Whether a virtual server was refused because there is one."""
+    """Whether a virtual server was refused because one with this key exists."""
     return isinstance(failure.change, AddVirtualServer) and failure.errno == EEXIST
 
 
@@ -122,7 +125,7 @@ def event_of(change: IpvsChange) -> str:
 
 
 def fields_of(change: IpvsChange) -> dict[str, object]:
-    """What the log says of a change besides the Service."""
+    """The log line's fields for a change, besides the Service."""
     fields: dict[str, object] = {"virtual_server": str(planned_key(change.key))}
     match change:
         case AddVirtualServer(_, options) | SetVirtualServer(_, options):

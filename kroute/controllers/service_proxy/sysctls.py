@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class Circumstances(NamedTuple):
-    """What a row may depend on. `ipv6`: whether an IPv6 Service is served."""
+    """The facts on which a row may depend. `ipv6`: whether an IPv6 Service is served."""
 
     kernel_version: tuple[int, int]
     ipv6: bool
@@ -39,9 +39,10 @@ def _has_strict_arp(circumstances: Circumstances) -> bool:
 
 
 class Row(NamedTuple):
-    """One sysctl. `disturbs`: what the kernel changes as well when this one is changed; `absent`: why there is none.
+    """One sysctl.
 
-    One that is `optional` is set where the kernel has it, and not missed elsewhere.
+    `disturbs` are the sysctls that the kernel also changes when this one is written. `absent` is what an error says
+    where the kernel does not have it. If it is `optional`, its absence is no error.
     """
 
     name: str
@@ -68,9 +69,9 @@ SYSCTLS = (
         _has_slow_port_reuse,
         "no second of delay when a client reuses a port (since Linux 5.9 mode 1 has no such delay)",
     ),
-    # Linux 7 makes IPVS's table of connections larger as it fills. For a moment a client's old connection, which is
-    # about to go, is found before the new one from the same port: packets go to the old pod, and without masquerading.
-    # With the largest table from the first connections on, that moment is over before any port can come back.
+    # Linux 7 makes IPVS's connection table larger as it fills. For a moment the kernel then finds a client's old
+    # connection, which is about to expire, before the new one from the same port: packets go to the old pod, without
+    # masquerading. If the table is largest from the first connections on, that moment passes before a port is reused.
     Row(
         "net.ipv4.vs.conn_lfactor",
         "-8",
@@ -97,10 +98,10 @@ SYSCTLS = (
 
 
 def estimation_rows(settings: Settings) -> tuple[Row, ...]:
-    """The rows of IPVS's estimation, as far as the settings say something about it.
+    """The rows for IPVS's estimation; only those that the settings name.
 
-    Every two seconds the kernel sums up the counters of each virtual and real server and reckons their rates. Nobody
-    but `ipvsadm --stats` and `--rate` reads these, and no scheduler. Before Linux 6.2 one processor does it in a timer,
+    Every two seconds the kernel sums up the counters of each virtual and real server and computes their rates. Only
+    `ipvsadm --stats` and `--rate` read these; no scheduler does. Before Linux 6.2 one processor does it in a timer,
     without a pause.
     """
     rows = []
@@ -116,7 +117,7 @@ def estimation_rows(settings: Settings) -> tuple[Row, ...]:
 
 
 class NodeSysctls:
-    """Sets the rows that apply, and remembers in the ledger what was there before."""
+    """Sets the sysctls whose rows apply, and records their previous values in the ledger."""
 
     def __init__(self, sysctls: SysctlClient, ledger: Ledger, rows: Iterable[Row] = SYSCTLS) -> None:
         self._sysctls = sysctls
@@ -125,9 +126,9 @@ class NodeSysctls:
         self._failed: set[str] = set()
 
     def ensure(self, circumstances: Circumstances) -> list[str]:
-        """Set what is not as the table says; returns what was changed by us before and is different now.
+        """Set the sysctls that differ from the table; returns a sentence for each of ours that somebody has changed.
 
-        A failure is logged once, with the sysctl's name, and the rest goes on.
+        A failure is logged once, with the sysctl's name, and the other rows go on.
         """
         drift = []
         for row in self._rows:
@@ -147,9 +148,9 @@ class NodeSysctls:
         return drift
 
     def restore(self, report: CleanupReport) -> None:
-        """Put back what the ledger has, where the present value is still ours.
+        """Restore the values from the ledger, where the present value is still the one that kroute set.
 
-        Those that another one disturbs come behind it in the ledger, and so are put back after it.
+        A sysctl that another one disturbs is behind it in the ledger, and so is restored after it.
         """
         ours = {name: change for name, change in self._ledger.sysctls.items() if self._sysctls.read(name) == change.new}
         for name, change in ours.items():

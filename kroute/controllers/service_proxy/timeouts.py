@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class Timeouts:
-    """Sets the timeouts that the settings name, and remembers in the ledger what was there before."""
+    """Sets the timeouts that the settings name, and records the previous ones in the ledger."""
 
     def __init__(self, ipvs: TimeoutClient, ledger: Ledger, desired: IpvsTimeouts) -> None:
         self._ipvs = ipvs
@@ -19,7 +19,7 @@ class Timeouts:
         self._wanted = (desired.tcp, desired.tcpfin, desired.udp)
 
     async def ensure(self) -> list[str]:
-        """Set what is not as the settings say; returns what was changed by us before and is different now."""
+        """Set the timeouts that differ from the settings; returns a sentence if somebody has changed ours."""
         if not any(self._wanted):
             return []
         present = await self._ipvs.timeouts()
@@ -33,7 +33,7 @@ class Timeouts:
         return ["IPVS timeouts were changed"] if was_set else []
 
     async def restore(self, report: CleanupReport) -> None:
-        """Put back what the ledger has, if the present timeouts are still ours."""
+        """Restore the timeouts from the ledger, if those in force are still the ones that kroute set."""
         change = self._ledger.timeouts
         if change is None or await self._ipvs.timeouts() != change.new:
             return

@@ -1,13 +1,13 @@
-"""The part of service_proxy that owns the fate of UDP flows in the connection tracker.
+"""The part of service_proxy that deletes stale UDP flows from conntrack.
 
-With net.ipv4.vs.conntrack IPVS leaves a conntrack entry for every flow, and a UDP client that keeps its socket lives
-with that entry for as long as it talks. If it was made while there was no virtual server, or its address was not bound,
-then the client is not masqueraded, and the answers come back translated to a wrong port: it is never served. So the
-entries whose real server does not serve are deleted, and the client's next packet begins a new flow. TCP and SCTP
-clients notice and reconnect: theirs are never touched.
+With net.ipv4.vs.conntrack, IPVS leaves a conntrack entry for every flow. A UDP client that keeps its socket stays with
+its entry for as long as it sends. If the entry was made while the virtual server did not exist or the address was not
+bound, the client is not masqueraded, and replies are translated to a wrong port: the client is never served. So kroute
+deletes the entries whose real server does not serve, and the client's next packet begins a new flow. TCP and SCTP
+clients notice the failure and reconnect, so their entries are never deleted.
 
-IPVS ends its own entries of a deleted real server, and conntrack's with them (net.ipv4.vs.expire_nodest_conn). That
-leaves the entries to such a real server that another proxy has made, or all of them where this sysctl cannot be set.
+IPVS deletes its own entries of a deleted real server, and conntrack's with them (net.ipv4.vs.expire_nodest_conn). Only
+entries that another proxy has made are left then; where this sysctl cannot be set, all of them are.
 """
 
 import asyncio
@@ -30,45 +30,45 @@ from kroute.reconcile.pass_status import PassStatus
 log = structlog.get_logger(__name__)
 
 Serving = Callable[[VirtualServerKey], Collection[Endpoint]]
-"""The real servers that a virtual server's clients may go on to; none for a virtual server that is gone."""
+"""Returns the real servers to which a virtual server's flows may go; none for a virtual server that was deleted."""
 
 _LOOK = "look"
-"""The key under which the look at the connection tracker is retried."""
+"""The key under which a failed dump or deletion is retried."""
 
 
 class UdpFlows:
-    """Ends the UDP flows whose real server no longer serves; asks the kernel only when there may be some.
+    """Deletes the UDP flows whose real server no longer serves. It reads conntrack only when there may be some.
 
-    It is the caller's to suspect virtual servers of ours only: all flows to one that serves nothing are ended.
+    Pass only virtual servers of kroute's: every flow to a suspected one without real servers is deleted.
     """
 
     def __init__(self, status: PassStatus, conntrack: ConntrackClient) -> None:
         self._status = status
         self._conntrack = conntrack
         self._suspects: set[VirtualServerKey] = set()
-        self._retries: Retries[str] = Retries()  # not the controller's: a failure here is no reason for a resync
+        self._retries: Retries[str] = Retries()  # not the controller's: a failure here needs no resync
 
     def suspect(self, keys: Iterable[VirtualServerKey]) -> None:
-        """These virtual servers were made or deleted, lost a real server, or had their address bound.
+        """Note virtual servers that may have stale flows: they were made or deleted, or lost a real server.
 
-        Those of TCP and SCTP do not count.
+        Those of TCP and SCTP are ignored.
         """
         self._suspects.update(key for key in keys if key.protocol is Protocol.UDP)
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to look for now."""
+        """Whether there are suspects, and no failed attempt delays the next."""
         return bool(self._suspects) and not self._retries.is_waiting(_LOOK, self._status.clock())
 
     def next_due(self) -> float | None:
-        """When, by the controller's clock, to look again after a failure; None if there was none."""
+        """When, on the controller's clock, to try again after a failure; None if there was none."""
         return self._retries.next_due()
 
     async def end_stale(self, serving: Serving) -> None:
         """If it is due, delete the suspects' flows whose real server is not among `serving`: one dump a family.
 
-        Call it when IPVS has been written; `serving` is asked after the dump. It never raises for the kernel: what
-        fails is logged once, and tried again later and later, while everything else goes on.
+        Call it after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a failure is logged
+        once and tried again with a backoff.
         """
         if not self.is_due:
             return
@@ -86,9 +86,9 @@ class UdpFlows:
         self._remember(errors)
 
     async def forget_all(self, keys: Iterable[VirtualServerKey], report: CleanupReport) -> None:
-        """End every UDP flow to these virtual servers, which a cleanup has deleted.
+        """Delete every UDP flow to these virtual servers, which a cleanup has deleted.
 
-        It makes no cleanup fail: what stays expires by itself, minutes after its last packet.
+        A failure is only logged, and does not make the cleanup fail: a flow expires minutes after its last packet.
         """
         udp = {key for key in keys if key.protocol is Protocol.UDP}
         for family, group in _by_family(udp).items():
@@ -142,17 +142,17 @@ def _by_family(keys: Iterable[VirtualServerKey]) -> dict[int, set[VirtualServerK
 
 
 def _virtual_server(flow: Flow) -> VirtualServerKey:
-    """What the client wrote to."""
+    """The virtual server to which the client sends."""
     return VirtualServerKey(Protocol.UDP, flow.destination, flow.destination_port)
 
 
 def _real_server(flow: Flow) -> Endpoint:
-    """Who answers: the virtual server's own address if IPVS had no part in the flow's beginning."""
+    """Who replies. It is the virtual server's own address if IPVS did not handle the flow's first packet."""
     return flow.reply_source, flow.reply_source_port
 
 
 def _count(flows: Iterable[Flow], refused: Iterable[Failure[DeleteFlow]]) -> Counter[VirtualServerKey]:
-    """How many flows of each virtual server are gone."""
+    """How many flows of each virtual server were deleted."""
     left = {failure.change.flow for failure in refused}
     return Counter(_virtual_server(flow) for flow in flows if flow not in left)
 

@@ -1,7 +1,7 @@
-"""The part of service_proxy that owns the VIP addresses on the dummy interface.
+"""The part of service_proxy that owns the VIPs on the dummy interface.
 
-An address goes live last: it is bound when a Service that wants it is ready, which is somebody else's to say. It goes
-away first. One that somebody has taken away is bound again in the same order as at first.
+An address is bound last, when a Service that wants it is ready (the caller says which are), and unbound first. An
+address that somebody else has unbound is bound again in the same order as a new one.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class VipAddresses:
-    """The addresses on the dummy interface."""
+    """Reconciles the addresses on the dummy interface."""
 
     def __init__(self, status: PassStatus, addresses: AddressClient, interface: DummyInterface) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(agrees)
@@ -34,7 +34,7 @@ class VipAddresses:
         self._interface = interface
 
     async def learn(self, exclusion: Exclusion) -> list[Delta[str, Vip]]:
-        """Read the bound addresses into memory; says what is not as it was left."""
+        """Scan the bound addresses into the applied state; returns the drift."""
         resync = self.desired.resync()
         async for addresses in sliced(await self._addresses.read(self._interface.name)):
             for address in addresses:
@@ -45,16 +45,16 @@ class VipAddresses:
         return await resync.complete()
 
     def lost_all(self) -> None:
-        """The link has gone, and all its addresses with it."""
+        """Note that the link was deleted, and all its addresses with it."""
         for address in list(self.desired.applied):
             self.desired.note_applied(address, None)
 
     async def missing(self) -> list[str]:
-        """The addresses that are wanted and not bound."""
+        """The addresses that are desired and not bound."""
         return [delta.key for delta in await self.desired.all_pending() if delta.applied is None]
 
     async def unbind(self) -> list[str]:
-        """Take away what nobody wants any more; returns what has gone."""
+        """Unbind the addresses that nobody wants; returns those that were unbound."""
         due = [delta.key for delta in await self.desired.all_pending() if delta.desired is None]
         gone: list[str] = []
         async for batch in sliced([address for address in due if not self._status.is_waiting(address)]):
@@ -74,9 +74,9 @@ class VipAddresses:
         return gone
 
     async def bind(self, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]) -> None:
-        """Bind what is wanted by a Service that is ready.
+        """Bind the missing addresses that a ready Service wants.
 
-        Where an owner's route stands, the kernel's own would only be in its way, and goes with the same write.
+        Where an owner's source route exists, the kernel's own route is deleted in the same write.
         """
         async for batch in sliced(await self.missing()):
             if changes := [it for address in batch if (it := self._binding(address, is_ready, has_route))]:

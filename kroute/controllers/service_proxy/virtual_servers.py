@@ -1,10 +1,10 @@
-"""The part of service_proxy that owns IPVS: virtual servers, their real servers, and who may touch which.
+"""The part of service_proxy that owns IPVS: virtual servers and their real servers.
 
-What is ours stands in the ledger, before it stands in the kernel. A virtual server that is not ours is never touched,
-also if a plan wants it: that plan's key fails, alone, and is tried again.
+A virtual server is recorded in the ledger before it is made. A foreign one is never changed, even if a plan wants it:
+the plan's other virtual servers are written, and this one is tried again later.
 
-One that is planned without real servers is not in the kernel: there, it would keep packets from what refuses them. It
-stays only for as long as old real servers of it drain.
+A virtual server without real servers is not written: in the kernel it would take packets before the filter could refuse
+them. It stays only while old real servers of it drain.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
@@ -60,14 +60,14 @@ VIRTUAL_SERVERS_A_BATCH = 32
 """Virtual servers that are written together: one may have hundreds of real servers."""
 
 Meanwhile = Callable[[], Awaitable[None]]
-"""Awaited between two parts of a reading, and may write."""
+"""Awaited between two parts of a scan; it may write to the kernel."""
 
 Suspect = Callable[[Iterable[VirtualServerKey]], None]
-"""Called with virtual servers whose clients may hold on to what serves them no longer."""
+"""Called with virtual servers whose UDP flows may lead to a real server that no longer serves."""
 
 
 class VirtualServers:
-    """The IPVS table, as far as it is ours."""
+    """Reconciles our part of the IPVS table."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class VirtualServers:
         self._ask_again = False
 
     async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
-        """Read the kernel's table into memory; says what is not as it was left."""
+        """Scan the kernel's table into the applied state; returns the drift, one sentence each."""
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign.keys)
@@ -121,31 +121,31 @@ class VirtualServers:
         return [describe_drift(*drift) for drift in await resync.complete()]
 
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
-        """The very object that is remembered, or else wanted, if the kernel has just that, and nothing drains there."""
+        """The applied (or else the desired) object, if the kernel has exactly that and no real server of it drains."""
         known = self.desired.applied.get(key) or self.desired.desired(key)
         if known is None or self._drains.of(key) or not is_just(state, known):
             return None
         return known
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
-        """Write the difference.
+        """Write the deltas, and end drains.
 
-        A virtual server that nobody wants stays for as long as its address is still to be taken away. While one
-        `is_held`, nothing new is let in by it, and it is not deleted for want of real servers.
+        A virtual server that nobody wants stays while its address `is_leaving`. One that `is_held` is changed only if
+        it gives packets no new way; it is not even deleted for want of real servers.
         """
         if self._ask_again:
             self._ask_again = False
             await self._ask_again_for_schedulers()
         await self._write_due(is_leaving, is_held)
         await self._end_drains()
-        await self._write_due(is_leaving, is_held)  # those that have lost their last real server by now
+        await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
         """When to look after what drains."""
         return self._drains.next_poll()
 
     def ours(self) -> Set[VirtualServerKey]:
-        """The virtual servers that are there or should be, without those that somebody else has made."""
+        """The applied and the desired virtual servers, without foreign ones."""
         return (self.desired.applied.keys() | self.desired.desired_keys()) - self._foreign.keys
 
     def serving(self, key: VirtualServerKey) -> list[RealServerKey]:
@@ -175,7 +175,7 @@ class VirtualServers:
         changes = [change for one in edits.values() for change in one.changes]
         self._suspect(key for key, one in edits.items() if one.takes_away)
         failures = await self._make(changes)
-        # The first refusal of a virtual server is the reason of the others.
+        # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
         taken = {failure.change.key for failure in failures if is_taken(failure)}
         not_ours = [key for key in made if key in taken]
@@ -192,7 +192,7 @@ class VirtualServers:
                 self._remember(key, one)
 
     async def _make(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Write changes; a virtual server that cannot be added may be somebody else's, so nothing is put into it."""
+        """Write changes. A virtual server that cannot be added may be foreign, so it gets no real servers."""
         additions = [change for change in changes if isinstance(change, AddVirtualServer)]
         failures = await self._ipvs.write(additions)
         not_added = {failure.change.key for failure in failures}
@@ -219,12 +219,12 @@ class VirtualServers:
                 self._drains.stop(key, (address, port))
         for real_server in one.draining:
             self._drains.start(key, real_server, self._status.clock())
-        # What loses its last real server keeps its options for now.
+        # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = with_real_servers(self.desired.applied[key], ()) if is_nothing(desired) else desired
         self.desired.note_applied(key, self._schedulers.effective(served))
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
-        """Have the kernel try each scheduler that it was not asked for yet, on one virtual server."""
+        """Ask the kernel for each scheduler whose presence is unknown, with one virtual server."""
         for key in keys:
             desired = self.desired.desired(key)
             if desired is not None and desired.real_servers and not self._schedulers.is_known(desired.scheduler):
@@ -241,7 +241,7 @@ class VirtualServers:
                 await self._ask_for_scheduler(applied)
 
     async def _ask_for_scheduler(self, desired: VirtualServer) -> None:
-        """Give one virtual server its scheduler; ENOENT says that there is no such scheduler."""
+        """Give one virtual server its scheduler; ENOENT says that the kernel does not have it."""
         key, applied = desired.key, self.desired.applied.get(desired.key)
         question = SetVirtualServer(key, options_of(desired)) if applied else AddVirtualServer(key, options_of(desired))
         is_new = key not in self._ledger.virtual_servers
@@ -261,7 +261,7 @@ class VirtualServers:
             self._ledger.record([VirtualServerDeleted(key)])
 
     async def _end_drains(self) -> None:
-        """Look at some of what drains, and delete the real servers that have drained."""
+        """Poll some of the draining real servers, and delete those that have drained."""
         now = self._status.clock()
         keys = self._drains.to_look_at(now)
         if not keys:
