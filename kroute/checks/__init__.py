@@ -1,1 +1,1 @@
-"""What the node and the cluster must offer, and who else is at work there."""
+"""The prerequisites of a node and a cluster, and traces of other service proxies."""

@@ -1,4 +1,4 @@
-"""What `kroute check` asks the API server."""
+"""The checks of `kroute check` that query the API server."""
 
 import time
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from kroute.watchers.kubernetes.requests import Requests
 API, RBAC, CLOCK = "api", "rbac", "clock"
 
 TOLERABLE_SKEW = 5.0
-"""Seconds by which the clocks may differ; Events and certificates are read by the other one's."""
+"""Seconds by which the clocks may differ. Events and certificates of one side are read by the other side's clock."""
 
 
 class _Nodes(msgspec.Struct):
@@ -30,7 +30,10 @@ _decode_nodes = msgspec.json.Decoder(_Nodes).decode
 
 
 async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
-    """Reach the server, ask what kroute may do there, and get the Node object (None: there is none to be had)."""
+    """Check access, permissions and clock of the API server.
+
+    Also returns the Node object, or None if it cannot be had.
+    """
     try:
         api = await Api.open(settings)
     except ConfigurationError as error:
@@ -48,7 +51,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
 
 
 def compare_clocks(theirs: float, before: float, after: float) -> Finding:
-    """Compare a time that is cut to whole seconds with that between which it was read."""
+    """Compare the server's time, in whole seconds, with the node's times before and after reading it."""
     skew = max(0.0, before - (theirs + 1), theirs - after)
     if skew <= TOLERABLE_SKEW:
         return ok(CLOCK, f"agrees with the API server's to {TOLERABLE_SKEW:.0f} s")
@@ -79,7 +82,7 @@ def _missing(permissions: Iterable[Permission]) -> list[Finding]:
 
 
 async def _node(api: Requests, name: str) -> Node | None:
-    """The Node object, by a list: kroute asks for no other verb. What keeps it from us is found elsewhere."""
+    """The Node object, by a list, since kroute has no permission to get. None on errors, which other checks report."""
     try:
         answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
         nodes = decoded(_decode_nodes, answer).items

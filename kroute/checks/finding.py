@@ -1,4 +1,4 @@
-"""What a check of the node or the cluster has found."""
+"""The result of checking one thing on the node or in the cluster."""
 
 from enum import StrEnum
 
@@ -10,13 +10,13 @@ class Level(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """kroute works, though not as well as it could, or somebody may be surprised."""
+    """kroute works, but not as well as it could, or in a way that may surprise."""
     FAIL = "fail"
-    """kroute cannot do its work."""
+    """kroute cannot work."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at; `next_step` says what to do about it, where anything is to be done."""
+    """One thing that was checked. `next_step` says what to do about it; empty if nothing."""
 
     check: str
     level: Level
@@ -36,5 +36,5 @@ def warning(check: str, message: str, next_step: str) -> Finding:
 
 
 def failed(check: str, message: str, next_step: str) -> Finding:
-    """Something is missing without which kroute cannot work."""
+    """A prerequisite is missing without which kroute cannot work."""
     return Finding(check, Level.FAIL, message, next_step)

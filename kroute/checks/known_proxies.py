@@ -1,9 +1,9 @@
-"""What kube-proxy and kube-router are known by on a node, as a table. Nothing that it does not name is ever touched.
+"""What kube-proxy and kube-router leave on a node, as a table. kroute touches no foreign object that it does not name.
 
 Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go, proxier.go) and `pkg/proxy/iptables`, kube-router's
-`pkg/controllers/proxy`. What belongs to their neighbours has names of the same kind and is left out on purpose: the
-kubelet's KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT, and the chains, sets and bridge of
-kube-router's network policies and routing.
+`pkg/controllers/proxy`. Similar names of other programs are left out on purpose: the kubelet's KUBE-FIREWALL,
+KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's network
+policies and routing.
 """
 
 import re
@@ -13,22 +13,22 @@ KUBE_PROXY = "kube-proxy"
 KUBE_ROUTER = "kube-router"
 
 SET_NAME_LIMIT = 31
-"""IPSET_MAXNAMELEN less the closing NUL: kube-proxy cuts its IPv6 names there."""
+"""IPSET_MAXNAMELEN less the closing NUL. kube-proxy cuts its IPv6 names to this length."""
 
 KUBELETS_TOO = frozenset({"KUBE-MARK-MASQ", "KUBE-POSTROUTING"})
-"""Chains of kube-proxy that kubelets before 1.28 make as well: by themselves they are no trace of a proxy."""
+"""Chains of kube-proxy that kubelets before 1.28 make as well. Alone, they are no trace of a proxy."""
 
 DSR_TABLE, DSR_PRIORITY = 78, 32764
 EXTERNAL_IP_TABLE, EXTERNAL_IP_PRIORITY = 79, 32765
-"""kube-router's routing tables for direct server return, and the priorities of the rules that lead to them."""
+"""kube-router's routing tables for direct server return and external IPs, and the priorities of their rules."""
 
 
 class OtherProxy(NamedTuple):
     """One of the proxies that kroute takes over from.
 
-    `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port), and whoever else's where
-    it `lists_every_virtual_server`. `node_port_sets` hold its node ports, by protocol number and whether of IPv6.
-    `sysctls` are those that it sets, with the value.
+    `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port); if
+    `lists_every_virtual_server`, they hold those of other programs, too. `node_port_sets` hold its node ports; the
+    values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
     """
 
     name: str
@@ -125,4 +125,4 @@ OTHER_PROXIES = {
         ),
     )
 }
-"""By name. Where a sysctl has another value, somebody has changed it since, and it is not listed."""
+"""By name. A sysctl with another value has been changed by somebody else since, and is not a leftover."""

@@ -1,4 +1,4 @@
-"""What `kroute check` looks at on the node. It changes nothing, but loads modules and tables as a start does."""
+"""The checks of `kroute check` on the node. They change nothing, but load modules and tables as a start does."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ SYSCTL, PROXIES, NODE = "sysctls", "proxies", "node"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
-    """Everything that the node itself can tell. `ipv6`: whether the node serves that family."""
+    """Check everything on the node itself. `ipv6`: whether the node serves that family."""
     failures = await preflight.findings()
     findings = failures + [
         ok(name, sentence)
@@ -37,7 +37,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if failures:
-        return findings  # without capabilities and modules the kernel does not answer the rest
+        return findings  # without capabilities and modules the kernel does not answer the other checks
     async with open_kernel(only=("xtables", "ipvs", "links", "ipset")) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
         findings += check_proxies(await leftovers(kernel, nftables))
@@ -46,7 +46,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
 
 
 async def check_scheduler(name: str) -> list[Finding]:
-    """Whether the kernel can schedule as `--scheduler` says."""
+    """Whether the kernel has the scheduler of `--scheduler`."""
     if not await modules.load([f"ip_vs_{name}"]):
         return []
     message = f"kernel module ip_vs_{name} (--scheduler {name}) is not loaded and cannot be loaded from here"
@@ -54,7 +54,7 @@ async def check_scheduler(name: str) -> list[Finding]:
 
 
 def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[Finding]:
-    """Whether each sysctl is as IPVS needs it, or can be set."""
+    """Whether each sysctl has the value that IPVS needs, or can be set."""
     rows = [row for row in SYSCTLS if row.when(circumstances)]
     failures = []
     for row in rows:
@@ -73,7 +73,7 @@ def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[F
 
 
 async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
-    """Whether the kernel has what the firewall needs; without that for a family that is not served kroute works."""
+    """Whether the kernel has what the firewall needs. A family that is not served only causes a warning."""
     name, missing, fulfilled = await firewall.prerequisites()
     found = []
     for family, sentences in missing.items():
@@ -85,7 +85,7 @@ async def check_firewall(firewall: Firewall, *, ipv6: bool) -> list[Finding]:
 
 
 def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
-    """Whether another service proxy is, or was, at work here."""
+    """Whether another service proxy runs, or ran, on the node."""
     by_proxy: dict[str, list[str]] = {}
     for leaving in found:
         by_proxy.setdefault(leaving.proxy, []).append(leaving.what)
@@ -100,7 +100,7 @@ def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
 
 
 async def check_virtual_servers(settings: Settings, ipvs: IpvsClient) -> list[Finding]:
-    """Whether there are virtual servers that kroute has not made, and will not touch."""
+    """Whether there are virtual servers that kroute has not made and will not change."""
     try:
         ledger = Ledger.open(settings.state_dir)
     except LedgerError as error:

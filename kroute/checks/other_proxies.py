@@ -1,4 +1,4 @@
-"""Traces of another service proxy that is, or was, at work on the node."""
+"""Find traces of another service proxy that runs, or ran, on the node."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,22 +14,23 @@ NAMED_CHAINS = 5
 
 
 TABLES = ("nat", "mangle", "filter")
-"""Those in which other proxies have chains."""
+"""The tables in which other proxies have chains."""
 
 
 class Leftover(NamedTuple):
-    """One thing of another proxy's."""
+    """One object of another proxy."""
 
     proxy: str
     what: str
 
 
 NFT_TABLE = "kube-proxy"
-"""Of kube-proxy's mode nftables, in the families ip and ip6. Its other modes may have their chains in nf_tables too."""
+"""The table of kube-proxy's nftables mode, in the families ip and ip6. Its other modes' chains may be in nf_tables,
+too."""
 
 
 async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
-    """Every trace that is found. Reads only."""
+    """Every trace on the node. Reads only."""
     found: list[Leftover] = []
     set_names = await kernel.ipset.names()
     chains = {
@@ -39,7 +40,7 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
     nft_chains = await nftables.chains()
     for proxy in OTHER_PROXIES.values():
         what = []
-        # kube-router's link has the name of kroute's own, and so tells nothing.
+        # kube-router's link has the same name as kroute's own, so it is no evidence.
         if proxy.link != DEFAULTS.dummy_interface and await kernel.links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
@@ -52,6 +53,6 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
 
 
 def _recognised(proxy: OtherProxy, names: Iterable[str]) -> list[str]:
-    """The proxy's chains. It may have made thousands, some for each Service, so the list is cut."""
+    """The proxy's chains. There may be thousands, some for each Service, so the list is cut."""
     telling = sorted(filter(proxy.is_recognised_by, names))
     return telling if len(telling) <= NAMED_CHAINS else [*telling[:NAMED_CHAINS], f"... ({len(telling)} in all)"]

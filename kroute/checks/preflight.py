@@ -1,4 +1,4 @@
-"""What a node must offer before kroute can start."""
+"""The prerequisites of a node, without which kroute cannot start."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ _NUMBERS = {"NET_RAW": 13}
 
 
 class Capability(NamedTuple):
-    """A capability, and what kroute does with it."""
+    """A capability, and what kroute needs it for."""
 
     number: int
     name: str
@@ -33,20 +33,21 @@ REQUIRED_MODULES: Mapping[str, str] = {
     "dummy": "the interface that carries the VIPs",
     **backend.MODULES,
 }
-"""Kernel modules by name, with what kroute does with them; schedulers and rules are loaded by the kernel when used."""
+"""Kernel modules by name, with their purpose. The kernel loads the modules of schedulers and rules when they are
+used."""
 
 
 DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
-"""The same for a director, which has no rules and no interface of its own."""
+"""The modules of a director, which has no rules and no dummy interface."""
 
 
 async def missing_prerequisites(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
-    """What is missing, one sentence each with the way to get it; empty when kroute can start."""
+    """The missing prerequisites, one sentence each with the way to get it; empty if kroute can start."""
     return [str(finding) for finding in await findings(required)]
 
 
 async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
-    """What is missing. Modules that can be loaded are loaded."""
+    """The missing prerequisites. Modules that can be loaded are loaded."""
     missing = [
         failed(
             CAPABILITIES,

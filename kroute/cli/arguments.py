@@ -1,4 +1,4 @@
-"""What is asked about on the command line: addresses, ports, Services. All raise ValueError with a sentence."""
+"""Parse addresses, ports and Services on the command line. Every function raises ValueError with a sentence."""
 
 from ipaddress import ip_address
 
@@ -7,7 +7,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 
 
 def parse_address(text: str) -> str:
-    """Read an address; returns its canonical text."""
+    """Read an address. Returns its canonical text."""
     try:
         return str(ip_address(text))
     except ValueError:
@@ -15,7 +15,7 @@ def parse_address(text: str) -> str:
 
 
 def parse_frontend(text: str) -> VirtualServerKey:
-    """Read `ADDRESS:PORT`, `[ADDRESS]:PORT`, or either with `/tcp`, `/udp` or `/sctp` behind it."""
+    """Read `ADDRESS:PORT` or `[ADDRESS]:PORT`, each optionally followed by `/tcp`, `/udp` or `/sctp`."""
     hint = "write ADDRESS:PORT, [IPV6]:PORT, or ADDRESS:PORT/udp"
     endpoint, _, protocol = text.partition("/")
     address, colon, port = endpoint.rpartition(":")

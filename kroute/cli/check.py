@@ -1,4 +1,4 @@
-"""`kroute check`: whether this node and this cluster have what kroute needs."""
+"""`kroute check`: whether this node and this cluster meet kroute's prerequisites."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from kroute.watchers.node import read_node_interfaces
 
 
 class Report(msgspec.Struct):
-    """What `-o json` prints; `ready`: whether nothing failed."""
+    """The output of `-o json`. `ready`: whether no check failed."""
 
     ready: bool
     findings: list[Finding]
@@ -32,9 +32,9 @@ class Report(msgspec.Struct):
 def check(settings: Settings, *, output: str) -> int:
     """Look whether the node and the cluster have what kroute needs; each finding comes with its next step.
 
-    Ends with 0 if so, warnings or not, and with 1 if a check failed.
+    Exits with 0 if no check failed, even with warnings, else with 1.
     """
-    logs.configure("console", "error")  # the output is the answer
+    logs.configure("console", "error")  # only the findings are printed
     findings = asyncio.run(findings_of(settings))
     report = Report(all(finding.level is not Level.FAIL for finding in findings), findings)
     show(report, output, print_findings)
@@ -42,7 +42,7 @@ def check(settings: Settings, *, output: str) -> int:
 
 
 async def findings_of(settings: Settings) -> list[Finding]:
-    """Everything, the node first."""
+    """All findings, those of the node first."""
     findings: list[Finding] = []
     cluster: list[Finding] = []
     node = None
@@ -64,7 +64,7 @@ async def findings_of(settings: Settings) -> list[Finding]:
 
 
 def print_findings(report: Report) -> None:
-    """One line a finding, and one below it that says what to do."""
+    """Print one line for each finding, and below it what to do."""
     colours = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
     for finding in report.findings:
         word = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])

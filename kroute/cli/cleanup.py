@@ -38,8 +38,8 @@ def cleanup(*, wait: bool, log_level: str, **values: Any) -> int:
 def _undo_and_wait(settings: Settings) -> int:
     """Undo, then say that the node is clean and do nothing until SIGTERM or SIGINT.
 
-    A DaemonSet thus need not start it again; after a failure it ends, so that it is started
-    again. A signal that comes before the node is clean is heeded then.
+    So a DaemonSet does not restart it. After a failure it ends, and the DaemonSet starts it again. A signal that
+    arrives during the undoing takes effect after it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     if code := _undo(settings):
@@ -51,7 +51,10 @@ def _undo_and_wait(settings: Settings) -> int:
 
 
 def _undo(settings: Settings) -> int:
-    """Undo, and print what was undone. Returns DONE, also when there was nothing, or FAILURE when something is left."""
+    """Undo, and print what was undone.
+
+    Returns DONE, also if there was nothing to undo, or FAILURE if something is left.
+    """
     try:
         return asyncio.run(_cleanup(settings))
     except (KernelError, LedgerError, StateDirectoryError) as error:
@@ -71,7 +74,7 @@ async def _cleanup(settings: Settings) -> int:
 
 
 def print_report(report: CleanupReport) -> None:
-    """What was undone, and on standard error what was not."""
+    """Print what was undone, and on standard error what was not."""
     for line in report.undone:
         click.echo(line)
     for line in report.failed:

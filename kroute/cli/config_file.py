@@ -20,9 +20,9 @@ _UNUSED_FIELDS = "kroute.unused-fields"
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Take the values of a YAML file as defaults: flags and variables take precedence over it.
+    """Use the values of a YAML file as defaults. Flags and variables take precedence over it.
 
-    A file of kube-proxy's is one as well: those of its fields that mean something for kroute are its values.
+    A configuration file of kube-proxy is accepted as well: the fields that mean something for kroute are used.
     """
     if path is None:
         return None
@@ -48,7 +48,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 def _use_kube_proxy_configuration(
     ctx: click.Context, param: click.Parameter, path: Path, content: Mapping[str, Any]
 ) -> None:
-    """Take what applies as defaults; what does not is kept for `tell_of_unused_fields`."""
+    """Use the fields that apply as defaults. The others are kept for `tell_of_unused_fields`."""
     allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
     try:
         settings_, remarks = translate(content)
@@ -70,7 +70,7 @@ def _use_kube_proxy_configuration(
 
 
 def tell_of_unused_fields(ctx: click.Context) -> None:
-    """Log each field of a kube-proxy configuration that is set and not used; when logs are configured."""
+    """Log each field of a kube-proxy configuration that is set and not used. To be called once logs are configured."""
     for field, why in ctx.meta.get(_UNUSED_FIELDS, {}).items():
         log.warning("config.field_not_used", field=field, why=why)
 
@@ -80,7 +80,7 @@ def _config_name(parameter: click.Parameter) -> str:
 
 
 def _as_written(value: Any, parameter: click.Parameter) -> Any:
-    """The value as it would be written on the command line: a list becomes comma-separated or several flags."""
+    """The value as on the command line: a list becomes comma-separated, or one flag for each element."""
     if isinstance(value, list):
         return [str(each) for each in value] if parameter.multiple else ",".join(str(each) for each in value)
     if isinstance(value, bool):  # YAML reads `on` and `off` as booleans

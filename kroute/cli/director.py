@@ -167,7 +167,7 @@ def director(**values: Any) -> int:
 
 
 def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
-    """The settings out of the values of the flags. UsageError for those that do not fit together."""
+    """The settings from the values of the flags. Raises UsageError if they contradict each other."""
     namespace, name = values["lease"]
     lease = LeaseSettings(
         namespace, name, values["lease_duration"], values["lease_renew_deadline"], values["lease_retry_period"]

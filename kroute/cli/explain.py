@@ -41,11 +41,11 @@ _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
 def explain(settings: Settings, *, frontend: VirtualServerKey, client: str | None, output: str) -> int:
     """Say why a packet to ADDRESS:PORT goes where it goes.
 
-    IPv6 addresses stand in brackets: [fd00::1]:80. Ends with 0 if every client that is asked about is served, with 3 if
-    one is refused or dropped, with 4 if no Service has the address and port, with 5 if the kernel is not as planned,
-    and with 1 when that cannot be found out.
+    IPv6 addresses are written in brackets: [fd00::1]:80. Exits with 0 if every client that was examined is served, with
+    3 if one is refused or dropped, with 4 if no Service has the address and port, with 5 if the kernel differs from the
+    plan, and with 1 if that cannot be found out.
     """
-    logs.configure("console", "error")  # the output is the answer
+    logs.configure("console", "error")  # only the explanation is printed
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, frontend, client))
     show(found, output, print_explanation)
@@ -53,7 +53,7 @@ def explain(settings: Settings, *, frontend: VirtualServerKey, client: str | Non
 
 
 def exit_code(found: Explanation) -> int:
-    """What a script is to know: the most important first."""
+    """The exit code. If several apply, the most important one."""
     if found.differences and found.source == "agent":
         return DIFFERENT
     if not found.is_known:
@@ -74,7 +74,7 @@ async def _ask(settings: Settings, key: VirtualServerKey) -> PlannedState | None
 
 
 def print_explanation(found: Explanation) -> None:
-    """From the address to the client, what is and why."""
+    """Print the explanation, from the address to the clients."""
     if found.source == "kernel":
         click.echo("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
     click.secho(str(found.key), bold=True)
@@ -111,7 +111,7 @@ def _route(found: Explanation) -> str:
 
 
 def _print_real_servers(found: Explanation) -> None:
-    """Each endpoint with its reason, beside what the kernel has of it."""
+    """Print each endpoint with its reason and the kernel's state of it."""
     _line("IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server")
     present = {(it.address, it.port): it for it in found.real_servers}
     for endpoint in found.frontend.endpoints if found.frontend else ():

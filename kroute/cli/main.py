@@ -1,7 +1,7 @@
 """The `kroute` command: the group of all commands.
 
-The module of a command is imported when the command is called, and no other: a module imports what its command needs
-at its top.
+Only the module of the command that is called is imported. Therefore a module may import what its command needs at its
+top.
 """
 
 import sys
@@ -15,7 +15,7 @@ from kroute.cli import output
 
 
 class Entry(NamedTuple):
-    """A command: the module that has it under its name, and the first sentence of its help."""
+    """A command: the module that defines it under its name, and the first sentence of its help."""
 
     module: str
     summary: str
@@ -50,13 +50,12 @@ COMMANDS = {
 
 
 def load(name: str) -> click.Command:
-    """Import a command."""
     command: click.Command = getattr(import_module(COMMANDS[name].module), name)
     return command
 
 
 class LazyGroup(click.Group):
-    """Lists its commands without their modules, and imports the one that is called."""
+    """Lists its commands without importing their modules, and imports the one that is called."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,4 +1,4 @@
-"""`kroute migrate`: what another service proxy left on this node, taken over or given back."""
+"""`kroute migrate`: show what another service proxy left on this node, take it over, or give it back."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
 
 
 async def _migrate(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, values: Mapping[str, Any]) -> int:
-    """Show or do it. Returns the exit code: FAILURE for a refusal, or if something is left."""
+    """Show the leftovers or migrate. Returns the exit code: FAILURE if something could not be done."""
     if missing := await preflight.missing_prerequisites():
         raise KernelError("; ".join(missing))
     how = values["output"]
@@ -119,7 +119,7 @@ def _warn_of_unseen(variants: Sequence[str]) -> None:
 
 
 def _describe(leftovers: Leftovers) -> Iterator[str]:
-    """One line a thing; of what there may be thousands, the number."""
+    """One line for each object; of objects that may be thousands, their number."""
     if leftovers.link is not None:
         yield f"  link {leftovers.link} with {len(leftovers.addresses)} addresses"
     if leftovers.to_adopt:

@@ -1,4 +1,4 @@
-"""Options of the command line: how one is read from a flag, a variable or a file, and those that commands share."""
+"""Options of the command line: how each is read from a flag, a variable or a file, and those that commands share."""
 
 import socket
 import sys
@@ -15,14 +15,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter that one of the `settings.parse_…` functions reads."""
+    """A parameter that is parsed by one of the `settings.parse_…` functions."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read one value; what is not text has been read before."""
+        """Parse one value. A value that is not text has been parsed already."""
         if not isinstance(value, str):
             return value
         try:
@@ -39,14 +39,14 @@ INTERFACE = Parsed("NAME", settings.parse_interface)
 
 
 def output_option(*formats: str, help_text: str | None = "How to print it.") -> Callable[[Command], Command]:
-    """The option `--output`, whose default is the first of the formats. See `output.show`."""
+    """The option `--output`. Its default is the first of the formats. See `output.show`."""
     return click.option(
         "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=help_text
     )
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
-    """An option that can also be given as a KROUTE_… variable, named like the flag."""
+    """An option that can also be given as a variable KROUTE_…, named like the flag."""
     flag = max(names, key=lambda name: name.startswith("--"))
     variable = "KROUTE_" + flag.lstrip("-").replace("-", "_").upper()
     return click.option(*names, envvar=variable, show_envvar=False, **attributes)
@@ -135,6 +135,6 @@ LOG_LEVEL = option(
 
 
 def ipvs_timeouts(values: Mapping[str, Any]) -> settings.IpvsTimeouts:
-    """What the three options of time-outs say, out of the values of all options."""
+    """The three IPVS time-outs, from the values of all options."""
     names = settings.IpvsTimeouts.__struct_fields__
     return settings.IpvsTimeouts(*(values[f"ipvs_{name}_timeout"] for name in names))

@@ -1,7 +1,7 @@
-"""What all commands print, and how they end.
+"""The output of all commands, and their exit codes.
 
-Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong; a command may have more of its own.
-What a command has found goes to standard output, as text or for programs; why it cannot, to standard error.
+Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong. A command may have more. Results go
+to standard output, as text or in a format for programs. Reasons for a failure go to standard error.
 """
 
 import sys
@@ -13,7 +13,7 @@ import click
 import msgspec
 
 DONE, FAILURE, USAGE = 0, 1, 2
-"""Exit codes."""
+"""The exit codes of all commands."""
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class CommandRefusedError(Exception):
 
 @contextmanager
 def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with the sentence of any of these errors."""
+    """End the command with the message of any of these errors."""
     try:
         yield
     except errors as error:
@@ -37,12 +37,15 @@ def complain(sentence: object) -> None:
 
 
 def host_port(address: str, port: int) -> str:
-    """An endpoint as people write it."""
+    """An address and port as people write them."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def show(found: T, how: str, draw: Callable[[T], None]) -> None:
-    """Write what was found as `json` or `yaml`, in the order of its fields; any other format is drawn for people."""
+    """Write `found` as `json` or `yaml`, in the order of its fields.
+
+    For any other format, `draw` prints it for people.
+    """
     if how not in {"json", "yaml"}:
         draw(found)
         return
@@ -50,7 +53,7 @@ def show(found: T, how: str, draw: Callable[[T], None]) -> None:
     if how == "json":
         text = msgspec.json.format(encoded) + b"\n"
     else:
-        import yaml  # noqa: PLC0415  0.02 s of every command, and few ask for it
+        import yaml  # noqa: PLC0415  0.02 s for every command, and few need it
 
         text = yaml.safe_dump(msgspec.json.decode(encoded), sort_keys=False).encode()
     sys.stdout.buffer.write(text)
@@ -58,7 +61,7 @@ def show(found: T, how: str, draw: Callable[[T], None]) -> None:
 
 
 def run(command: click.Command, arguments: list[str] | None) -> int:
-    """Run a command line; returns its exit code. What ends it early is said in one line."""
+    """Run a command line and return its exit code. An error becomes one line."""
     try:
         code: Any = command.main(args=arguments, prog_name="kroute", standalone_mode=False)
     except CommandRefusedError as refusal:

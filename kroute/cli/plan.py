@@ -1,4 +1,4 @@
-"""`kroute plan`: what an agent would change on this node now, without changing it."""
+"""`kroute plan`: show what an agent would change on this node now, without changing it."""
 
 import asyncio
 
@@ -30,10 +30,10 @@ SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 def plan(settings: Settings, *, output: str) -> int:
     """Show what `kroute run` would change on this node now, and change nothing.
 
-    Takes the options of `kroute run`; where an agent runs, its settings hold for every option that is not given. Ends
-    with 0 if there is nothing to change, with 2 if there is, and with 1 when that cannot be found out.
+    Takes the options of `kroute run`. If an agent runs, its settings apply to every option that is not given. Exits
+    with 0 if there is nothing to change, with 2 if there is, and with 1 if that cannot be found out.
     """
-    logs.configure("console", "error")  # the output is the answer
+    logs.configure("console", "error")  # only the changes are printed
     with refusing(InitialSyncError, KernelError):
         found = asyncio.run(_dry_run(settings))
     show(found, output, print_changes)
@@ -41,7 +41,7 @@ def plan(settings: Settings, *, output: str) -> int:
 
 
 async def plans_of(settings: Settings) -> list[Plan]:
-    """The plans of everything that the source of these settings knows now. Raises as `initial_sync` does."""
+    """The plans for all current objects of the source that the settings name. Raises as `initial_sync` does."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     catalog = Catalog(settings, node_facts(settings, None, interfaces))
     catalog.set_interfaces(interfaces)
@@ -56,7 +56,7 @@ async def _dry_run(settings: Settings) -> PlannedChanges:
 
 
 def print_changes(found: PlannedChanges) -> None:
-    """The changes under the names of their Services, in the order in which they would be made."""
+    """Print the changes of each Service, in the order in which they would be made."""
     services = dict.fromkeys(change.service for change in found.changes)
     for service in services:
         click.secho(service or "(no Service)", bold=True)

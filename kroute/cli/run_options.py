@@ -1,4 +1,4 @@
-"""The options of `kroute run`, which other commands take as well, and the settings that they make."""
+"""The options of `kroute run`, which other commands take as well, and the settings from their values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -218,14 +218,14 @@ OPTIONS = (
 
 
 def run_options(command: Command) -> Command:
-    """Give a command all of these options, in this order and after its own."""
+    """Add all of these options to a command, in this order and after its own."""
     for each in reversed(OPTIONS):
         command = each(command)
     return command
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
-    """The settings that the values of these options make; UsageError for those that do not fit together."""
+    """The settings from the values of these options. Raises UsageError if they contradict each other."""
     if values["manifests"] and (values["kubeconfig"] or values["master"]):
         raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
     if values["resync_period"] < 1:

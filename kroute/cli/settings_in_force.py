@@ -1,6 +1,6 @@
-"""Commands with the options of `kroute run`: they say what it would do, or what the running agent does.
+"""Options of `kroute run` for commands that describe what it would do, or what the running agent does.
 
-Where an agent runs, its settings hold, unless the command line, a variable or the file overrides them.
+If an agent runs, its settings apply, unless the command line, a variable or the file overrides them.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from kroute.inspect import agent_settings
 from kroute.settings import Settings
 
 _SOURCES = frozenset({"kubeconfig", "master", "manifests"})
-"""Where Services come from: who names one of these means none of the others."""
+"""The options for the source of Services. Giving one of them overrides all of them."""
 _NOT_IN_FORCE = frozenset({"state_dir", "log_format", "log_level"})
-"""By the first the agent was found; the others are each process's own."""
+"""Settings that are never taken from the agent: `state_dir` has found it, and each process has its own logs."""
 
 
 def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
     """Give a command the options of `kroute run` after its own.
 
-    It is called with the settings in force and the values of its own options.
+    The command is called with the settings in force and the values of its own options.
     """
 
     own = list(signature(act).parameters)[1:]
@@ -43,9 +43,7 @@ def settings_in_force(act: Callable[..., int]) -> Callable[..., int]:
 
 
 def _in_force(parsed: Settings, given: set[str]) -> Settings:
-    """The running agent's settings, overridden by what was `given` (names of options); without an agent, the parsed
-    settings.
-    """
+    """The running agent's settings, overridden by the options in `given`, or `parsed` if no agent runs."""
     running = asyncio.run(agent_settings.ask(parsed.state_dir))
     if running is None:
         return parsed

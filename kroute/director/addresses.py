@@ -1,10 +1,10 @@
-"""The VIPs that this director has taken, on an interface that is not its own.
+"""The VIPs that this director has bound, on an interface that it shares with other addresses.
 
-What is ours stands in the ledger before it stands on the interface. An address that is on this machine without that was
-there before, or somebody else's: it is served where it is, and neither announced nor ever removed.
+An address is recorded in the ledger before it is bound to the interface. An address of this machine that the ledger
+does not name is foreign: it is served where it is, but never announced and never removed.
 
-Each address has a lifetime, which the kernel counts: the director renews it for as long as it runs. So a director that
-was killed, or hangs, does not go on answering for a VIP that the other one has meanwhile.
+Each address has a lifetime, which the kernel counts down and the running director renews. So a director that was
+killed, or hangs, stops answering for a VIP that the other one has taken over.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from kroute.reconcile.pass_status import PassStatus, names_of
 log = structlog.get_logger(__name__)
 
 ANNOUNCE_AFTER = (0.0, 0.5, 2.0)
-"""Seconds after which a new address is announced: a frame may get lost, or a switch be slow to forward."""
+"""Seconds after which a new address is announced: a frame may get lost, or a switch may begin to forward late."""
 RENEWALS_A_LIFETIME = 4
 
 
 class DirectorAddresses:
-    """The VIPs on `interface`; `lifetime` is in seconds."""
+    """The VIPs on `interface`. `lifetime` is in seconds."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DirectorAddresses:
         self._writing = asyncio.Lock()
 
     async def learn(self) -> list[str]:
-        """Read the machine's addresses; says which of ours somebody has taken away."""
+        """Read the machine's addresses. Returns a sentence for each of kroute's that somebody has removed."""
         await self._leave_other_interfaces()
         present = await self._addresses.of_node()
         ours = {it.address for it in present if it.interface == self.interface} & self._recorded()
@@ -68,13 +68,13 @@ class DirectorAddresses:
         return [describe_drift(drift.key, drift.applied) for drift in await resync.complete() if drift.applied is None]
 
     def lost(self, address: str) -> bool:
-        """Somebody has taken the address away; whether it was ours."""
+        """Record that somebody has removed the address. Returns whether it was kroute's."""
         known = address in self.desired.applied
         self.desired.note_applied(address, None)
         return known
 
     async def unbind(self, *, everything: bool) -> None:
-        """Take away what nobody wants any more, or all that is ours."""
+        """Unbind the VIPs that no plan names, or all of kroute's with `everything`."""
         due = sorted(self.desired.applied) if everything else self.desired.unwanted()
         if not due:
             return
@@ -91,7 +91,7 @@ class DirectorAddresses:
         self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
-        """Bind what is wanted by a Service whose virtual servers are there, and announce it."""
+        """Bind the VIPs of the Services whose virtual servers are written, and schedule their announcements."""
         due = [
             delta.key
             for delta in await self.desired.all_pending()
@@ -107,7 +107,7 @@ class DirectorAddresses:
             self._ledger.record(AddressMade(self.interface, address) for address in due)
             bindings = [BindAddress(it, keep_kernel_route=True, lifetime=self._lifetime) for it in due]
             failures = await self._addresses.write(self.interface, bindings)
-            # One of ours may be back before it is known that it was gone: a renewal binds it as well.
+            # A renewal may have bound a removed address again before its removal was noticed.
             refusals = {
                 it.change.address: str(it) for it in failures if it.errno != EEXIST or it.change.address not in recorded
             }
@@ -122,7 +122,7 @@ class DirectorAddresses:
         self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def announce(self) -> None:
-        """Send the announcements that are due; a link that is down gets the next one."""
+        """Send the announcements that are due. If the link is down, the later ones are still sent."""
         now = self._status.clock()
         due = [address for address, times in self._announcements.items() if times[0] <= now]
         for address in due:
@@ -135,11 +135,11 @@ class DirectorAddresses:
             log.warning("vip.unannounced", interface=self.interface, error=str(error))
 
     def next_due(self) -> float | None:
-        """When there is something to announce; None: never."""
+        """When the next announcement is due, or None."""
         return min((times[0] for times in self._announcements.values()), default=None)
 
     async def keep_alive(self) -> None:
-        """Renew the lifetimes of what is bound, until cancelled."""
+        """Renew the lifetimes of the bound addresses until cancelled."""
         while True:
             await asyncio.sleep(self._lifetime / RENEWALS_A_LIFETIME)
             try:
@@ -148,14 +148,14 @@ class DirectorAddresses:
                 log.warning("vip.unrenewed", interface=self.interface, error=str(error), next_step="trying again")
 
     async def renew(self) -> None:
-        """Give every address that is bound its whole lifetime again."""
+        """Reset the lifetime of every bound address."""
         async with self._writing:
             renewals = [RenewAddress(address, self._lifetime) for address in self.desired.applied]
             for failure in await self._addresses.write(self.interface, renewals):
                 log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")
 
     async def _leave_other_interfaces(self) -> None:
-        """Take away what a run with another `--vip-interface` has left."""
+        """Remove the addresses that a run with another `--vip-interface` has left."""
         for interface, address in sorted(it for it in self._ledger.addresses if it[0] != self.interface):
             failures = await self._addresses.write(interface, [UnbindAddress(address)])
             if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):

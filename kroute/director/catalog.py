@@ -1,7 +1,8 @@
-"""Join the Services that have external IPs with their slices and the Nodes, and plan again what a change touches.
+"""Join the Services that have external IPs with their slices and the Nodes, and plan again those that a change affects.
 
-The shape is that of `kroute.planning.catalog`: `take` keeps and marks, `commit` plans what is marked. A Node's heart
-beat changes nothing that a director reads, so only a Node that comes, goes or changes its mind touches Services.
+It works like `kroute.planning.catalog`: `take` stores and marks, `commit` plans what is marked. A Node's heartbeat
+changes nothing that a director reads. Services are affected only if a Node appears, disappears, or changes its
+addresses, readiness or exclusion.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,11 +35,11 @@ from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
 KINDS = (SERVICES, ENDPOINT_SLICES, NODES)
-"""What a director watches."""
+"""The kinds that a director watches."""
 
 
 class DirectorCatalog:
-    """What exists, and the newest plan of each Service."""
+    """The objects that exist, and the newest plan of each Service."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -59,26 +60,26 @@ class DirectorCatalog:
 
     @property
     def ready(self) -> bool:
-        """Whether the initial sync is complete, so that plans are whole."""
+        """Whether the initial sync is complete, so that plans are complete."""
         return self._initial_sync.is_complete
 
     @property
     def probes(self) -> frozenset[Probe]:
-        """Every check that some plan depends on."""
+        """The checks that any plan depends on."""
         return frozenset().union(*self._probes.values())
 
     @property
     def current(self) -> list[ServicePlan]:
-        """The newest plan of each Service that has one."""
+        """The newest plans that are not empty."""
         return list(self._plans.values())
 
     def uid_of(self, key: ObjectKey) -> str:
-        """The uid of a Service; empty when there is none of that name (any more)."""
+        """The uid of a Service; empty if no Service of that name exists."""
         service = self._services.get(key)
         return service.metadata.uid if service is not None else ""
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Take what the watchers saw, in order. Nothing is planned yet."""
+        """Store what the watchers saw, in order. Plans nothing."""
         for change in changes:
             match change:
                 case Listed(kind):
@@ -101,13 +102,16 @@ class DirectorCatalog:
                     self._settle_nodes()
 
     def set_failing(self, failing: Collection[Probe]) -> None:
-        """Take what the checks say now. Marks the Services that depend on a verdict that has changed."""
+        """Store the probes that fail now. Marks the Services whose plans depend on a probe that has changed."""
         changed = set(self._failing) ^ set(failing)
         self._failing = failing
         self._dirty.update((key, None) for key, probes in self._probes.items() if not changed.isdisjoint(probes))
 
     def commit(self) -> list[ServicePlan]:
-        """Plan what is marked; return the plans that differ from those before. Nothing before the catalog is ready."""
+        """Plan what is marked.
+
+        Returns the plans that differ from the previous ones; none before the initial sync is complete.
+        """
         if not self.ready:
             return []
         frontends = self._settle_claims()
@@ -120,7 +124,10 @@ class DirectorCatalog:
         self._claims_dirty[key] = None
 
     def _settle_nodes(self) -> None:
-        """A Node that counts differently than before touches every Service; other changes of Nodes touch none."""
+        """Mark every Service if the serving nodes or the Nodes' addresses have changed.
+
+        Other changes of Nodes mark none.
+        """
         found = (director_node(node) for node in self._node_objects.values())
         nodes = tuple(sorted(node for node in found if node is not None))
         taken = addresses_of(self._node_objects.values())
@@ -133,7 +140,7 @@ class DirectorCatalog:
         self._taken = taken
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
-        """Put a slice under the Service that it names, and take it from the one that it named before."""
+        """Put a slice under the Service that it names, and remove it from the one that it named before."""
         before = self._service_of_slice.pop(key, None)
         if before is not None:
             self._slices[before].pop(key)
@@ -147,7 +154,10 @@ class DirectorCatalog:
             self._dirty[service] = None
 
     def _settle_claims(self) -> dict[ObjectKey, Frontends]:
-        """Renew the claims of the marked Services, whose frontends are returned, and mark those that this affects."""
+        """Renew the claims of the marked Services, and mark the Services that this affects.
+
+        Returns the computed frontends.
+        """
         renewed: dict[ObjectKey, Frontends] = {}
         for key in self._claims_dirty:
             service = self._services.get(key)
@@ -178,7 +188,7 @@ class DirectorCatalog:
         return planned.plan
 
     def _keep(self, plan: ServicePlan) -> ServicePlan:
-        """Give the plan its generation, and remember it."""
+        """Give the plan its generation and store it."""
         self._generation += 1
         plan = msgspec.structs.replace(plan, generation=self._generation)
         if plan.is_empty:

@@ -1,4 +1,4 @@
-"""Undo what only a director does; its virtual servers and sysctls are cleaned as those of a node."""
+"""Undo what only a director makes. Its virtual servers and sysctls are cleaned up like those of a node."""
 
 from errno import EADDRNOTAVAIL, ENODEV
 
@@ -9,7 +9,7 @@ from kroute.reconcile.ledger import AddressDeleted, Ledger, SyncDaemonStopped
 
 
 async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:
-    """Take away the VIPs, so that no new connection comes, and the synchronization daemons."""
+    """Remove the VIPs first, so that no new connection arrives, then the synchronization daemons."""
     with report.step("addresses of a director"):
         for interface in sorted({interface for interface, _ in ledger.addresses}):
             ours = sorted(address for name, address in ledger.addresses if name == interface)

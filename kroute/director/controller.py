@@ -1,7 +1,8 @@
-"""Makes this machine direct: virtual servers on every director, the VIPs on the active one.
+"""Direct connections to the nodes: virtual servers on every director, the VIPs on the active one.
 
-A standby has the same virtual servers as the active director, and takes its connections, so that it only has to bind
-the addresses and say so. An address is bound when the virtual servers behind it are there, and is the first to go.
+A standby has the same virtual servers as the active director and receives its connections. So to become active, it only
+has to bind and announce the addresses. An address is bound after the virtual servers behind it are written, and is
+removed before them.
 """
 
 import asyncio
@@ -39,8 +40,8 @@ _SHARED_SYSCTLS = {
 class DirectRouting(Controller):
     """Owns a director's virtual servers, VIPs, synchronization daemons and sysctls.
 
-    `live` is set once every Service of the initial sync has its virtual servers. Until somebody says who leads, the
-    addresses of an earlier run stay as they are.
+    `live` is set once every Service of the initial sync has its virtual servers. Until `lead` is called, the addresses
+    of an earlier run stay bound.
     """
 
     name = "director"
@@ -94,25 +95,25 @@ class DirectRouting(Controller):
         self.live = asyncio.Event()
 
     def lead(self, leading: bool) -> None:
-        """Take the VIPs, or give them up, with the next pass, which begins at once."""
+        """Take the VIPs, or give them up, in a pass that begins at once."""
         self._leading = leading
         self._has_withdrawn.clear()
         self.wake.set()
 
     async def withdraw(self) -> None:
-        """Give the VIPs up, and return when they are gone."""
+        """Give up the VIPs, and return when they are removed."""
         self.lead(False)
         await self._has_withdrawn.wait()
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
-        """Want what the plans name, and let go of what they name no longer."""
+        """Desire what the plans name, and no longer what their previous versions named."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
             self._servers.desired.want(plan, servers)
             self.vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
 
     def notice(self, events: Sequence[Event]) -> None:
-        """An address has gone: put it back at once. A link has changed: look at everything."""
+        """Have a deleted address bound again at once. After a link was deleted, start a resync."""
         for event in events:
             if event.interface != self._interface:
                 continue
@@ -122,7 +123,10 @@ class DirectRouting(Controller):
                 self.resync_soon()
 
     async def start(self) -> None:
-        """Adopt what is there, and wait for the initial sync of plans; what another director has is given up."""
+        """Adopt the kernel's state, and wait for the first plans.
+
+        Meanwhile give up the VIPs if another director is active.
+        """
         self._subscription.notify(self.wake)
         await self._guarded(self.resync)
         while not (self._stopping or self._subscription.has_arrived):
@@ -132,7 +136,7 @@ class DirectRouting(Controller):
             await self.wake.wait()
 
     async def read(self) -> Iterable[str]:
-        """Read IPVS, the addresses and the sysctls; put right at once what needs no order."""
+        """Read IPVS, the addresses and the sysctls. Repair at once what needs no order."""
         if not self._is_owner_settled:
             if self._ledger.exists:
                 there = await self._ipvs.read()
@@ -147,7 +151,7 @@ class DirectRouting(Controller):
         return wrong
 
     async def write(self) -> None:
-        """Write the difference in the order in which things must be true."""
+        """Write the difference in the order of dependency."""
         await self._give_up()
         await self._servers.write(self.vips.desired.is_leaving, _is_free)
         if self._leading is not None:
@@ -158,16 +162,16 @@ class DirectRouting(Controller):
         self.live.set()
 
     def next_due(self) -> float | None:
-        """When drained real servers are looked for, or an address is to be announced again."""
+        """When to look for drained real servers, or to announce an address again."""
         times = (self._servers.next_due(), self.vips.next_due())
         return min((time for time in times if time is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Take away what only a director has; the rest is cleaned as on a node."""
+        """Remove what only a director has. The rest is cleaned up as on a node."""
         await undo(self._ledger, self._ipvs, self._addresses, report)
 
     async def _give_up(self) -> None:
-        """Unbind what no plan wants any more, or everything when another director leads."""
+        """Unbind the VIPs that no plan names, or all of them if another director is active."""
         if self._leading is None:
             return
         await self.vips.unbind(everything=not self._leading)
@@ -176,5 +180,5 @@ class DirectRouting(Controller):
 
 
 def _is_free(_key: VirtualServerKey) -> bool:
-    """No rule has to know a director's port before it is served."""
+    """Never wait: a director has no rules that must know a port before it is served."""
     return False

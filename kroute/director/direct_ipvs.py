@@ -1,4 +1,4 @@
-"""IPVS as a director uses it: every real server gets its packets as they are (`ipvsadm -g`)."""
+"""IPVS as a director uses it: every real server gets its packets by direct routing (`ipvsadm -g`)."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 
@@ -25,17 +25,15 @@ class DirectIpvs:
     def scan(
         self, expected: Collection[VirtualServerKey] = ()
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
-        """As in IPVS."""
         return self._ipvs.scan(expected)
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
-        """As in IPVS."""
         return await self._ipvs.real_servers(keys)
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Make the changes in order. The change of a failure is the one in direct-routing mode."""
+        """Write the changes in order. The change of a failure is the one in direct-routing mode."""
         return await self._ipvs.write([directly_routed(change) for change in changes])
 
 

@@ -1,6 +1,6 @@
-"""Wire a director's parts together and run them: watchers, catalog, probes, election, and the kernel.
+"""Create a director's parts and run them: watchers, catalog, probes, election, and the kernel's clients.
 
-As in the agent, all of it lives in one event loop, changes go into the catalog as they arrive, and one task plans.
+As in the agent, everything runs in one event loop, changes go into the catalog as they arrive, and one task plans.
 """
 
 import asyncio
@@ -36,13 +36,14 @@ from kroute.watchers.sink import Sink
 log = structlog.get_logger(__name__)
 
 WITHDRAW_WITHIN = 4.0
-"""Seconds in which the VIPs have to be given up after SIGTERM; they expire by themselves later."""
+"""Seconds in which the VIPs must be given up after SIGTERM. If they are not, the kernel removes them when they
+expire."""
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 
 
 class Director:
-    """A director with this configuration; `requests` are for the Lease, `create` is how Events are written.
+    """A director with these settings. `requests` are for the Lease, `create` writes Events.
 
     Of the kernel it uses IPVS, the addresses, the sysctls and a monitor.
     """
@@ -89,7 +90,7 @@ class Director:
         )
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
-        """Direct until `stop` is set; then give the VIPs and the Lease to the standby."""
+        """Direct until `stop` is set, then give the VIPs and the Lease to the standby."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._monitor)
             await stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown}))
@@ -116,7 +117,7 @@ class Director:
                 serving.cancel()
 
     async def _hand_over(self) -> None:
-        """Give up the VIPs, then the Lease: nobody takes it for as long as this director answers for them."""
+        """Give up the VIPs, then the Lease: no other director may take it while this one answers for the VIPs."""
         try:
             async with asyncio.timeout(WITHDRAW_WITHIN):
                 await self._routing.withdraw()
@@ -129,7 +130,7 @@ class Director:
         self._changed.set()
 
     async def _plan(self) -> None:
-        """Publish the plans of what has changed. The first round waits for a first verdict on each node."""
+        """Publish the plans that have changed. The first time, wait until each probe has had a result."""
         published = False
         while True:
             await self._changed.wait()
@@ -163,7 +164,7 @@ class Director:
 
 
 async def serve(settings: DirectorSettings) -> int:
-    """Run a director until SIGTERM; returns the exit code."""
+    """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
     if missing := await preflight.missing_prerequisites(preflight.DIRECTOR_MODULES):
         for prerequisite in missing:

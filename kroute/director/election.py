@@ -1,15 +1,16 @@
-"""Who is the active director: client-go's leader election (tools/leaderelection), with two rules of its own.
+"""The election of the active director: client-go's leader election (tools/leaderelection) with two more rules.
 
 The holder renews the Lease every `retry_period`. Every other candidate waits until it has seen no renewal for
 `duration` on its own clock, so the clocks of two machines need not agree. A released Lease is taken at once.
 
-One rule: a standby that could not read the Lease for that long has seen nothing, and waits anew from when it can. Else
-both directors would find the Lease expired when a lost API server comes back, and the VIPs would move for no reason.
+First rule: a standby that could not read the Lease for that long has seen nothing, and waits again from the moment when
+it can read it. Otherwise both directors would find the Lease expired when a lost API server comes back, and the VIPs
+would move for no reason.
 
-The other rule: a director that cannot renew goes on. client-go's leader stops at its deadline, because two leaders
-that write are worse than none. Two directors that both answer for a VIP are not: both have the same virtual servers,
-and packets reach a node by either. And mostly, when the API server is lost it is lost to both: nobody can take the
-Lease, and to stop would be an outage. The active director gives up when it reads that another one holds the Lease.
+Second rule: a director that cannot renew the Lease goes on. client-go's leader stops at its deadline, because two
+leaders that write are worse than none. Two directors that both answer for a VIP do no harm: both have the same virtual
+servers, and either reaches the nodes. And when the API server is lost, it is usually lost to both: nobody can take the
+Lease, and stopping would be an outage. The active director gives up when it reads that another one holds the Lease.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ from kroute.watchers.kubernetes.errors import ApiError
 log = structlog.get_logger(__name__)
 
 MOST_TRANSITIONS = 1 << 31
-"""After so many the count begins anew: the API server would refuse a Lease with a larger number."""
+"""After so many, the count begins at 0 again: the API server would refuse a Lease with a larger number."""
 JITTER = 0.2
-"""A standby's pause is longer by up to this part of it, so that two do not try at the same moment again and again."""
+"""A standby's pause is longer by up to this part of it, so that two do not keep trying at the same moment."""
 
 
 class Role(Enum):
-    """What this director is; UNKNOWN until the Lease has been read."""
+    """This director's role; UNKNOWN until the Lease has been read."""
 
     UNKNOWN = "unknown"
     STANDBY = "standby"
@@ -43,9 +44,9 @@ class Role(Enum):
 
 
 class Election:
-    """One candidate. `may_take` says whether it could serve: before that it only keeps a Lease that it has already.
+    """One candidate. `may_take` says whether it could serve: before that, it only keeps a Lease that it already has.
 
-    `announce` is called with each new role, in the event loop; `clock` gives seconds, `now` the wall's time.
+    `announce` is called with each new role, in the event loop. `clock` gives seconds, `now` the wall clock's time.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Election:
             await self._sleep(self._pause())
 
     async def attempt(self) -> None:
-        """Renew the Lease, or take it if it is free. Whatever the API says, this returns."""
+        """Renew the Lease, or take it if it is free. Raises nothing, whatever the API answers."""
         try:
             async with asyncio.timeout(self._settings.attempt_timeout):
                 await self._renew_or_take()
@@ -96,7 +97,7 @@ class Election:
             self._missed(str(error))
 
     async def release(self) -> None:
-        """Let another director take the Lease at once; nothing happens to one that this director does not have."""
+        """Let another director take the Lease at once. Does nothing if this director does not hold it."""
         try:
             async with asyncio.timeout(self._settings.attempt_timeout):
                 lease = await self._lock.read()
@@ -108,7 +109,7 @@ class Election:
         self.role = Role.STANDBY
 
     def _pause(self) -> float:
-        """Seconds until the next attempt; a standby is there when the Lease expires, if that is sooner."""
+        """Seconds until the next attempt. A standby does not wait beyond the moment when the Lease expires."""
         pause = self._settings.retry_period
         if self.role is Role.ACTIVE:
             return pause
@@ -131,7 +132,7 @@ class Election:
             self._become(Role.STANDBY, holder=lease.spec.holder_identity)
 
     async def _still_writes(self, lease: Lease) -> bool:
-        """Renew without reading first; False when the Lease is not what it was."""
+        """Renew without reading first. Returns False if the Lease has changed or was deleted."""
         try:
             await self._write(lease)
         except ApiError as error:
@@ -141,7 +142,7 @@ class Election:
         return True
 
     async def _read(self) -> Lease | None:
-        """Read the Lease, and note when it was seen to change."""
+        """Read the Lease, and note when a change of it was seen."""
         try:
             lease = await self._lock.read()
         except ApiError as error:
@@ -152,7 +153,7 @@ class Election:
         return lease
 
     async def _write(self, lease: Lease) -> None:
-        """Renew, or take; a conflict (409) is for the next attempt, which reads."""
+        """Renew or take the Lease. After a conflict (409), the next attempt reads it first."""
         before = lease.spec.lease_transitions or 0
         transitions = before if self._is_mine(lease) else (before + 1) % MOST_TRANSITIONS
         written = await self._lock.update(lease, self._spec(lease.spec, transitions=transitions))
@@ -177,7 +178,7 @@ class Election:
         return self._seen_at + self._promised(lease)
 
     def _promised(self, lease: Lease) -> float:
-        """For how many seconds after a renewal the holder has the Lease."""
+        """How many seconds after a renewal the holder keeps the Lease."""
         return max(0, lease.spec.lease_duration_seconds or 0) or self._settings.duration
 
     def _spec(
@@ -211,7 +212,10 @@ class Election:
         self._announce(role)
 
     def _missed(self, reason: str) -> None:
-        """Say once that the Lease could not be renewed in time; what that means is in the module's first lines."""
+        """Record that an attempt failed, and log once that the Lease was not renewed in time.
+
+        See the module's second rule.
+        """
         self._has_missed = True
         late = self._clock() - self._renewed_at
         if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:

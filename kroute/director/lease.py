@@ -1,8 +1,8 @@
-"""The Lease by which directors agree on who is active, in the format of client-go's leader election.
+"""The Lease by which directors agree on the active one, in the format of client-go's leader election.
 
 `coordination.k8s.io/v1` Lease: `holderIdentity` is empty when nobody holds it, `renewTime` and `acquireTime` are RFC
-3339 with microseconds. What is not of these fields (annotations, say) is kept as it is. Writes carry the
-resourceVersion that was read, so that of two who write the second is refused.
+3339 with microseconds. All other fields, such as annotations, are kept. Writes carry the resourceVersion that was read,
+so of two concurrent writes the second is refused.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _API = "/apis/coordination.k8s.io/v1/namespaces"
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """`spec` of a Lease: client-go's LeaderElectionRecord. Go writes a field that is empty as null, or not at all."""
+    """`spec` of a Lease: client-go's LeaderElectionRecord. Go writes an empty field as null, or leaves it out."""
 
     holder_identity: str | None = None
     lease_duration_seconds: Int32 | None = None
@@ -28,22 +28,22 @@ class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A Lease as it was read; `document` is all of it."""
+    """A Lease as it was read. `document` is the whole object."""
 
     spec: LeaseSpec
     document: Mapping[str, Any]
 
 
 class LeaseRequests(Protocol):
-    """What is asked of the API. Each raises ApiError."""
+    """The API requests for a Lease. Each raises ApiError."""
 
     async def get(self, path: str) -> bytes: ...
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """A new object in the collection."""
+        """Create an object in the collection."""
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """The object at the path, if it still has the resourceVersion of the body."""
+        """Replace the object at the path, if it still has the resourceVersion of the body. Returns it."""
 
 
 class _Document(msgspec.Struct):
@@ -51,7 +51,7 @@ class _Document(msgspec.Struct):
 
 
 class LeaseLock:
-    """One Lease, read and written. DecodeError where the server sends something else."""
+    """Reads and writes one Lease. Raises DecodeError if the server sends something else."""
 
     def __init__(self, requests: LeaseRequests, namespace: str, name: str) -> None:
         self._requests = requests
@@ -62,7 +62,7 @@ class LeaseLock:
         return _decode(await self._requests.get(f"{self._collection}/{self._name}"))
 
     async def create(self, spec: LeaseSpec) -> None:
-        """Make the Lease; ApiError 409 when somebody was quicker."""
+        """Create the Lease. Raises ApiError 409 if it exists already."""
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -72,7 +72,7 @@ class LeaseLock:
         await self._requests.create(self._collection, body)
 
     async def update(self, lease: Lease, spec: LeaseSpec) -> Lease:
-        """Write the spec over the Lease as it was read; ApiError 409 when it has changed since."""
+        """Replace the spec of the Lease. Raises ApiError 409 if it has changed since it was read."""
         body = {**lease.document, "spec": {**(lease.document.get("spec") or {}), **msgspec.to_builtins(spec)}}
         return _decode(await self._requests.replace(f"{self._collection}/{self._name}", body))
 
@@ -82,7 +82,7 @@ class LeaseLock:
 
 
 def timestamp(now: datetime) -> str:
-    """A moment as the API's MicroTime."""
+    """A time as the API's MicroTime."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -91,7 +91,10 @@ _decode_document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _decode(body: bytes) -> Lease:
-    """Without `managedFields`, of whatever depth: the API server keeps those of an object that is written without."""
+    """Decode without `managedFields`, which may be nested to any depth.
+
+    The API server keeps them if a write has none.
+    """
     spec = decoded(_decode_spec, body).spec
     document = decoded(_decode_document, body)
     if isinstance(metadata := document.get("metadata"), dict):

@@ -1,4 +1,4 @@
-"""What one Service with external IPs means on a director: virtual servers whose real servers are nodes."""
+"""Plan one Service with external IPs for a director: virtual servers whose real servers are nodes."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,26 +28,26 @@ from kroute.planning.plan_service import plan_service
 from kroute.settings import Settings
 
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
-"""A Node with this label takes no traffic from load balancers (KEP-1143), whatever its value."""
+"""A Node with this label gets no traffic from load balancers (KEP-1143), whatever the label's value."""
 
 WEIGHT_ANNOTATION = "service.director-weight"
 NOWHERE = NodeFacts("")
-"""A director is no node: no endpoint is local to it, and no hint means it."""
+"""A director is no node: no endpoint is local to it, and no hint names it."""
 
 MAX_WEIGHT = 65535
-"""IPVS weighs real servers up to here."""
+"""The greatest weight that IPVS accepts."""
 
 
 class ProbeKind(StrEnum):
     """What a node must do to pass."""
 
     HTTP = "GET /"
-    """Answer with a status of 200 to 399: `healthCheckNodePort`."""
+    """Answer with a status of 200 to 399 on the `healthCheckNodePort`."""
     CONNECT = "connect"
-    """Accept a TCP connection: a node port."""
+    """Accept a TCP connection on a node port."""
     REACH = "reach"
-    """Accept or refuse a TCP connection. In direct routing a node serves the VIP's address and not its own, so where
-    there is no node port nothing need listen: an answer of either kind shows that the node is there."""
+    """Accept or refuse a TCP connection: either answer shows that the node is reachable. In direct routing a node
+    serves the VIP and not its own address, so without a node port nothing need listen on it."""
 
 
 class Probe(NamedTuple):
@@ -59,14 +59,14 @@ class Probe(NamedTuple):
 
 
 class DirectorNode(NamedTuple):
-    """A Node as a director sees it: its InternalIPs, the first of each family."""
+    """A Node as a director sees it: the first InternalIP of each family."""
 
     name: str
     ipv4: str | None
     ipv6: str | None
 
     def address_for(self, vip: str) -> str | None:
-        """The node's address of the family of a VIP."""
+        """The node's address of the VIP's family."""
         return self.ipv6 if ":" in vip else self.ipv4
 
 
@@ -78,7 +78,7 @@ class DirectorPlan(NamedTuple):
 
 
 def director_node(node: Node) -> DirectorNode | None:
-    """The Node if it takes traffic: it is ready, has an InternalIP, and nobody has excluded it."""
+    """The Node if it takes traffic: it is ready, has an InternalIP and is not excluded by the label. Else None."""
     ready = any(it.type == "Ready" and it.status == "True" for it in node.status.conditions or ())
     if not ready or EXCLUSION_LABEL in (node.metadata.labels or {}):
         return None
@@ -88,9 +88,9 @@ def director_node(node: Node) -> DirectorNode | None:
 
 
 def external_frontends(service: Service, settings: Settings, taken: Mapping[str, str]) -> Frontends:
-    """The external IPs of a Service that a director may serve; `taken` are addresses of Nodes, with the Nodes' names.
+    """The external IPs of a Service that a director may serve. `taken` maps the Nodes' addresses to the Nodes' names.
 
-    An external IP that some node has as its own is that node's: a director that took it would cut the node off.
+    An external IP that is a node's own address is left to that node: if a director bound it, the node would be cut off.
     """
     if not service.spec.external_ips:
         return Frontends((), ())
@@ -113,10 +113,10 @@ def plan_director(
     frontends: Frontends,
     failing: Collection[Probe],
 ) -> DirectorPlan:
-    """Plan one Service for a director; `nodes` are those that take traffic, `failing` the checks that fail.
+    """Plan one Service for a director. `nodes` are those that take traffic, `failing` the checks that fail.
 
-    Scheduler, flags and persistence are those of the nodes' own plans. The real servers are nodes: all with policy
-    Cluster, those with a local endpoint with policy Local; one whose check fails has weight 0.
+    Scheduler, flags and persistence are those of the nodes' own plans. The real servers are nodes: all of them with
+    policy Cluster, those with a local endpoint with policy Local. A node whose check fails has weight 0.
     """
     base = plan_service(service, slices, NOWHERE, settings, held, frontends)
     problems = list(base.problems)
@@ -162,7 +162,7 @@ def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
 
 
 def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | None:
-    """What to check of a node for one virtual server; None where nothing can be asked (UDP and SCTP)."""
+    """The check of a node for one virtual server, or None if there is nothing to check (UDP and SCTP)."""
     spec = service.spec
     if spec.external_traffic_policy == "Local" and 1 <= spec.health_check_node_port <= 65535:
         return Probe(ProbeKind.HTTP, address, spec.health_check_node_port)
@@ -176,7 +176,10 @@ def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | Non
 
 
 def _weighs_endpoints(service: Service, problems: list[Problem]) -> bool:
-    """Whether nodes are weighed by their endpoints, which is read like every annotation."""
+    """Whether nodes are weighted by the number of their endpoints.
+
+    The annotation has the same prefixes as all others.
+    """
     annotations = service.metadata.annotations or {}
     name = next((prefix + WEIGHT_ANNOTATION for prefix in PREFIXES if prefix + WEIGHT_ANNOTATION in annotations), None)
     if name is None:

@@ -1,4 +1,4 @@
-"""Check the nodes: each probe for itself, as long as some plan depends on it."""
+"""Check the nodes: each probe runs alone, as long as a plan depends on it."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ _LONGEST_STATUS_LINE = 1024
 
 
 class ProbeState:
-    """What a row of results says of one node. The first result counts at once: nothing better is known."""
+    """The verdict on one node from a row of results. The first result counts at once, since no better one is known."""
 
     def __init__(self, settings: ProbeSettings) -> None:
         self.passes: bool | None = None
@@ -23,7 +23,7 @@ class ProbeState:
         self._contrary = 0
 
     def take(self, result: bool) -> bool:
-        """Take one result; whether the verdict has changed."""
+        """Record one result. Returns whether the verdict has changed."""
         if self.passes is None:
             self.passes = result
             return True
@@ -57,7 +57,7 @@ class Probes:
         return all(state.passes is not None for state in self._states.values())
 
     async def run(self) -> None:
-        """Let probes run until cancelled."""
+        """Run the probes until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for probe in self._states:
@@ -65,7 +65,7 @@ class Probes:
             await asyncio.Event().wait()
 
     def want(self, probes: Collection[Probe]) -> None:
-        """These are the probes that are needed now."""
+        """Start the probes that are new in `probes`, and stop those that are not in it."""
         for probe in self._states.keys() - set(probes):
             del self._states[probe]
             if (task := self._tasks.pop(probe, None)) is not None:
@@ -92,8 +92,8 @@ class Probes:
             await asyncio.sleep(self._settings.interval)
 
 
-async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  it is the probe's own
-    """Make one check; None if the node passes, else why it does not."""
+async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  the timeout is the probe's own
+    """Make one check. Returns None if the node passes, else the reason why it does not."""
     try:
         async with asyncio.timeout(timeout):
             return await _check(probe)

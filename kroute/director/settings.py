@@ -15,10 +15,10 @@ _REQUIREMENT = re.compile(
 
 
 class LeaseSettings(msgspec.Struct, frozen=True):
-    """The Lease by which directors agree on the active one; times in seconds, with client-go's names and meanings.
+    """The Lease by which directors agree on the active one. Times are in seconds, with client-go's names and meanings.
 
-    `duration`: others wait so long after the last renewal that they saw. `renew_deadline`: a renewal that has taken so
-    long has failed. `retry_period`: between two attempts.
+    `duration`: how long others wait after the last renewal that they saw. `renew_deadline`: after how long a renewal
+    has failed. `retry_period`: the pause between two attempts.
     """
 
     namespace: str = "kube-system"
@@ -32,7 +32,7 @@ class LeaseSettings(msgspec.Struct, frozen=True):
 
     @property
     def attempt_timeout(self) -> float:
-        """Seconds for one request: two attempts fit before the renewal has failed."""
+        """Seconds for one request: two attempts fit into `renew_deadline`."""
         return max(self.renew_deadline / 2, 0.1)
 
 
@@ -48,9 +48,9 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 class DirectorSettings(msgspec.Struct, frozen=True):
     """How this director runs.
 
-    `common` has what it shares with the agent; its node name is the director's identity. `selector` is a label
-    selector of the API, empty for every Service with external IPs; `sync_interface` is empty for no connection
-    synchronization, whose messages carry `sync_id` (1 to 255).
+    `common` are the settings that it shares with the agent; its node name is the director's identity. `selector` is a
+    label selector of the API; if empty, every Service with external IPs is served. If `sync_interface` is empty,
+    connections are not synchronized. Otherwise the synchronization messages carry `sync_id` (1 to 255).
     """
 
     common: Settings
@@ -63,8 +63,8 @@ class DirectorSettings(msgspec.Struct, frozen=True):
 
 
 DEFAULTS = DirectorSettings(Settings(node_name="", scheduler="wrr"), vip_interface="")
-"""What holds where nothing else is said. Real servers are nodes, which have weights: so the scheduler uses them. The
-identity and the interface have no default here."""
+"""The defaults. The scheduler uses weights, because the real servers are nodes, which have weights. The identity and
+the interface have no default here."""
 
 
 def parse_lease(text: str) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def parse_lease(text: str) -> tuple[str, str]:
 
 
 def parse_selector(text: str) -> str:
-    """Read a label selector; what it means is the API server's matter, its form is checked here."""
+    """Check the form of a label selector. The API server interprets it."""
     for requirement in re.split(r",(?![^(]*\))", text):
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{requirement!r} is not a label selector: write app=web, tier!=test, or zone in (a,b)")
@@ -84,7 +84,7 @@ def parse_selector(text: str) -> str:
 
 
 def problem_with(lease: LeaseSettings) -> str | None:
-    """What is wrong with the Lease's times; None if they fit together (client-go asks for the same)."""
+    """The error in the Lease's times, or None if they fit together. client-go has the same conditions."""
     if lease.duration < 1:
         return "--lease-duration must be at least 1s"
     if not lease.duration > lease.renew_deadline:

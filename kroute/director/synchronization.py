@@ -1,4 +1,4 @@
-"""Connection synchronization: the active director tells the standby of its connections, so that they outlive it."""
+"""Connection synchronization: the active director sends its connections to the standby, so that they outlive it."""
 
 from errno import EEXIST
 
@@ -26,11 +26,12 @@ SYSCTLS = (
     ),
     Row("net.ipv4.vs.sync_refresh_period", "10", _always, "and again every 10 s for as long as packets come"),
 )
-"""Which connections the kernel synchronizes, and when (`ip_vs_sync_conn_needed` of net/netfilter/ipvs/ip_vs_sync.c)."""
+"""The sysctls that decide which connections the kernel synchronizes, and when (`ip_vs_sync_conn_needed` of
+net/netfilter/ipvs/ip_vs_sync.c)."""
 
 
 class Synchronization:
-    """Runs the daemon of this director's role. Without an `interface` there is none."""
+    """Runs the daemon of this director's role. Without an `interface`, no daemon runs."""
 
     def __init__(self, ipvs: SyncDaemonClient, ledger: Ledger, interface: str, sync_id: int) -> None:
         self._ipvs = ipvs
@@ -40,7 +41,7 @@ class Synchronization:
         self._complaint = ""
 
     async def ensure(self, *, leading: bool) -> None:
-        """Run the master on the active director and the backup on the standby. What others run is left alone."""
+        """Run the master on the active director and the backup on the standby. Foreign daemons are left alone."""
         desired = SyncDaemon(SyncRole.MASTER if leading else SyncRole.BACKUP, self._interface, self._sync_id)
         running = await self._ipvs.sync_daemons()
         for daemon in running:

@@ -1,4 +1,4 @@
-"""What a director follows in the API: Services with external IPs (or those of a selector), their slices, all Nodes."""
+"""What a director watches: Services with external IPs (or those of a selector), their slices, all Nodes."""
 
 from dataclasses import replace
 
@@ -10,11 +10,14 @@ from kroute.watchers.sink import Sink
 
 
 def watched(selector: str) -> tuple[WatchedKind, ...]:
-    """The kinds; no selector of the API knows external IPs, so it is planning that leaves out Services without."""
+    """The kinds with `selector` applied.
+
+    No API selector knows external IPs: planning leaves out Services without any.
+    """
     labels = ",".join(filter(None, (SERVICES.label_selector, selector)))
     return tuple(replace(kind, label_selector=labels) if kind is SERVICES else kind for kind in KINDS)
 
 
 async def follow(requests: Requests, selector: str, sink: Sink) -> None:
-    """Pass every change on to the sink, until cancelled."""
+    """Pass every change on to the sink until cancelled."""
     await KubernetesWatcher(requests, sink, kinds=watched(selector)).run()

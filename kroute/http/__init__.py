@@ -1,1 +1,1 @@
-"""HTTP servers that anybody may ask: few connections, none for long."""
+"""HTTP servers that anybody may call: few connections, none for long."""

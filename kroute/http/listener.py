@@ -1,4 +1,4 @@
-"""Listen where the settings say, also if somebody else does for the moment."""
+"""Listen where the settings say, and wait while another process has the port."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY, LAST_RETRY = 1.0, 30.0
-"""Seconds until a port that cannot be had is tried again: twice as many each time."""
+"""Seconds until a port that cannot be bound is tried again. The pause doubles each time."""
 
 Report = Callable[[Problem], None]
 """Called with a problem of the node."""
@@ -28,10 +28,10 @@ Report = Callable[[Problem], None]
 async def serve(
     what: str, where: ListenAddress, answer: "Answer", report: Report, *, seconds: float | None = None
 ) -> None:
-    """Answer HTTP until cancelled. `what` names it to operators; a connection lives `seconds` at most, or as the
-    server has it.
+    """Answer HTTP until cancelled.
 
-    A port that cannot be had (of kube-proxy, before it has gone) is reported and waited for.
+    `what` names the server to operators. A connection lives at most `seconds`, by default the server's limit. A port
+    that cannot be bound (while kube-proxy still has it, for example) is reported and waited for.
     """
     server = (await asyncio.to_thread(_server_class))(answer, seconds)
     listening = await _listen(server, what, where, report)

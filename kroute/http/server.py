@@ -1,7 +1,7 @@
-"""An HTTP server for questions from anybody: one question a connection, and no connection for long.
+"""An HTTP server for requests from anybody: one request per connection, and no connection for long.
 
-A connection has a few seconds, the oldest makes room when there are too many of them, and what is no HTTP gets a 400
-and no line in the log.
+A connection has a few seconds. When there are too many, the oldest is closed. A malformed request gets a 400 and no
+line in the log.
 
 Importing this module loads aiohttp.web, which takes a third of a second.
 """
@@ -16,10 +16,10 @@ import structlog
 from aiohttp import web
 
 CONNECTION_SECONDS = 5.0
-"""How long a client may take from connecting to reading the answer."""
+"""Seconds that a client may take from connecting to reading the answer."""
 
 MOST_CONNECTIONS = 256
-"""Open connections on all ports together: far below the file descriptors that a process may have (usually 1,024)."""
+"""Open connections on all ports together: far below the usual limit of 1,024 file descriptors of a process."""
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,10 @@ class BriefHttpServer:
         self._connections = _BriefConnections(answer, seconds)
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
-        """Answer on this port of an address, or of every address if it is empty; OSError when it cannot be bound."""
+        """Answer on this port of `address`, or of every address if it is empty.
+
+        Raises OSError if it cannot be bound.
+        """
         if address:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = socket.create_server((address, port), family=family)
@@ -49,8 +52,8 @@ class BriefHttpServer:
     async def close(self, servers: Collection[asyncio.Server]) -> None:
         """Stop listening. Clients that are connected still get their answer.
 
-        `asyncio.Server.close` fails, and leaves open, a connection that was accepted in the same turn of the event loop
-        (python/cpython#109564). So nothing is accepted for a turn before it.
+        `asyncio.Server.close` fails, and leaks a connection that was accepted in the same turn of the event loop
+        (python/cpython#109564). So nothing is accepted for one turn before the close.
         """
         loop = asyncio.get_running_loop()
         for listener in (listener for server in servers for listener in server.sockets):
@@ -60,12 +63,12 @@ class BriefHttpServer:
             server.close()
 
     def cut_connections(self) -> None:
-        """Close all connections at once, whatever is still to be said on them."""
+        """Close all connections at once, whether answered or not."""
         self._connections.cut_all()
 
 
 class _BriefConnections(web.Server):
-    """Connections that are few and short, whatever the clients do."""
+    """Limits how many connections there are and how long they last, whatever the clients do."""
 
     def __init__(self, answer: Answer, seconds: float | None) -> None:
         super().__init__(self._answer, access_log=None, logger=_UNHEARD, lingering_time=0)
@@ -76,7 +79,7 @@ class _BriefConnections(web.Server):
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         try:
             response = await self._ask(request)
-        except Exception:  # a defect here ends neither the server nor kroute; aiohttp would be silent about it
+        except Exception:  # a defect here ends neither the server nor kroute; aiohttp would not log it
             log.exception("request.failed", path=request.path)
             response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
         response.force_close()

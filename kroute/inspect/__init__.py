@@ -1,1 +1,1 @@
-"""What the agent knows, what the kernel has, and what becomes of a packet: the answers behind the commands."""
+"""The queries behind the commands: the agent's plans, the kernel's state, and the way of a packet."""

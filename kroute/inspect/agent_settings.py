@@ -1,4 +1,4 @@
-"""The running agent's settings, for the commands that are to go by them."""
+"""The running agent's settings, for commands that use the same ones."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ QUESTION = "settings"
 
 
 def encode(settings: Settings) -> bytes:
-    """The settings as the agent's socket gives them. None of them is a secret: those stay in the files they name."""
+    """The settings as the agent's socket sends them. They contain no secrets, only the names of files that do."""
     return msgspec.json.encode(settings, enc_hook=str)
 
 
 async def ask(state_dir: Path) -> Settings | None:
-    """The settings of the agent of this state directory; None when none answers."""
+    """The settings of the agent of this state directory, or None if no agent answers."""
     try:
         answer = await agent_socket.ask(state_dir, QUESTION)
         return msgspec.json.decode(answer, type=Settings, dec_hook=_read_path)

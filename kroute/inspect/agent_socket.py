@@ -1,7 +1,7 @@
-"""The agent's Unix socket: one question a connection, answered with JSON.
+"""The agent's Unix socket: one query per connection, answered with JSON.
 
-A question is a line with its name and what it is about; the answer is everything until the connection closes. The
-socket lives in the state directory with mode 0600: who may read it may read the node's IPVS table anyway.
+A query is a line with a name and an argument. The answer is everything until the connection closes. The socket is in
+the state directory and has mode 0600: whoever may read it may read the node's IPVS table anyway.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 Answer = Callable[[str], Awaitable[bytes]]
-"""Answers one question; its argument is the rest of the question's line."""
+"""Answers one query. The argument is the rest of the query's line."""
 
 NAME = "agent.sock"
 UNKNOWN_QUESTION = b'{"error": "unknown question"}'
-"""What an agent of an older version says."""
+"""The answer to a query that this version of the agent does not know."""
 ANSWER_TIMEOUT = 30.0
 _QUESTION_TIMEOUT = 5.0
 
@@ -27,7 +27,7 @@ class AgentUnreachableError(Exception):
 
 @asynccontextmanager
 async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Answer questions on the state directory's socket as long as the block runs."""
+    """Answer queries on the state directory's socket while the block runs."""
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -51,7 +51,7 @@ async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator
 
 
 def _bind(path: Path) -> socket.socket:
-    """A listening-to-be socket that nobody else could ever open, not even for a moment."""
+    """A bound socket, not listening yet. At no moment could another user open it."""
     path.unlink(missing_ok=True)
     unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     earlier = os.umask(0o177)
@@ -63,7 +63,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 async def ask(state_dir: Path, question: str) -> bytes:
-    """Ask this node's agent; raises AgentUnreachableError when none answers, or one that does not know the question."""
+    """Query this node's agent. Raises AgentUnreachableError if none answers, or it does not know the query."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(state_dir / NAME)

@@ -1,4 +1,4 @@
-"""What the agent answers on its socket."""
+"""The agent's answers on its socket."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from kroute.settings import Settings
 
 
 class Answers:
-    """Everything that can be asked of an agent; nothing of it changes anything."""
+    """Answers every query to an agent. No query changes anything."""
 
     def __init__(self, settings: Settings, catalog: Catalog, broadcaster: Broadcaster) -> None:
         self._settings = settings
@@ -40,6 +40,6 @@ class Answers:
         return msgspec.json.encode(found)
 
     async def _answer_frontend(self, about: str) -> bytes:
-        """A question that makes no sense raises ValueError, which the socket answers with nothing."""
+        """Raises ValueError for a malformed key; the socket then answers with nothing."""
         found = planned_state.of_frontend(self._catalog, self._broadcaster, planned_state.read_key(about))
         return msgspec.json.encode(found)

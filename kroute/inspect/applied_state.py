@@ -1,4 +1,4 @@
-"""What the kernel has of an address and port: the applied state, beside what was planned for it."""
+"""The kernel's state of one address and port, for comparison with the plan."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from kroute.model.plan import VirtualServerKey
 
 
 class AppliedState(msgspec.Struct):
-    """`bound` are the addresses on the dummy interface; `server` and `route` are None where there is none."""
+    """`bound` are the addresses on the dummy interface. `server` and `route` are None if there is none."""
 
     bound: set[str]
     sets: Sets
@@ -26,7 +26,7 @@ class AppliedState(msgspec.Struct):
 
     @property
     def source(self) -> str | None:
-        """The address from which this node's own processes call it."""
+        """The address from which this node's own processes call it, or None."""
         return self.route.source if self.route is not None else None
 
     @property
@@ -38,7 +38,7 @@ class AppliedState(msgspec.Struct):
 async def read_applied_state(
     interface: str, key: VirtualServerKey, kernel: NodeKernel, firewall: Firewall, lookup: RouteLookup
 ) -> AppliedState:
-    """Read it. `interface` is the dummy interface's name. Raises KernelError."""
+    """Read the kernel's state. `interface` is the dummy interface's name. Raises KernelError."""
     return AppliedState(
         bound=await kernel.addresses.read(interface),
         sets=await firewall.read_sets(family_of(key.address)),

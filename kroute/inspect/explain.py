@@ -1,4 +1,4 @@
-"""Why a packet goes where it goes: what was planned for its address and port, and what the kernel has."""
+"""Explain what happens to a packet: the plan for its address and port, and the kernel's state."""
 
 from collections.abc import Sequence
 from ipaddress import ip_network
@@ -21,17 +21,17 @@ from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 
 ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849): nobody's in particular."""
+"""Documentation addresses (RFC 5737, RFC 3849), which belong to nobody."""
 SOME_INTERFACE = "(any)"
-"""A name that no interface has, for clients whose way in is not known."""
+"""A name that no interface has, for clients whose incoming interface is not known."""
 
 
 class Explanation(msgspec.Struct):
-    """All that is known about an address and port.
+    """Everything that is known about an address and port.
 
-    `source` is `agent`, or `kernel` when no agent answered: then nothing is known of Services. `route` is None where no
-    way leads to the address. `frontend` is the Service's, with its endpoints; `verdicts` are by what the kernel has.
-    `differences` are sentences about what is not as it was planned.
+    `source` is `agent`, or `kernel` if no agent answered; then Services are not known. `route` is None if no route
+    leads to the address. `frontend` is the Service's, with its endpoints. `verdicts` are by the kernel's state.
+    `differences` are sentences about deviations from the plan.
     """
 
     key: VirtualServerKey
@@ -48,17 +48,18 @@ class Explanation(msgspec.Struct):
 
     @property
     def is_known(self) -> bool:
-        """Whether the address and port, or the address, is kroute's matter."""
+        """Whether kroute has anything to do with the address, or with the address and port."""
         return bool(self.service or self.real_servers or self.is_bound or self.scheduler)
 
 
 async def explain(
     settings: Settings, key: VirtualServerKey, client: str | None, planned: PlannedState | None, facts: NodeFacts
 ) -> Explanation:
-    """Explain what becomes of packets to `key`.
+    """Explain what happens to packets to `key`.
 
-    `client` is the address that they come from, None for one of each kind. `planned` is the agent's, if one answered;
-    `facts` are known of the node without one. Raises KernelError when the kernel does not tell.
+    `client` is the address that they come from; if None, one client of each kind is examined. `planned` is the agent's
+    planned state, if an agent answered. `facts` are used instead of its node facts otherwise. Raises KernelError if the
+    kernel does not tell its state.
     """
     node = planned.node if planned is not None else facts
     family = family_of(key.address)
@@ -91,8 +92,9 @@ async def explain(
 async def _clients(
     address: str | None, family: Family, settings: Settings, node: NodeFacts, applied: AppliedState, lookup: RouteLookup
 ) -> list[Client]:
-    """The one client that was asked about, or one of each kind: this node, a pod if pods can be distinguished, and
-    anybody else.
+    """The clients to examine: `address`, or one of each kind.
+
+    The kinds are this node, a pod (if pods can be told from others), and any other client.
     """
     if address is not None:
         way = await lookup.towards(address)
@@ -117,9 +119,9 @@ def _frontend(key: VirtualServerKey, planned: PlannedState | None) -> FrontendVi
 
 
 def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedState, firewall: Firewall) -> list[str]:
-    """What of this address and port is not in the kernel as it was planned, or is there besides.
+    """The deviations of the kernel's state from the plan for this address and port.
 
-    Of set entries those of the address and port count; those of others on the same VIP are not its matter.
+    Set entries count if they are for this address and port, or for the address alone.
     """
     desired = next((it for it in planned.virtual_servers if it.key == key), None)
     vip = next((it for it in planned.vips if it.address == key.address), None)

@@ -1,4 +1,4 @@
-"""What the agent knows of a Service, or of an address and port, as its socket tells it."""
+"""What the agent knows of a Service, or of an address and port, as its socket answers."""
 
 from collections.abc import Iterable
 
@@ -12,21 +12,21 @@ from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 
 SERVICE, FRONTEND = "service", "frontend"
-"""The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
+"""The queries: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
 
 
 class PlannedEntry(msgspec.Struct, frozen=True):
-    """An entry that a set should have; `set` is one of `AddressSet`."""
+    """A desired set entry. `set` is a value of `AddressSet`."""
 
     set: str
     element: Element
 
 
 class PlannedState(msgspec.Struct):
-    """What was planned. `service` is empty where no Service has the address and port that was asked about.
+    """The planned state. `service` is empty if no Service has the queried address and port.
 
-    `entries` are those of the Service, of the node, and of every Service that has the same VIP: the rules may come
-    across all of them.
+    `entries` are those of the Service, of the node, and of every Service with the same VIP: the rules may look up any
+    of them.
     """
 
     node: NodeFacts
@@ -39,17 +39,20 @@ class PlannedState(msgspec.Struct):
 
 
 def decode(answer: bytes) -> PlannedState | None:
-    """What the agent said; None for what is not known. DecodeError for the answer of another version."""
+    """The agent's answer, or None if the Service does not exist.
+
+    Raises DecodeError for the answer of another version.
+    """
     return msgspec.json.decode(answer, type=PlannedState | None)
 
 
 def question_about(key: VirtualServerKey) -> str:
-    """The question for an address and port."""
+    """The query for an address and port."""
     return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
 
 
 def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> PlannedState | None:
-    """All about a Service; None if there is none of that name."""
+    """The planned state of a Service, or None if no Service of that name exists."""
     view = catalog.explain(key)
     if view is None:
         return None
@@ -58,7 +61,7 @@ def of_service(catalog: Catalog, broadcaster: Broadcaster, key: ObjectKey) -> Pl
 
 
 def of_frontend(catalog: Catalog, broadcaster: Broadcaster, key: VirtualServerKey) -> PlannedState:
-    """All about an address and port."""
+    """The planned state of an address and port."""
     holder = catalog.holder_of(key)
     services = broadcaster.services
     plan = services.get(holder) if holder is not None else None

@@ -1,4 +1,4 @@
-"""What the agent planned and what the kernel has, side by side, as `kroute show` prints it."""
+"""The plans and the kernel's state side by side, as `kroute show` prints them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,7 +21,7 @@ from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.planning.annotations import flag_words
 
 QUESTION = "show"
-"""What an agent or a director answers with a Snapshot."""
+"""The query that an agent or a director answers with a Snapshot."""
 
 
 class RealServerView(msgspec.Struct):
@@ -35,17 +35,17 @@ class RealServerView(msgspec.Struct):
 
 
 class RealServerRow(RealServerView):
-    """One destination; `state` is serving, draining, or missing (planned, and not in the kernel)."""
+    """One real server. `state` is serving, draining, or missing (planned, and not in the kernel)."""
 
     state: Condition
 
 
 class VirtualServerRow(msgspec.Struct):
-    """One virtual server; `service` is empty when nobody here knows which one it is. Times in seconds.
+    """One virtual server. `service` is empty if it is not known. Times are in seconds.
 
-    `traffic` is what has gone through it since it was made, where that was asked for.
+    `traffic` counts since the virtual server was added; None if it was not requested.
 
-    `state` is serving, refusing (nothing serves it, by plan: clients are refused), or missing (planned with real
+    `state` is serving, refusing (planned without real servers: clients are refused), or missing (planned with real
     servers, and not in the kernel).
     """
 
@@ -63,22 +63,22 @@ class VirtualServerRow(msgspec.Struct):
 
     @property
     def key(self) -> VirtualServerKey:
-        """The kernel's name of it."""
+        """The kernel's key of the virtual server."""
         return Protocol[self.protocol], self.address, self.port
 
     @property
     def active(self) -> int:
-        """Established connections."""
+        """The number of established connections."""
         return sum(each.active for each in self.real_servers)
 
     @property
     def inactive(self) -> int:
-        """Connections that begin or end, and the flows of UDP."""
+        """The number of connections that begin or end, and of UDP flows."""
         return sum(each.inactive for each in self.real_servers)
 
 
 class ProblemRow(msgspec.Struct):
-    """One thing about a Service that is not as its owner asked; `service` is empty for one about the node itself."""
+    """A problem of a Service. `service` is empty for a problem of the node itself."""
 
     service: str
     reason: str
@@ -86,7 +86,7 @@ class ProblemRow(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """`source` is `agent`, or `kernel` when no agent answered."""
+    """`source` is `agent`, or `kernel` if no agent answered."""
 
     source: str
     virtual_servers: list[VirtualServerRow]
@@ -96,8 +96,8 @@ class Snapshot(msgspec.Struct):
 class ServiceRow(msgspec.Struct):
     """One Service in one line.
 
-    `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts its real servers that take
-    new connections, by all virtual servers together.
+    `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts the real servers of all
+    its virtual servers that take new connections.
     """
 
     service: str
@@ -113,7 +113,7 @@ _WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
 
 
 def services(snapshot: Snapshot) -> list[ServiceRow]:
-    """The Services of an agent's snapshot, those with problems alone among them, by name."""
+    """The Services of an agent's snapshot by name, including those that only have problems."""
     rows: dict[str, ServiceRow] = {}
     for server in snapshot.virtual_servers:
         row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, Condition.SERVING, []))
@@ -144,7 +144,7 @@ def of_agent(plans: Iterable[Plan], table: KernelTable) -> Snapshot:
 
 
 def of_kernel(table: KernelTable) -> Snapshot:
-    """Every virtual server of the kernel's table, foreign ones too."""
+    """Every virtual server of the kernel's table, including foreign ones."""
     return Snapshot("kernel", [_row("", key, table[key]) for key in sorted(table)], [])
 
 

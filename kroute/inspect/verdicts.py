@@ -1,6 +1,6 @@
 """What happens to a client's first packet on this node, in the order of docs/design.md.
 
-It is judged by the rules that kroute writes and by what else the kernel has.
+The verdict follows from kroute's rules and from the kernel's state.
 """
 
 from enum import StrEnum
@@ -13,21 +13,21 @@ from kroute.model.plan import VirtualServerKey
 
 
 class Fate(StrEnum):
-    """What becomes of a new connection."""
+    """The outcome for a new connection."""
 
     SERVED = "served"
     REFUSED = "refused"
     """The client gets a TCP reset or an ICMP error at once."""
     DROPPED = "dropped"
-    """The client waits in vain."""
+    """The client waits until it times out."""
     HOST = "left to the node"
-    """No Service's: the node itself answers, if something listens there."""
+    """No Service has it: the node itself answers, if something listens there."""
     PASSED_ON = "passed on"
     """Not for this node: routed like any other packet."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Who connects. Without `interface` it is a process of this node."""
+    """A client. Without `interface` it is a process of this node."""
 
     name: str
     address: str
@@ -35,7 +35,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What becomes of a client's new connection, and why; `masquerade` says which source real servers see."""
+    """The outcome of a client's new connection, and why. `masquerade` says which source the real servers see."""
 
     client: Client
     fate: Fate
@@ -44,7 +44,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: Rules) -> Verdict:
-    """Send the client's first packet on its way."""
+    """Trace the client's first packet."""
     packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
     fate, why = _fate(packet, applied, rules)
     masquerade = _masquerade(packet, applied, rules) if fate is Fate.SERVED else ""
@@ -67,7 +67,7 @@ def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, st
 
 
 def _masquerade(packet: Packet, applied: AppliedState, rules: Rules) -> str:
-    """The source that the real servers see; each by itself where they do not see the same."""
+    """The source that the real servers see, listed for each of them if they do not all see the same."""
     serving = applied.serving
     said = list(map(_source, rules.sources(packet, serving, applied.sets)))
     if len(set(said)) == 1:

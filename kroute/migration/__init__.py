@@ -1,1 +1,1 @@
-"""The way from another service proxy to kroute, and back."""
+"""Migrate a node from another service proxy to kroute, and back."""

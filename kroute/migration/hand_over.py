@@ -1,7 +1,7 @@
-"""Give a node back to another proxy that runs beside what kroute has left: the way back.
+"""Give a node back to another proxy, which already runs beside what kroute has left.
 
-Virtual servers stay as they are, since the other one takes every virtual server that it wants for its own; so do
-sysctls, which it needs as well. What goes are kroute's rules, sets, and, unless the other uses it too, its link.
+Virtual servers stay, since the other proxy takes every virtual server that it desires for its own. So do sysctls, which
+it needs as well. Removed are kroute's rules, its sets, and its link, unless the other proxy uses the link too.
 """
 
 from collections.abc import Iterable, Set
@@ -24,9 +24,9 @@ from kroute.settings import Settings
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """What is to be done.
+    """What a hand-over would do.
 
-    `unserved` are VIPs of kroute's that the other proxy does not serve; `missing` those that it serves, and has not
+    `unserved` are VIPs of kroute that the other proxy does not serve. `missing` are those that it serves, but has not
     bound because kroute's link has them.
     """
 
@@ -37,7 +37,7 @@ class HandOver(msgspec.Struct, frozen=True):
 
 
 async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
-    """What a hand-over would do now."""
+    """Compute what a hand-over would do now."""
     node = await scan_node(proxy, settings.state_dir)
     async with Addresses() as addresses:
         vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
@@ -48,9 +48,9 @@ async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
 
 
 async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Outcome:
-    """Take kroute's own away from beneath the other proxy. RefusalError while that does not serve every VIP.
+    """Remove kroute's own objects. Raises RefusalError while the other proxy does not serve every VIP, unless `force`.
 
-    Without an agent: StateDirectoryError while one runs.
+    The agent must not run: raises StateDirectoryError while it does.
     """
     with StateDirectory.claim(settings.state_dir) as state_dir:
         plan = await look_back(proxy, settings)
@@ -72,12 +72,12 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
 
 
 def _served_by(proxy: OtherProxy, node: NodeScan) -> set[str]:
-    """The addresses that its sets name."""
+    """The addresses that the other proxy's sets name."""
     return {str(element[0]) for name in proxy.port_sets for element in node.sets.get(name, ())}
 
 
 async def _bind(proxy: OtherProxy, missing: Iterable[str]) -> list[str]:
-    """Bind what the other has not, because kroute's link had it and kube-proxy leaves such an external IP alone."""
+    """Bind the addresses that the other proxy lacks: kube-proxy binds no external IP that kroute's link has."""
     changes = [BindAddress(address, keep_kernel_route=True) for address in missing]
     async with Addresses() as addresses:
         failures = await addresses.write(proxy.link, changes)

@@ -1,7 +1,7 @@
-"""kube-proxy's configuration file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1) as kroute's settings.
+"""Translate kube-proxy's configuration file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1) to settings.
 
-Two tables say what becomes of each field: `USED` names kroute's setting for it, `UNUSED` why it means nothing here, or
-what to do in its place. A field that is not set, or has the value that Kubernetes writes for "not set", means nothing.
+Two tables decide about each field: `USED` names kroute's setting for it, `UNUSED` says why it has no effect here, or
+what to do instead. A field that is not set, or has the value that Kubernetes writes for "not set", has no effect.
 Fields: staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go.
 """
 
@@ -17,15 +17,15 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _NOT_SET = ("", "0", "0s", 0, None)
 _FALSE_COUNTS = ("ipvs.strictARP",)
-"""Fields whose default is another one here: false is said, not left out."""
+"""Fields whose default differs in kroute: a false in the file is a value, not an omission."""
 
 
 class ConfigurationFieldError(Exception):
-    """A field has a value that makes no sense; the sentence names both."""
+    """A field has an invalid value. The message names both."""
 
 
 class Setting(NamedTuple):
-    """A setting of kroute's, by its name in the configuration file, with the field that it comes from."""
+    """A setting of kroute, by its name in the configuration file, and the field that it comes from."""
 
     name: str
     value: Any
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """What the file means for kroute: settings, and a remark for each field that is set and not used."""
+    """The settings that the file translates to, and a remark for each field that is set and not used."""
 
     settings: list[Setting]
     remarks: dict[str, str]
@@ -86,7 +86,7 @@ USED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "nftables.masqueradeBit": ("masquerade-mark", _mark),
     "nftables.masqueradeAll": ("masquerade-all", _switch),
 }
-"""Fields that mean the same for kroute, with its name for them and how the value is written."""
+"""Fields that mean the same for kroute, with kroute's name and the conversion of the value."""
 
 _SYSCTL = "kroute does not change the connection tracker: set {} on the node"
 _AT_ONCE = "kroute writes each change at once, and only what has changed"
@@ -123,18 +123,18 @@ UNUSED: Mapping[str, str] = {
     "winkernel": "kroute is for Linux",
     "windowsRunAsService": "kroute is for Linux",
 }
-"""Fields that kroute does not use, with the reason. A name stands for everything below it as well."""
+"""Fields that kroute does not use, with the reason. A name also stands for all fields below it."""
 
 _MODE_OF = {"bridgeInterface": "BridgeInterface", "interfaceNamePrefix": "InterfaceNamePrefix"}
 
 
 def is_kube_proxy_configuration(content: object) -> bool:
-    """Whether a YAML document is meant as kube-proxy's configuration."""
+    """Whether a YAML document is a configuration of kube-proxy."""
     return isinstance(content, dict) and content.get("kind") == KIND
 
 
 def translate(content: Mapping[str, Any]) -> Translation:
-    """Kroute's settings, and what is not used. Raises ConfigurationFieldError."""
+    """The settings, and the remarks for unused fields. Raises ConfigurationFieldError."""
     if content.get("apiVersion") != API_VERSION:
         raise ConfigurationFieldError(f"apiVersion is {content.get('apiVersion')!r}: kroute knows {API_VERSION}")
     translation = Translation([], {})
@@ -156,7 +156,7 @@ def translate(content: Mapping[str, Any]) -> Translation:
 
 
 def _skipped(content: Mapping[str, Any]) -> dict[str, str]:
-    """Fields that would be used, if another one did not say that they mean nothing."""
+    """Fields that another field makes ineffective, with the reason."""
     skipped = {}
     section = "nftables" if content.get("mode") == "nftables" else "iptables"
     other = "iptables" if section == "nftables" else "nftables"
@@ -172,11 +172,11 @@ def _is_unspecified(address: str) -> bool:
     try:
         return ip_address(address).is_unspecified
     except ValueError:
-        return False  # whatever it is, the setting's own check will say so
+        return False  # the setting's own check reports an invalid address
 
 
 def _leaves(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every field that is set, as `section.field`, with its value. Sections that are unused as a whole stay whole."""
+    """Every field that is set, as `section.field`, with its value. A section that is unused as a whole is one field."""
     for name, value in content.items():
         field = f"{prefix}{name}"
         if isinstance(value, Mapping) and field not in UNUSED:

@@ -1,7 +1,7 @@
-"""kube-router's flags on the command line of `kroute run`: taken where they mean the same, else refused with a reason.
+"""Translate kube-router's flags on the command line of `kroute run`, or refuse them with a reason.
 
-One table names them all (kube-router's pkg/options/options.go, 2.11). A flag that kroute has under the same name and
-with the same meaning (--kubeconfig, --master, --cluster-cidr, --loadbalancer-ip-range) is not in it.
+One table names them all (kube-router's pkg/options/options.go, 2.11). A flag that kroute has with the same name and
+meaning (--kubeconfig, --master, --cluster-cidr, --loadbalancer-ip-range) is not in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import click
 
 Translate = Callable[[str], list[str]]
-"""From a flag's value to kroute's words; ValueError with a sentence for a value that kroute cannot follow."""
+"""From a flag's value to kroute's arguments. Raises ValueError with a sentence for a value that has none."""
 
 
 class Flag(NamedTuple):
-    """One flag. `is_switch`: without a value it is true, and a value only ever follows a `=` (as Go's pflag has it)."""
+    """One flag. `is_switch`: it means true without a value, and takes a value only after a `=`, as in Go's pflag."""
 
     translate: Translate
     is_switch: bool = False
@@ -29,7 +29,7 @@ def _switch(on: Sequence[str], off: Sequence[str]) -> Flag:
 
 
 def _only(wanted: bool, why: str) -> Flag:
-    """A switch with which kroute agrees when it has the desired value."""
+    """A switch that kroute accepts only with the value `wanted`."""
 
     def translate(value: str) -> list[str]:
         if _is_true(value) is not wanted:
@@ -119,16 +119,16 @@ FLAGS: dict[str, Flag] = {
 
 
 class RunCommand(click.Command):
-    """A command that understands kube-router's flags."""
+    """A command that accepts kube-router's flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Translate, then parse as ever. UsageError names the flag that cannot be translated, and why."""
+        """Translate, then parse as usual. Raises UsageError that names the flag that cannot be translated, and why."""
         own = {name for parameter in self.params for name in parameter.opts}
         return super().parse_args(ctx, list(translated(args, own - {"--masquerade-all"})))
 
 
 def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
-    """The arguments in kroute's words; `own` are flags that mean what they mean."""
+    """The arguments with kube-router's flags translated. `own` are kroute's flags, which stay as they are."""
     found: list[str] = []
     rest = list(arguments)
     while rest:

@@ -1,7 +1,7 @@
-"""What another proxy left on a node, recognised in a scan of the kernel: pure functions.
+"""Recognise what another proxy left on a node, in a scan of the kernel: pure functions.
 
-A virtual server says nothing of who made it. It is the other proxy's if its address is on that proxy's link, or its
-port is in one of that proxy's sets; everything else is foreign and is only listed.
+A virtual server does not say who made it. It is the other proxy's if its address is on that proxy's link, or its port
+is in one of that proxy's sets. Every other virtual server is foreign and is only listed.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -26,10 +26,10 @@ from kroute.settings import PortRange
 
 
 class NodeScan(msgspec.Struct, frozen=True):
-    """What the kernel has, of all that a proxy may have made, and what kroute's ledger names.
+    """All objects in the kernel that a proxy may have made, and what kroute's ledger names.
 
-    `saved` are iptables-save's outputs by variant, None where the tool is missing; `sets` are those that the proxy is
-    known by, with their elements; `link_addresses` are those on its link, None without such a link; `elsewhere` are the
+    `saved` are iptables-save's outputs by variant, None if the tool is missing. `sets` are the sets with the proxy's
+    names, with their elements. `link_addresses` are those on its link, None without such a link. `elsewhere` are the
     addresses on all other interfaces.
     """
 
@@ -47,11 +47,11 @@ class NodeScan(msgspec.Struct, frozen=True):
 
 
 class Leftovers(msgspec.Struct, frozen=True):
-    """What is the other proxy's.
+    """The objects of the other proxy.
 
-    `to_adopt` and `adopted` are its virtual servers, by whether kroute's ledger has them; `others` are virtual servers
-    of neither. `only_there` are addresses of adopted virtual servers that no other interface has. `unseen` are variants
-    of iptables that could not be looked at.
+    `to_adopt` are its virtual servers that are not in kroute's ledger, `adopted` those that are. `others` are virtual
+    servers of neither proxy. `only_there` are addresses of adopted virtual servers that are on no other interface.
+    `unseen` are variants of iptables that could not be read.
     """
 
     proxy: str
@@ -76,7 +76,7 @@ class Leftovers(msgspec.Struct, frozen=True):
         return not (tables or self.link or self.to_adopt or self.sets or self.marks or self.policy_rules or self.routes)
 
     def as_plain(self) -> dict[str, object]:
-        """The same for JSON, with what the kernel names by numbers in words."""
+        """The leftovers for JSON, with text in place of the kernel's numbers."""
         plain = msgspec.structs.asdict(self)
         servers = {name: [str(key) for key in plain[name]] for name in ("to_adopt", "adopted", "others")}
         things = {name: [str(thing) for thing in plain[name]] for name in ("policy_rules", "routes")}
@@ -84,7 +84,10 @@ class Leftovers(msgspec.Struct, frozen=True):
 
 
 def recognise(proxy: OtherProxy, node: NodeScan, node_ports: PortRange) -> Leftovers:
-    """Tell what of the node is the proxy's. `node_ports`: the range in which a port of the node's own may be one."""
+    """Find the proxy's objects on the node.
+
+    `node_ports`: the range in which a port on a node address may be a node port.
+    """
     tables = tuple(
         found
         for variant in map(str, VARIANTS)

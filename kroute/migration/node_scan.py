@@ -1,4 +1,4 @@
-"""Read from the kernel and from kroute's ledger what `leftovers` looks at. Nothing is changed."""
+"""Read what `leftovers` needs from the kernel and from kroute's ledger. Changes nothing."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -17,7 +17,7 @@ from kroute.reconcile.ledger import Ledger
 
 
 async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
-    """What this node has of what the proxy may have made. KernelError, LedgerError."""
+    """Read everything on this node that the proxy may have made. Raises KernelError or LedgerError."""
     ledger = Ledger.open(state_dir)
     tools = XtablesTools()
     async with Ipvs() as ipvs, IpvsMarks() as marks, PolicyRouting() as routing, Links() as links:

@@ -1,8 +1,8 @@
-"""Remove what another proxy left, when kroute serves.
+"""Remove what another proxy left, once kroute serves.
 
-The link comes first: as long as an IPv6 VIP is on it, this node's own processes may call with the VIP as their source,
-and then they need the other's rules. Rules come before the sets that they look up. Connections live on through all of
-it: their translation is in the connection tracker, and their virtual servers are kroute's by now.
+The link comes first: while an IPv6 VIP is on it, this node's own processes may call with the VIP as their source, and
+then they need the other proxy's rules. Rules come before the sets that they look up. Open connections survive: their
+translation is in the connection tracker, and their virtual servers are kroute's by now.
 """
 
 from kroute.kernel.ipset import Ipset
@@ -15,7 +15,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 
 
 async def remove(leftovers: Leftovers) -> CleanupReport:
-    """Remove all of it but virtual servers with an address and sysctls; what cannot be removed stops nothing else."""
+    """Remove everything except virtual servers with an address, and sysctls. A failure does not stop the rest."""
     report = CleanupReport()
     if leftovers.link is not None:
         with report.step(f"link {leftovers.link}"):

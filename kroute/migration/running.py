@@ -1,7 +1,7 @@
-"""Whether the other proxy still runs on this node: what it runs as, and the ports that it answers at.
+"""Find out whether the other proxy still runs on this node, by its process and its ports.
 
-Two proxies would undo each other's work. Its process is seen only where the processes of the node are (`hostPID`); its
-ports are seen by who shares the node's network, and mean something only while no kroute agent has them.
+Two running proxies would undo each other's work. The process is visible only among the node's processes (`hostPID`).
+The ports are visible in the node's network namespace. They are evidence only while no kroute agent uses them.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OtherProxy
 
 ANSWERS_WITHIN = 2.0
 ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "--run-service-proxy=f"})
-"""A kube-router that goes on as a router or firewall, and leaves Services alone."""
+"""Arguments of a kube-router that goes on as a router or firewall, and does not serve Services."""
 
 
 class Listener(NamedTuple):
-    """Where a proxy answers by HTTP as long as it runs."""
+    """An HTTP port of a proxy, which answers while the proxy runs."""
 
     port: int
     path: str
@@ -31,11 +31,11 @@ LISTENERS = {
 
 
 async def signs_of_life(proxy: OtherProxy, *, look_at_ports: bool, processes: Path = Path("/proc")) -> list[str]:
-    """Why the proxy seems to run, a few words each; [] if it does not."""
+    """Why the proxy seems to run, a few words each; empty if it does not."""
     running = list(_command_lines(proxy.name, processes))
     serving = [pid for pid, arguments in running if not ROUTER_ONLY & set(arguments)]
     signs = [f"process {pid}" for pid in serving]
-    if look_at_ports and len(serving) == len(running):  # else a kube-router that is a router only has the port
+    if look_at_ports and len(serving) == len(running):  # else the port may be that of a mere router
         signs += [f"something answers at its {it.what} {it.port}" for it in LISTENERS[proxy.name] if await _answers(it)]
     return signs
 
@@ -47,13 +47,13 @@ def _command_lines(name: str, processes: Path) -> Iterator[tuple[int, list[str]]
         try:
             program, *arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         if PurePath(program).name == name:
             yield int(directory.name), arguments
 
 
 async def _answers(listener: Listener) -> bool:
-    """Whether somebody answers there with anything but "not found"."""
+    """Whether something answers there with any status but 404."""
     try:
         async with asyncio.timeout(ANSWERS_WITHIN):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)

@@ -1,4 +1,4 @@
-"""What iptables-save prints, taken apart, and what of it another proxy has made: pure functions of text."""
+"""Parse iptables-save's output, and find another proxy's rules in it: pure functions of text."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ _MARK_ATTEMPTS = 16
 
 
 class TableLeftovers(msgspec.Struct, frozen=True):
-    """What the other proxy left in one table.
+    """The other proxy's chains and rules in one table.
 
-    `rules` are those in chains that are not its own, as `-A` prints them: jumps, and what it puts straight into the
-    built-in chains. `kept` are chains of its that somebody else's rules jump to, or that such a chain needs.
+    `rules` are the proxy's rules in chains of others, as `-A` prints them: jumps, and rules in the built-in chains.
+    `kept` are the proxy's chains that foreign rules jump to, and the chains that those need.
     """
 
     variant: str
@@ -32,22 +32,22 @@ class TableLeftovers(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SavedRule:
-    """One line that begins with `-A`. `text` is what stands behind."""
+    """One line that begins with `-A`. `text` is the rest of it."""
 
     text: str
 
     @cached_property
     def words(self) -> list[str]:
-        """The words; the first is the chain."""
+        """The words of the rule. The first is the chain."""
         return shlex.split(self.text)
 
     @property
     def chain(self) -> str:
-        """Where the rule stands; no need to take it apart, and there may be hundreds of thousands."""
+        """The rule's chain. Found without splitting the text, since there may be hundreds of thousands of rules."""
         return self.text.partition(" ")[0]
 
     def after(self, option: str) -> str:
-        """The word behind an option; "" where the rule has no such option, or negates it."""
+        """The word after an option, or "" if the rule does not have the option, or negates it."""
         words = self.words
         if option not in words[1:-1]:
             return ""
@@ -56,13 +56,13 @@ class SavedRule:
 
     @property
     def target(self) -> str:
-        """Where it jumps to (`-j`), or goes (`-g`)."""
+        """The chain or target of `-j`, or of `-g`."""
         return self.after("-j") or self.after("-g")
 
 
 @dataclass
 class SavedTable:
-    """One table: its own chains without those that the kernel brings, and every rule in order."""
+    """One table: its chains without the built-in ones, and every rule in order."""
 
     name: str
     chains: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ def parse_saved(text: str) -> list[SavedTable]:
 
 
 def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:
-    """What of the table is the proxy's; None if nothing."""
+    """The proxy's part of the table, or None."""
     theirs = {chain for chain in table.chains if proxy.chains.fullmatch(chain)}
     outside = [rule for rule in table.rules if rule.chain not in theirs]
     builtin = [rule for rule in outside if rule.chain not in table.chains]
@@ -106,7 +106,7 @@ def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLef
 
 
 def _needed_by(rules: Iterable[SavedRule], chains: set[str], theirs: set[str]) -> set[str]:
-    """These chains, and the proxy's chains that their rules lead to."""
+    """These chains, and all chains of the proxy that their rules lead to."""
     needed, found = set(chains), set(chains)
     while found:
         found = {rule.target for rule in rules if rule.chain in found} & theirs - needed
@@ -115,7 +115,7 @@ def _needed_by(rules: Iterable[SavedRule], chains: set[str], theirs: set[str]) -
 
 
 def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
-    """kube-router's masquerading: a rule in POSTROUTING with an empty comment, which is how it is recognised."""
+    """Whether this is kube-router's masquerading rule: in POSTROUTING, and recognised by its empty comment."""
     return (
         (table, rule.chain, rule.target) == ("nat", "POSTROUTING", "SNAT")
         and (rule.after("--vdir"), rule.after("--vmethod")) == ("ORIGINAL", "MASQ")
@@ -125,7 +125,10 @@ def _is_snat_of_ipvs(table: str, rule: SavedRule) -> bool:
 
 
 def _marking_rules(builtin: Iterable[SavedRule]) -> Mapping[str, int]:
-    """The rules that mark packets for direct server return, with the marks, whose hash tells them from others'."""
+    """The rules that mark packets for direct server return, with the marks.
+
+    A mark's hash shows that it is kube-router's.
+    """
     found = {}
     for rule in builtin:
         address, protocol, port = rule.after("-d"), rule.after("-p"), rule.after("--dport")
@@ -138,13 +141,13 @@ def _marking_rules(builtin: Iterable[SavedRule]) -> Mapping[str, int]:
 
 
 def _clamping_rules(builtin: Iterable[SavedRule], addresses: set[str]) -> list[SavedRule]:
-    """The rules that make room for the tunnel's header in connections to or from such addresses."""
+    """The rules that limit the MSS of connections to or from these addresses, to leave room for the tunnel's header."""
     clamping = [rule for rule in builtin if rule.target == "TCPMSS"]
     return [rule for rule in clamping if (rule.after("-s") or rule.after("-d")) in addresses]
 
 
 def dsr_marks(address: str, protocol: str, port: str) -> set[int]:
-    """The marks that kube-router may give to an external IP's port: FNV-1a of `IP-PROTOCOL-PORT`, or with a counter."""
+    """The marks that kube-router may give an external IP's port: FNV-1a of `IP-PROTOCOL-PORT`, or with a counter."""
     names = [f"{address}-{protocol}-{port}"]
     names += [f"{names[0]}-{attempt}" for attempt in range(1, _MARK_ATTEMPTS)]
     return {_fnv1a(name.encode()) & _MARK_BITS for name in names}

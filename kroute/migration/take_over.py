@@ -1,11 +1,11 @@
-"""Take a node over from another proxy, in two steps, between which kroute's agent starts.
+"""Take a node over from another proxy in two steps. kroute's agent is started between them.
 
-1. Without an agent: the other's virtual servers are written into the ledger, which is all that it takes to make them
-   kroute's. Nothing changes in the kernel, but the protocol of source routes on a link that kroute goes on using.
-2. With an agent that is ready, so that every Service is served by kroute's own: the rest of the other's is removed.
+1. While no agent runs, the other proxy's virtual servers are recorded in the ledger; that alone makes them kroute's.
+   Nothing changes in the kernel, except the protocol of source routes on a link that kroute continues to use.
+2. When the agent is ready, so that kroute serves every Service, the other proxy's remaining objects are removed.
 
-Each step looks at the node anew and does what is left of it, so both may be repeated, and a step that was interrupted
-is finished by its repetition.
+Each step scans the node again and does what is left of it. So both may be repeated, and repeating an interrupted step
+finishes it.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from kroute.settings import PortRange, Settings
 
 
 class RefusalError(Exception):
-    """A migration that would harm; the sentence says why, and what to do first."""
+    """A migration that would do harm. The message says why, and what to do first."""
 
 
 class Outcome(msgspec.Struct):
-    """What a step has done, one line each, what it could not do, and what comes next.
+    """What a step has done and could not do, one line each, and what comes next.
 
-    `unseen` are variants of iptables that could not be looked at.
+    `unseen` are variants of iptables that could not be read.
     """
 
     done: list[str]
@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct):
 
 
 async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leftovers:
-    """What the other proxy left. Virtual servers on addresses that the settings exclude are not its."""
+    """The other proxy's leftovers. Virtual servers on addresses that the settings exclude are left out."""
     node = await scan_node(proxy, settings.state_dir)
     covers = Exclusion(settings.exclude_cidrs).covers
     kept = {key for key in node.virtual_servers if not covers(key[1])}
@@ -52,7 +52,7 @@ async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> 
 
 
 async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
-    """Do the step that is due. Raises RefusalError, KernelError, LedgerError or StateDirectoryError."""
+    """Perform the step that is due. Raises RefusalError, KernelError, LedgerError or StateDirectoryError."""
     try:
         with StateDirectory.claim(settings.state_dir):
             return await _adopt(proxy, settings, options)
@@ -61,7 +61,7 @@ async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOpti
 
 
 async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
-    """The first step."""
+    """Perform the first step."""
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=True)
     leftovers = await look(proxy, settings, options.node_ports)
@@ -79,7 +79,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
 
 
 async def _adopt_routes(link: str) -> list[str]:
-    """Make the IPv6 source routes on the link like kroute's own, which it tells from the kernel's by their protocol."""
+    """Set kroute's protocol on the IPv6 source routes of the link: by it kroute tells its routes from the kernel's."""
     async with Routes() as routes:
         found = await routes.read(link)
         changes = [
@@ -95,7 +95,7 @@ async def _adopt_routes(link: str) -> list[str]:
 
 
 async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
-    """The second step."""
+    """Perform the second step."""
     await _wait_for_agent(settings, options)
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=False)

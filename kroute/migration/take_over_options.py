@@ -1,4 +1,4 @@
-"""How a take-over is done, as the command line says."""
+"""The options of a take-over, from the command line."""
 
 import msgspec
 
@@ -9,7 +9,10 @@ NODE_PORT_RANGE = PortRange(30000, 32767)
 
 
 class TakeOverOptions(msgspec.Struct, frozen=True):
-    """`node_ports`: where node ports are; `wait`: seconds for the agent to become ready; `force`: refuse nothing."""
+    """`node_ports`: the range of node ports.
+
+    `wait`: seconds for the agent to become ready. `force`: skip all refusals.
+    """
 
     node_ports: PortRange = NODE_PORT_RANGE
     wait: float = 60.0

@@ -1,1 +1,1 @@
-"""The nouns that everybody shares: Kubernetes objects, facts about the node, plans, addresses. No I/O."""
+"""The types that every package shares: Kubernetes objects, facts about the node, plans, addresses. No I/O."""

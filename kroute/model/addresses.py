@@ -1,4 +1,4 @@
-"""Addresses as plans hold them: valid, in canonical text, so that equal addresses are equal strings."""
+"""Addresses as plans hold them: valid, and in canonical text, so that equal addresses are equal strings."""
 
 from enum import StrEnum
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
@@ -12,11 +12,11 @@ class Family(StrEnum):
 
     @property
     def number(self) -> int:
-        """The kernel's number of it (AF_INET, AF_INET6)."""
+        """The kernel's number of the family (AF_INET, AF_INET6)."""
         return AF_INET if self is _IPV4 else AF_INET6
 
 
-_IPV4, _IPV6 = Family  # plain names: a look into an Enum's class takes several times as long
+_IPV4, _IPV6 = Family  # module-level names: a lookup in an Enum's class takes several times as long
 
 _SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
 """First octets: this network, loopback, multicast, reserved and broadcast."""
@@ -32,7 +32,7 @@ def family_of(address: str) -> Family:
 def canonical(text: str) -> str | None:
     """The address in canonical text (RFC 5952 for IPv6), or None if `text` is no address.
 
-    Text that is canonical already is returned itself, so that no second copy of it lives in the plans.
+    Text that is already canonical is returned as the same object, so that plans hold no second copy of it.
     """
     packed = _packed(text)
     return None if packed is None else _text(packed, text)
@@ -41,8 +41,9 @@ def canonical(text: str) -> str | None:
 def unicast(text: str) -> str | None:
     """The address in canonical text if a VIP or an endpoint may have it, else None.
 
-    Addresses that mean something else on every machine (unspecified, loopback, link-local, multicast, broadcast, and
-    IPv4 written as IPv6) would cut a node off, or lead nowhere. The API refuses most of them; a manifest file may not.
+    The excluded addresses mean something else on every machine: unspecified, loopback, link-local, multicast,
+    broadcast, and IPv4 written as IPv6. They would cut a node off or lead nowhere. The API refuses most of them; a
+    manifest file may not.
     """
     packed = _packed(text)
     if packed is None:
@@ -62,7 +63,7 @@ def _packed(text: str) -> bytes | None:
 
 
 def _text(packed: bytes, written: str) -> str:
-    """Canonical text. `inet_pton` takes IPv4 in canonical text only, so that need not be written again."""
+    """The address in canonical text. `inet_pton` accepts only canonical IPv4, so that is returned as written."""
     if len(packed) == 4:
         return written
     text = inet_ntop(AF_INET6, packed)

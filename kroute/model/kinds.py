@@ -1,11 +1,11 @@
 """The kinds of objects that kroute watches, in one list.
 
-A row of `WATCHED` is all that the watchers need to know of a kind: they follow it in the API and in manifests, the
-initial sync waits for it, and its changes are counted. `deploy/kustomize/base/rbac.yaml` allows the same list, which a
-test compares. What a kind means is decided in `planning/`.
+A row of `WATCHED` is all that the watchers need to know of a kind. They follow it in the API and in manifests, the
+initial sync waits for it, and its changes are counted. `deploy/kustomize/base/rbac.yaml` allows the same list; a test
+compares the two. `planning/` decides what a kind means.
 
-Services with the label `service-proxy-name` are not selected away, which is what kube-proxy does: no selector says
-"absent, or ours", so planning leaves out those of other proxies.
+kube-proxy excludes Services with the label `service-proxy-name` by a selector. kroute cannot: no selector says "absent,
+or ours". So planning leaves out the Services of other proxies.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,10 +23,10 @@ from kroute.model.objects import (
 
 @dataclass(frozen=True)
 class WatchedKind:
-    """One kind of object: the type that it is decoded into, its place in the API, and which objects are wanted.
+    """One kind of object: the type that it is decoded into, its place in the API, and which objects are watched.
 
     `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the
-    selectors; `selects` says the same of an object from any other source.
+    selectors; `selects` applies the same conditions to an object from any other source.
     """
 
     type: type[KubernetesObject]
@@ -40,12 +40,12 @@ class WatchedKind:
 
     @property
     def name(self) -> str:
-        """The kind as objects name it: `Service`."""
+        """The kind as an object's `kind` field gives it: `Service`."""
         return self.type.__name__
 
     @property
     def path(self) -> str:
-        """The API's path of all objects of this kind, in all namespaces."""
+        """The API path that lists this kind in all namespaces."""
         return f"/{f'apis/{self.group}' if self.group else 'api'}/{self.version}/{self.plural}"
 
     @property
@@ -94,25 +94,24 @@ NODES = WatchedKind(
 )
 
 WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
-"""Everything that an agent watches. The other Nodes' addresses are those that no Service may have."""
+"""Everything that an agent watches. All Nodes are watched because no Service may have another Node's address."""
 
 
 class InitialSync:
-    """Knows which of these kinds have not been listed completely yet. Before all have been, no plan can be whole."""
+    """The kinds that have not been listed completely yet. No plan is complete before every kind has been listed."""
 
     def __init__(self, kinds: Iterable[WatchedKind] = WATCHED) -> None:
         self._missing = {kind.type for kind in kinds}
 
     def listed(self, kind: type[KubernetesObject]) -> None:
-        """A watcher has passed on every object of this kind."""
+        """Record that a watcher has passed on every object of this kind."""
         self._missing.discard(kind)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every kind has been listed."""
         return not self._missing
 
     @property
     def missing(self) -> list[str]:
-        """The names of the kinds that have not been listed, sorted."""
+        """The names of the kinds that are not listed yet, sorted."""
         return sorted(kind.__name__ for kind in self._missing)

@@ -1,4 +1,4 @@
-"""What planning needs to know about the node it plans for."""
+"""What planning needs to know about its node."""
 
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
@@ -11,14 +11,15 @@ from kroute.model.objects import ZONE_LABEL, Node
 from kroute.settings import PRIMARY, Settings
 
 _ADDRESS_TYPES = ("InternalIP", "ExternalIP")
-"""The types of a Node's addresses that its Services may use as their source, the best first."""
+"""The types of a Node's addresses that its Services may use as their source address, in order of preference."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """This node's name, its own addresses (at most one a family, canonical text), zone and pod networks.
+    """This node's name, its own addresses (at most one per family, canonical text), its zone and its pod networks.
 
-    `own` are the addresses of all interfaces but the dummy one, `node_port_addresses` those of them that serve node
-    ports, sorted. Both addresses None means that nothing is known yet: Services are served, the kernel chooses sources.
+    `own` has the addresses of all interfaces but the dummy interface. `node_port_addresses` has those of them that
+    serve node ports, sorted. When `ipv4` and `ipv6` are both None, no address is known yet: Services are served, and
+    the kernel chooses source addresses.
     """
 
     name: str
@@ -30,19 +31,19 @@ class NodeFacts(msgspec.Struct, frozen=True):
     node_port_addresses: tuple[str, ...] = ()
 
     def address_for(self, address: str) -> str | None:
-        """This node's own address of the same family as `address`, if it has one."""
+        """This node's own address of the same family as `address`, or None."""
         return self.ipv6 if ":" in address else self.ipv4
 
     def serves(self, address: str) -> bool:
-        """Whether this node has (or may have) the family of `address`."""
+        """Whether this node has the family of `address`, or may have it because no address is known yet."""
         return self.address_for(address) is not None or (self.ipv4 is None and self.ipv6 is None)
 
 
 class NodeInterfaces(NamedTuple):
-    """What the node's interfaces say, except the dummy interface, in canonical text.
+    """The addresses of the node's interfaces, except those of the dummy interface, in canonical text.
 
-    `own` are all addresses that work. `default` has at most one of each family: the one that the node uses towards its
-    default route, a node's own address for as long as nobody names a better one.
+    `own` has all usable addresses. `default` has at most one of each family: the one that the node uses towards its
+    default route. It is the node's own address when neither the settings nor the Node object name one.
     """
 
     own: frozenset[str] = frozenset()
@@ -53,15 +54,15 @@ NO_INTERFACES = NodeInterfaces()
 
 
 def node_facts(settings: Settings, node: Node | None, interfaces: NodeInterfaces = NO_INTERFACES) -> NodeFacts:
-    """What is known of this node, from the best source of each fact.
+    """Combine what is known of this node, taking each fact from its best source.
 
-    For each family the address is that of `settings.node_ips`, else the Node's first InternalIP, else its first
-    ExternalIP. `interfaces.default` counts only when that gives no address at all (a Node that names one family is a
-    node with one family), or for a family whose named addresses are not on the node: no route could have them as
-    source, and with a changed DHCP lease the Node object is late.
+    For each family the address is the first one in `settings.node_ips`, else the Node's first InternalIP, else its
+    first ExternalIP. `interfaces.default` is used in two cases. One is that those give no address at all; a Node that
+    names only one family has only that family. The other is that none of a family's named addresses is on the node:
+    then no route could have them as source, and after a DHCP lease has changed the Node object is out of date.
     """
     named = _named(settings, node)
-    own = interfaces.own or frozenset(named)  # without any address nothing is known, rather than nothing there
+    own = interfaces.own or frozenset(named)  # without any address, nothing is known yet
     present = _first_of_each_family(it for it in named if it in settings.node_ips or it in own)
     default = _first_of_each_family(interfaces.default)
     first = {
@@ -81,7 +82,7 @@ def node_facts(settings: Settings, node: Node | None, interfaces: NodeInterfaces
 
 
 def _node_port_addresses(settings: Settings, facts: NodeFacts) -> tuple[str, ...]:
-    """Which of the node's addresses serve node ports, sorted."""
+    """The node's addresses that serve node ports, sorted."""
     if settings.nodeport_addresses == (PRIMARY,):
         chosen = {it for it in (facts.ipv4, facts.ipv6) if it is not None}
     elif settings.nodeport_addresses:

@@ -15,14 +15,14 @@ SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""A number as the API has it. JSON has numbers of any size, and so has Python."""
+"""A 32-bit number, as the API has it. Numbers in JSON and in Python have no bound."""
 
 ProtocolName = str
-"""`TCP`, `UDP` or `SCTP`; planning refuses any other for its port alone, so that it does not spoil the whole object."""
+"""`TCP`, `UDP` or `SCTP`. Decoding accepts any text: planning refuses the port alone, not the whole object."""
 
 
 class ObjectKey(NamedTuple):
-    """What names an object of one kind; that of a cluster-scoped object has an empty namespace."""
+    """The name of an object of one kind. The namespace of a cluster-scoped object is empty."""
 
     namespace: str
     name: str
@@ -40,7 +40,7 @@ class ObjectKey(NamedTuple):
 class _Struct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """A part of an API object: immutable, camelCase on the wire.
 
-    None can be part of a cycle, so the garbage collector need not visit them: there are hundreds of thousands.
+    No struct can be part of a cycle, so the garbage collector need not visit the hundreds of thousands of them.
     """
 
 
@@ -62,7 +62,7 @@ class ObjectMeta(_Struct, frozen=True):
 
 
 class ServicePort(_Struct, frozen=True):
-    """One of `spec.ports`. The target port is not read: slices carry the resolved number."""
+    """One of `spec.ports`. `targetPort` is not read: EndpointSlices carry the resolved number."""
 
     port: Int32
     name: str = ""
@@ -99,7 +99,7 @@ class ServiceSpec(_Struct, frozen=True):
 
 
 class LoadBalancerIngress(_Struct, frozen=True):
-    """One of `status.loadBalancer.ingress`; a host name is a DNS server's matter. Absent `ipMode` means VIP."""
+    """One of `status.loadBalancer.ingress`. Host names are not read. An absent `ipMode` means VIP."""
 
     ip: str = ""
     ip_mode: str | None = None
@@ -131,7 +131,7 @@ class Service(_Struct, frozen=True):
 
 
 class EndpointConditions(_Struct, frozen=True):
-    """`conditions` of an endpoint. Absent means ready and serving, and not terminating (the API's own defaults)."""
+    """`conditions` of an endpoint. The API's defaults for absent ones: ready, serving, not terminating."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -152,7 +152,7 @@ class EndpointHints(_Struct, frozen=True):
 
 
 class Endpoint(_Struct, frozen=True):
-    """One of `endpoints`. Only the first address counts (kube-proxy does the same)."""
+    """One of `endpoints`. Only the first address counts, as in kube-proxy."""
 
     addresses: tuple[str, ...]
     conditions: EndpointConditions = EndpointConditions()
@@ -161,7 +161,7 @@ class Endpoint(_Struct, frozen=True):
 
 
 class EndpointPort(_Struct, frozen=True):
-    """One of a slice's `ports`; a port without name or number is not served."""
+    """One of a slice's `ports`. A port without a name or a number is not served."""
 
     name: str | None = None
     port: Int32 | None = None
@@ -183,7 +183,7 @@ class EndpointSlice(_Struct, frozen=True):
 
     @property
     def service_key(self) -> ObjectKey | None:
-        """The Service that the slice belongs to, or None when it carries no such label."""
+        """The Service that the slice belongs to, or None if it has no `kubernetes.io/service-name` label."""
         name = (self.metadata.labels or {}).get(SERVICE_NAME_LABEL)
         return ObjectKey(self.metadata.namespace, name) if name else None
 
@@ -196,7 +196,7 @@ class NodeAddress(_Struct, frozen=True):
 
 
 class NodeMeta(ObjectMeta, frozen=True):
-    """`metadata` of a Node; with a `deletion_timestamp` it is on its way out."""
+    """`metadata` of a Node. A Node with a `deletion_timestamp` is being deleted."""
 
     deletion_timestamp: str | None = None
 
@@ -215,7 +215,7 @@ class NodeSpec(_Struct, frozen=True):
 
 
 class NodeCondition(_Struct, frozen=True):
-    """One of `status.conditions`; the status is True, False or Unknown."""
+    """One of `status.conditions`. `status` is `True`, `False` or `Unknown`."""
 
     type: str
     status: str
@@ -247,7 +247,7 @@ KubernetesObject = Service | EndpointSlice | Node
 class Applied(NamedTuple):
     """A watcher saw this object, new or changed.
 
-    `triggered` is when the pod or Service changed that made this EndpointSlice change (Unix time), if known.
+    `triggered` is when the pod or Service changed that caused this change of an EndpointSlice, in Unix time, if known.
     """
 
     item: KubernetesObject
@@ -255,14 +255,14 @@ class Applied(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """A watcher saw that this object is gone."""
+    """A watcher saw that this object was deleted."""
 
     kind: type[KubernetesObject]
     key: ObjectKey
 
 
 class Listed(NamedTuple):
-    """A watcher has passed on every object of this kind that exists; said once."""
+    """A watcher has passed on every object of this kind that exists. Sent once for each kind."""
 
     kind: type[KubernetesObject]
 

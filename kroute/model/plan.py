@@ -15,7 +15,7 @@ from kroute.model.objects import ObjectKey
 T = TypeVar("T")
 
 LONGEST_QUOTE = 80
-"""Characters of an object's own text that a Problem repeats."""
+"""The most characters of an object's own text that a Problem repeats."""
 
 
 class Protocol(IntEnum):
@@ -27,7 +27,7 @@ class Protocol(IntEnum):
 
 
 class VirtualServerKey(NamedTuple):
-    """What names an IPVS virtual server; the address is in canonical text form."""
+    """The name of an IPVS virtual server. The address is in canonical text."""
 
     protocol: Protocol
     address: str
@@ -39,7 +39,7 @@ class VirtualServerKey(NamedTuple):
 
 
 class RealServer(NamedTuple):
-    """A destination of a virtual server."""
+    """A real server of a virtual server."""
 
     address: str
     port: int
@@ -47,14 +47,14 @@ class RealServer(NamedTuple):
 
 
 class Persistence(NamedTuple):
-    """Clients of one network (`prefix_length` bits) keep their real server; `timeout`: seconds after the last use."""
+    """Clients of one network (`prefix_length` bits) keep their real server for `timeout` seconds after its last use."""
 
     timeout: int
     prefix_length: int
 
 
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
-    """An IPVS virtual server as it should be. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits."""
+    """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits."""
 
     key: VirtualServerKey
     scheduler: str
@@ -63,7 +63,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     real_servers: tuple[RealServer, ...]
 
     def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
-        """The same, made of the same objects as the one before it as far as they are equal."""
+        """The same value, with equal parts of `before` in place of its own."""
         if before is None:
             return self
         if self == before:
@@ -73,17 +73,17 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Vip(NamedTuple):
-    """An address to bind, and the source address that the node itself uses towards it (None: the kernel chooses)."""
+    """An address to bind, and the source address of the node's own calls to it (None: the kernel chooses)."""
 
     address: str
     source: str | None
 
 
 class AddressSet(StrEnum):
-    """The sets that the rules look up, one of each for each address family; the value is how people see it.
+    """The sets that the rules look up, one of each for each address family. The value is the name that people see.
 
-    Every port that has endpoints is in just one of the first three, every port without any in NO_ENDPOINT. The rules
-    lean on that: a VIP refuses what is in none of the three.
+    Every port that has endpoints is in exactly one of the first three, and every port without any is in NO_ENDPOINT.
+    The rules depend on that: a VIP refuses a port that is in none of the three.
     """
 
     CLUSTER_IP = "CLUSTER-IP"
@@ -91,30 +91,32 @@ class AddressSet(StrEnum):
     EXTERNAL = "EXTERNAL"
     """(address, protocol, port) of every node port and external port with policy Cluster: masqueraded."""
     EXTERNAL_LOCAL = "EXTERNAL-LOCAL"
-    """(address, protocol, port) of the same with policy Local: the client's address is kept."""
+    """(address, protocol, port) of every node port and external port with policy Local: the client's address is
+    kept."""
     NO_LOCAL = "NO-LOCAL"
-    """(address, protocol, port) out of EXTERNAL_LOCAL that only this node's own clients may use: its endpoints are on
-    other nodes, and would answer a client outside behind this node's back."""
+    """(address, protocol, port) of the entries of EXTERNAL_LOCAL that only this node's own clients may use. Their
+    endpoints are on other nodes, and would answer an outside client directly, past this node."""
     NO_ENDPOINT = "NO-ENDPOINT"
     """(address, protocol, port) of every port that nothing serves: refused."""
     RESTRICTED = "RESTRICTED"
-    """(address, protocol, port) of every LoadBalancer port that is for some clients only."""
+    """(address, protocol, port) of every LoadBalancer port that only some clients may use."""
     SOURCE_RANGE = "SOURCE-RANGE"
-    """(address, protocol, port, network) of the clients that are let in to one of RESTRICTED."""
+    """(address, protocol, port, network) of the clients that may use an entry of RESTRICTED."""
     HAIRPIN = "HAIRPIN"
     """(address, protocol, port, address) of every real server that may be on this node."""
     VIP = "VIP"
-    """(address,) of every address on the dummy interface: it answers on Services' ports and to ping only."""
+    """(address,) of every address on the dummy interface: it answers to ping and on Services' ports only."""
     POD_NETWORK = "POD-NETWORK"
-    """(network,) of every network whose addresses are pods', as far as pods are distinguished by networks."""
+    """(network,) of every pod network, if pods are told from other clients by network."""
 
 
 Element = tuple[str | int, ...]
-"""What is in a set; it begins with an address or a network. `AddressSet` says what it consists of."""
+"""The value of a set entry. It begins with an address or a network; `AddressSet` gives the parts of each set's
+values."""
 
 
 class SetEntry(NamedTuple):
-    """One entry of an address set, in the set of the family that its first address is of."""
+    """One entry of an address set, in the set of the first address's family."""
 
     set: AddressSet
     element: Element
@@ -133,10 +135,10 @@ class HealthCheck(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something about a Service that kroute cannot do as asked, and what it does instead.
+    """A request of a Service that kroute cannot fulfil, and what it does instead.
 
-    `reason` is a CamelCase word for the Event, `subject` names the field or annotation with its value (an Event is
-    written once for each Service and subject), `message` is one sentence that also says what is allowed.
+    `reason` is a CamelCase word for the Event. `subject` names the field or annotation with its value; one Event is
+    written for each Service and subject. `message` is one sentence that also says what is allowed.
     """
 
     reason: str
@@ -145,17 +147,17 @@ class Problem(NamedTuple):
 
 
 def shortened(text: str) -> str:
-    """Text out of an object, short enough for a Problem: an annotation may hold 256 KiB, an Event 1 KiB."""
+    """An object's text, short enough for a Problem: an annotation may hold 256 KiB, an Event 1 KiB."""
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def quoted(text: str) -> str:
-    """Text out of an object as a word of a Problem's sentence."""
+    """An object's text, shortened and in quotes, as part of a Problem's sentence."""
     return repr(shortened(text))
 
 
 def _renewed(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
-    """What is equal to something before is that."""
+    """Replace each element that equals one of `before` by that one."""
     if after == before:
         return before
     known = {it: it for it in before}
@@ -165,9 +167,9 @@ def _renewed(after: tuple[T, ...], before: tuple[T, ...]) -> tuple[T, ...]:
 class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     """Everything that one Service means on this node. The plan of an absent Service is empty.
 
-    A virtual server without real servers is a port that nothing serves; in the kernel it exists only for as long as
-    real servers of it drain. `vips` are the addresses to bind: not those that another interface of the node has.
-    `generation` grows with every plan that the catalog makes; equality of content is `same_as`.
+    A virtual server without real servers is a port without endpoints. It exists in the kernel only while real servers
+    of it drain. `vips` are the addresses to bind, without those that another interface of the node has. `generation`
+    grows with every plan that the catalog makes. `same_as` compares plans without it.
     """
 
     key: ObjectKey
@@ -179,13 +181,13 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
-        """Whether both say the same, whenever they were made."""
+        """Whether both are equal apart from their generations."""
         return self is other or msgspec.structs.replace(self, generation=other.generation) == other
 
     def renewing(self, before: "ServicePlan | None", generation: int) -> "ServicePlan":
-        """The same with this generation, and made of the same objects as the plan before it as far as they are equal.
+        """The same plan with this generation, and with equal parts of `before` in place of its own.
 
-        An index that holds parts of plans, such as keys, then never holds an equal part twice.
+        So an index that holds parts of plans, such as keys, never holds two equal objects.
         """
         if before is None:
             return msgspec.structs.replace(self, generation=generation)
@@ -211,10 +213,10 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodePlan(msgspec.Struct, frozen=True, gc=False):
-    """What the node itself means to the rules, whatever Services there are.
+    """What the rules need to know of the node itself, independent of Services.
 
-    It passes the same stages as the plans of Services. Its `key` is none that a Service can have, since a Service has a
-    namespace; `generation` counts together with that of all plans.
+    It passes the same stages as the plans of Services. No Service can have its `key`, since the namespace is empty.
+    `generation` counts together with the generations of all other plans.
     """
 
     key: ClassVar[ObjectKey] = ObjectKey("", "this node")
@@ -227,14 +229,14 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
 
     def same_as(self, other: "NodePlan") -> bool:
-        """Whether both say the same, whenever they were made."""
+        """Whether both are equal apart from their generations."""
         return self is other or msgspec.structs.replace(self, generation=other.generation) == other
 
     def renewing(self, before: "NodePlan | None", generation: int) -> "NodePlan":
-        """The same with this generation, with the set entries of the plan before it as far as they are equal."""
+        """The same plan with this generation, and with equal set entries of `before` in place of its own."""
         entries = self.set_entries if before is None else _renewed(self.set_entries, before.set_entries)
         return msgspec.structs.replace(self, generation=generation, set_entries=entries)
 
 
 Plan: TypeAlias = ServicePlan | NodePlan
-"""What the broadcaster passes on. Every plan has a key, a generation, set entries and problems."""
+"""What the broadcaster publishes. Every plan has a key, a generation, set entries and problems."""

@@ -1,1 +1,1 @@
-"""Decide what should be: pure functions and values, no I/O, no clock."""
+"""Compute plans from Kubernetes objects: pure functions and values, no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""Decide which of several Services has an address and port: the oldest by creationTimestamp, then by name."""
+"""Decide which of several Services gets an address and port: the oldest by creationTimestamp, then by name."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -8,7 +8,7 @@ from kroute.model.plan import VirtualServerKey
 
 
 class Claimant(NamedTuple):
-    """A Service with its rank: the least claimant has the address. One without creationTimestamp ranks last."""
+    """A Service with its rank: the least claimant gets the address. One without creationTimestamp ranks last."""
 
     undated: bool
     created: str
@@ -22,11 +22,14 @@ class Claimant(NamedTuple):
 
 
 class AddressClaims:
-    """The addresses and ports that each Service claims, indexed both ways: a change costs what one Service claims."""
+    """The addresses and ports that each Service claims, indexed both ways.
+
+    A change costs time for one Service's claims.
+    """
 
     def __init__(self) -> None:
         self._claimants: dict[VirtualServerKey, tuple[Claimant, ...]] = {}
-        """Who claims, the holder first."""
+        """The claimants of each address and port, the holder first."""
         self._claims: dict[ObjectKey, tuple[VirtualServerKey, ...]] = {}
 
     def claim(self, claimant: Claimant, keys: Iterable[VirtualServerKey]) -> set[ObjectKey]:
@@ -48,17 +51,17 @@ class AddressClaims:
         return self.claim(Claimant(undated=True, created="", key=service), ())
 
     def held_by_others(self, service: ObjectKey) -> dict[VirtualServerKey, ObjectKey]:
-        """What the Service claims and does not have, and which Service has it."""
+        """The addresses and ports that the Service claims and does not get, each with the Service that has it."""
         holders = ((key, self._claimants[key][0].key) for key in self._claims.get(service, ()))
         return {key: holder for key, holder in holders if holder != service}
 
     def holder(self, key: VirtualServerKey) -> ObjectKey | None:
-        """The Service that has this address and port, if one claims it."""
+        """The Service that has this address and port, or None if no Service claims it."""
         claimants = self._claimants.get(key)
         return claimants[0].key if claimants else None
 
     def _settle(self, key: VirtualServerKey, claimants: list[Claimant]) -> set[ObjectKey]:
-        """Set who claims an address and port. Returns all claimants, old and new, if the holder changes."""
+        """Set the claimants of an address and port. Returns all claimants, old and new, if the holder changes."""
         before, after = self._claimants.get(key, ()), tuple(sorted(claimants))
         if after:
             self._claimants[key] = after

@@ -1,4 +1,4 @@
-"""Know which Node or Service has an address already, so that no Service takes it as an external address."""
+"""Index which Node or Service already has an address, so that no other Service gets it as an external address."""
 
 from collections.abc import Collection, Iterable, Set
 from typing import Generic, TypeVar
@@ -11,14 +11,14 @@ K = TypeVar("K")
 
 
 class _Index(Generic[K]):
-    """Who names which addresses, in canonical text."""
+    """An index of owners and the addresses that they name, in canonical text, both ways."""
 
     def __init__(self) -> None:
         self._addresses: dict[K, tuple[str, ...]] = {}
         self._owners: dict[str, tuple[K, ...]] = {}
 
     def put(self, owner: K, written: Iterable[str]) -> Set[str]:
-        """Replace what `owner` names; returns the addresses that it did not name before, or names no longer."""
+        """Replace the addresses that `owner` names. Returns the addresses that were added or removed."""
         before = self._addresses.pop(owner, ())
         after = tuple(dict.fromkeys(address for address in map(canonical, written) if address is not None))
         if after:
@@ -39,10 +39,10 @@ class _Index(Generic[K]):
 
 
 class AddressOwners:
-    """The addresses of all Nodes, the ClusterIPs of all Services, and who names an address from outside.
+    """The addresses of all Nodes, the ClusterIPs of all Services, and the Services that name each external address.
 
-    Each method that takes something returns the Services to which that may matter: those whose external IPs and
-    LoadBalancer addresses have found or lost another owner.
+    Each `place_` and `forget_` returns the Services to plan again: those whose external addresses gained or lost an
+    owner.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class AddressOwners:
         self._external_ips: _Index[ObjectKey] = _Index()
 
     def place_node(self, node: Node) -> set[ObjectKey]:
-        """Take a Node's InternalIPs and ExternalIPs."""
+        """Store a Node's InternalIPs and ExternalIPs."""
         addresses = node.status.addresses or ()
         return self.naming(self._nodes.put(node.key.name, (it.address for it in addresses if it.type.endswith("IP"))))
 
@@ -59,7 +59,7 @@ class AddressOwners:
         return self.naming(self._nodes.put(name, ()))
 
     def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
-        """Take a Service's addresses."""
+        """Store a Service's ClusterIPs and external addresses."""
         self._external_ips.put(key, external_ips(service))
         return self.naming(self._cluster_ips.put(key, cluster_ips(service)))
 
@@ -75,9 +75,9 @@ class AddressOwners:
         return self._cluster_ips.owners(address)
 
     def with_external_ips(self) -> Collection[ObjectKey]:
-        """The Services that name an address from outside."""
+        """The Services that name an external address."""
         return self._external_ips.all_owners()
 
     def naming(self, addresses: Iterable[str]) -> set[ObjectKey]:
-        """The Services that name one of these addresses as one from outside."""
+        """The Services that name one of these addresses as an external address."""
         return {key for address in addresses for key in self._external_ips.owners(address)}

@@ -1,7 +1,7 @@
-"""The annotations of a Service that kroute reads, as a table, and the options that they give.
+"""The annotations of a Service that kroute reads, as a table, and the options that they set.
 
-An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`; the first that is
-there counts, even if its value is bad. A bad value leaves what held without the annotation, and becomes a Problem.
+An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`. The first that
+exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from kroute.settings import SCHEDULERS
 PREFIXES = ("kroute.io/", "kube-router.io/", "")
 
 MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
-"""Seconds. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a second they overflow after 49 days, so a
-longer one would silently become a short one. `ipvsadm` sets the same bound of 31 days."""
+"""Seconds; `ipvsadm` has the same limit of 31 days. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a
+second they overflow after 49 days, so a longer timeout would silently become a short one."""
 
 
 class SchedulerFlag(NamedTuple):
-    """A word of `service.schedflags`: the kernel's bit, and the only scheduler it has a meaning for (None: any)."""
+    """A word of `service.schedflags`: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""
 
     bit: int
     scheduler: str | None
@@ -36,20 +36,20 @@ SCHEDULER_FLAGS = {
     "mh-fallback": SchedulerFlag(0x08, "mh"),
     "mh-port": SchedulerFlag(0x10, "mh"),
 }
-"""`IP_VS_SVC_F_SCHED1..3` of `include/uapi/linux/ip_vs.h`, and the names that sh and mh (`ip_vs_mh.c`) give to them."""
+"""`IP_VS_SVC_F_SCHED1..3` of `include/uapi/linux/ip_vs.h`, and their names for sh and mh (`ip_vs_mh.c`)."""
 
 
 def flag_words(scheduler: str, flags: int) -> tuple[str, ...]:
-    """The words for a virtual server's flags, those of its scheduler where it has names for them."""
+    """The words for a virtual server's flags: the scheduler's own names where it has any, else the general ones."""
     words = {flag.bit: word for word, flag in SCHEDULER_FLAGS.items() if flag.scheduler in {None, scheduler}}
     return tuple(word for bit, word in sorted(words.items()) if flags & bit)
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How one Service is served. `persistence_timeout`: seconds, 0 for none.
+    """How one Service is served. `persistence_timeout` is in seconds, 0 for none.
 
-    `hairpin`: whether its pods may reach themselves through it. `skip_load_balancer_ips`: whether the addresses of its
-    load balancer are somebody else's to serve.
+    `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
+    leave the load balancer's addresses unserved.
     """
 
     scheduler: str = SCHEDULERS[0]
@@ -61,7 +61,7 @@ class Options(msgspec.Struct, frozen=True):
     skip_load_balancer_ips: bool = False
 
     def persistence_for(self, address: str) -> Persistence | None:
-        """The persistence of a virtual server on this address."""
+        """The persistence of a virtual server on this address, or None."""
         if not self.persistence_timeout:
             return None
         return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)
@@ -70,11 +70,11 @@ class Options(msgspec.Struct, frozen=True):
 _SWITCH = {"on": True, "true": True, "": True, "off": False, "false": False}
 
 Applied = tuple[Options, str | None]
-"""The options with a value applied as far as it can be, and what is wrong with it (None: nothing)."""
+"""The options after a value was applied as far as possible, and what is wrong with the value (None: nothing)."""
 
 
 class Annotation(NamedTuple):
-    """A row of the table. `allowed` ends the sentence "Allowed: ..." of the Problem that a bad value makes."""
+    """A row of the table. `allowed` ends the sentence "Allowed: ..." of the Problem that an invalid value causes."""
 
     name: str
     meaning: str
@@ -89,7 +89,7 @@ def _apply_scheduler(options: Options, value: str) -> Applied:
 
 
 def _apply_flags(options: Options, value: str) -> Applied:
-    """Apply the flags that the scheduler has; one bad word does not take the good ones with it."""
+    """Apply the flags that the scheduler has. An invalid word does not prevent the valid ones."""
     bits, refused = 0, []
     for word in filter(None, map(str.strip, value.split(","))):
         flag = SCHEDULER_FLAGS.get(word)
@@ -125,7 +125,7 @@ def _apply_netmask(options: Options, value: str) -> Applied:
 
 
 def _apply_hairpin(options: Options, value: str) -> Applied:
-    """Read a switch. kube-router takes the mere presence of its annotation for "on"."""
+    """Read a switch. Empty text means "on": kube-router looks only at whether its annotation exists."""
     switch = _SWITCH.get(value.lower())
     if switch is None:
         return options, f"is neither on nor off; {'on' if options.hairpin else 'off'} holds"
@@ -144,7 +144,7 @@ def _number(text: str) -> int | None:
 
 
 def _mask_length(text: str) -> int | None:
-    """The length of a prefix that is given in digits or as a dotted mask without holes."""
+    """The length of a prefix given as a number or as a dotted mask without gaps, else None."""
     if canonical(text) != text or ":" in text:
         return _number(text)
     bits = "".join(f"{int(octet):08b}" for octet in text.split("."))
@@ -189,14 +189,17 @@ ANNOTATIONS = (
         apply=_apply_skip,
     ),
 )
-"""Every annotation, in the order in which they apply: the flags are read once the scheduler is known."""
+"""Every annotation, in the order of application: the flags are read after the scheduler is known."""
 
 ANNOTATION_NAMES = frozenset(prefix + row.name for prefix in PREFIXES for row in ANNOTATIONS)
-"""The full names of all of them."""
+"""The full names of all annotations that kroute reads."""
 
 
 def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -> tuple[Options, list[Problem]]:
-    """Let a Service's annotations override `options`; a Problem for each value that cannot be obeyed."""
+    """Override `options` by a Service's annotations.
+
+    Returns a Problem for each value that cannot be applied in full.
+    """
     problems: list[Problem] = []
     if not annotations:
         return options, problems

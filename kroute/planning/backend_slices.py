@@ -1,8 +1,8 @@
-"""Turn EndpointSlices into what planning reads: checked once, as real servers, with equal parts shared.
+"""Convert EndpointSlices to what planning reads: validated once, as real servers, with equal parts shared.
 
 A cluster may have 100,000 endpoints, but besides their addresses they differ in little: node, conditions and hints. So
-all endpoints that are equal in these share one `Traits`, and plans hold the same real server objects as the slices. A
-slice is read once for each of its versions. What has not changed since the previous version stays the same object.
+all endpoints that are equal in these share one `Traits`, and plans hold the same real server objects as the slices.
+Each version of a slice is read once. A real server that the previous version had stays the same object.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort
 from kroute.model.plan import RealServer, quoted
 
 _KINDS_OF_ENDPOINTS = 1 << 14
-"""How many different `Traits` are shared at most; more than there are in any cluster that Kubernetes supports."""
+"""How many different `Traits` are shared at most: more than any cluster has that Kubernetes supports."""
 
 
 class PortKey(NamedTuple):
-    """What a Service port and a slice port have in common; the numbers may differ from slice to slice."""
+    """What a Service port and its slice ports have in common. Their numbers may differ from slice to slice."""
 
     name: str
     protocol: str
@@ -29,15 +29,15 @@ class PortKey(NamedTuple):
 
 @lru_cache(maxsize=1 << 10)
 def port_key(name: str, protocol: str) -> PortKey:
-    """The key of a port; equal keys share one object, up to a limit."""
+    """The key of a port. Equal keys share one object, up to 1,024 of them."""
     return PortKey(name, protocol)
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """What decides whether an endpoint takes traffic.
+    """The properties that decide whether an endpoint takes traffic.
 
-    `is_leaving`: it still serves while it terminates. `preference`: of two copies of one endpoint the one with the
-    greater is believed. `has_hints`: `for_nodes` and `for_zones` say where its traffic should come from.
+    `is_leaving`: it terminates and still serves. `preference`: of two copies of one endpoint, the one with the greater
+    value is used. `has_hints`: `for_nodes` and `for_zones` say where its traffic should come from.
     """
 
     node_name: str | None
@@ -55,16 +55,16 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class SlicePort(NamedTuple):
-    """One of a slice's ports: the real server of each of its endpoints."""
+    """One of a slice's ports, and the real server that each of the slice's endpoints is on that port."""
 
     key: PortKey
     real_servers: tuple[RealServer, ...]
 
 
 class BackendSlice(msgspec.Struct, frozen=True, gc=False):
-    """A slice as far as it can serve. `traits` are those of the real servers of each port, in the same order.
+    """The part of a slice that can be served. `traits` belong to the real servers of each port, in the same order.
 
-    `family` is None for a slice of names; `refused` are the invalid addresses and ports.
+    `family` is None for a slice of host names. `refused` are the invalid addresses and ports.
     """
 
     name: str
@@ -80,10 +80,10 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> BackendSlice:
-    """Check a slice; `before` is the version that it replaces.
+    """Validate a slice. `before` is the version that it replaces.
 
-    Absent conditions mean ready, serving and not terminating; only the first address of an endpoint counts; a port
-    without a name or a number is not served (kube-proxy does the same).
+    Absent conditions mean ready, serving and not terminating. Only the first address of an endpoint counts. A port
+    without a name or a number is not served. kube-proxy does the same.
     """
     refused: dict[str, None] = {}
     family = _FAMILIES.get(piece.address_type)
@@ -107,7 +107,7 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> Back
 
 
 _FAMILIES: dict[str, Family] = {family.value: family for family in Family}
-"""The families by `addressType`, which may also be FQDN."""
+"""Families by `addressType`. `addressType` may also be FQDN, which is not served."""
 
 
 def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
@@ -120,7 +120,7 @@ def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
 
 
 def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Traits]:
-    """The endpoints with a valid address, each address once."""
+    """The endpoints with a valid address, by address. Of two copies the one with the greater `preference` is kept."""
     endpoints: dict[str, Traits] = {}
     is_ipv6 = piece.address_type == "IPv6"
     for endpoint in piece.endpoints or ():
@@ -145,7 +145,7 @@ def _real_servers(
 
 @lru_cache(maxsize=_KINDS_OF_ENDPOINTS)
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
-    """What an endpoint is besides its address; equal ones share one object."""
+    """An endpoint's properties besides its address. Equal ones share one object."""
     not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
     serving = conditions.serving is not False
     return Traits(

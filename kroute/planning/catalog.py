@@ -1,8 +1,8 @@
 """Join Services with their slices and the node, and plan again the Services that a change affects.
 
-`take` and `set_node` store what they are given and mark the affected Services. `commit` plans the marked Services, all
-of them or a limited number. However many changes come between two commits, each affected Service is planned once.
-Nothing here awaits or is shared between threads. Of an object only what planning reads is kept, and nothing twice.
+`take` and `set_node` store objects and facts, and mark the affected Services. `commit` plans the marked Services, or a
+limited number of them. Each affected Service is planned once, however many changes come between two commits. Nothing
+here awaits, and only one thread uses it. Only the fields that planning reads are kept, and equal parts are shared.
 """
 
 from collections.abc import Iterable
@@ -40,9 +40,9 @@ _PROBES: dict[Family, str] = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
 class Catalog:
-    """What exists, and the newest plan of each Service.
+    """The objects that exist, and the newest plan of each Service.
 
-    `node` is what is known of the node before its Node object is seen.
+    `node` holds the facts that are known before the Node object is seen.
     """
 
     def __init__(self, settings: Settings, node: NodeFacts) -> None:
@@ -60,17 +60,18 @@ class Catalog:
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
         self._marked: dict[ObjectKey, bool] = {}
-        """What is to be planned, the first first; whether what it claims may have changed, too."""
+        """The Services to plan, in the order of their marking. The value is whether the Service's claims may have
+        changed."""
         self._is_node_marked = True
 
     @property
     def has_marked(self) -> bool:
-        """Whether there is something to plan."""
+        """Whether the node or a Service is to be planned."""
         return self._is_node_marked or bool(self._marked)
 
     @property
     def ready(self) -> bool:
-        """Whether the initial sync is complete, so that plans are whole."""
+        """Whether the initial sync is complete, so that plans are complete."""
         return self._initial_sync.is_complete
 
     @property
@@ -78,7 +79,7 @@ class Catalog:
         return self._node
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Take what the watchers saw, in order. Nothing is planned yet."""
+        """Store what the watchers saw, in order. Plans nothing."""
         for change in changes:
             match change:
                 case Listed(kind):
@@ -91,12 +92,12 @@ class Catalog:
                     assert_never(change)
 
     def uid_of(self, key: ObjectKey) -> str:
-        """The uid of a Service; empty when there is none of that name (any more)."""
+        """The uid of a Service; empty if no Service of that name exists."""
         service = self._services.get(key)
         return service.metadata.uid if service is not None else ""
 
     def explain(self, key: ObjectKey) -> ServiceView | None:
-        """Why a Service is planned as it is; None if there is none of that name."""
+        """Explain a Service's plan, or return None if no Service of that name exists."""
         service = self._services.get(key)
         if service is None:
             return None
@@ -111,21 +112,21 @@ class Catalog:
         )
 
     def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
-        """The Service that has this address and port, if one has."""
+        """The Service that has this address and port, or None."""
         return self._claims.holder(key)
 
     def set_interfaces(self, interfaces: NodeInterfaces) -> None:
-        """Take what the node's interfaces say now.
+        """Store the addresses of the node's interfaces.
 
-        A family that has lost its last address keeps the one it had: between the end of one DHCP lease and the
-        beginning of the next is no time to stop serving a family.
+        A family that has lost its last address keeps the address that it had: the family is served also between the end
+        of one DHCP lease and the beginning of the next.
         """
         default = {family_of(address): address for address in (*self._interfaces.default, *interfaces.default)}
         self._interfaces = NodeInterfaces(interfaces.own, tuple(default.values()))
         self.set_node(node_facts(self._settings, self._node_object, self._interfaces))
 
     def set_node(self, node: NodeFacts) -> None:
-        """Plan for these facts from now on. Marks the Services that the difference affects."""
+        """Plan for these facts from now on. Marks the Services that the change affects."""
         before, self._node = self._node, node
         if node == before:
             return
@@ -137,7 +138,7 @@ class Catalog:
         for family in families:
             self._mark(*[key for key, service in self._services.items() if _has_family(service, family)])
         if families or before.pod_cidrs != node.pod_cidrs:
-            self._mark(*self._owners.with_external_ips())  # which may be of a family that the ClusterIPs are not
+            self._mark(*self._owners.with_external_ips())  # their family may differ from the ClusterIPs'
         self._mark(*self._owners.naming(before.own ^ node.own))
         if before.zone != node.zone:
             for key, slices in self._slices.items():
@@ -145,14 +146,16 @@ class Catalog:
                     self._marked.setdefault(key, False)
 
     def commit(self, limit: int | None = None) -> list[Plan]:
-        """Plan what is marked; return the plans that differ from those before, an empty one for a Service that went.
+        """Plan what is marked.
 
-        With a `limit` only so many Services are planned, those that have waited longest; `has_marked` says whether
-        some are left. Services between which an address changes hands are planned together, whatever the limit, so
-        that no controller sees the address without a holder. The node's plan comes first.
+        Returns the plans that differ from the previous ones; a deleted Service gets an empty plan.
 
-        Before the initial sync is complete nothing is returned: a plan with half of the endpoints would remove the
-        rest.
+        With a `limit`, only that many Services are planned, the ones that have waited longest; `has_marked` says
+        whether more are left. Services between which an address moves are committed together, beyond the limit if need
+        be, so that no controller sees the address without an owner. The node's plan comes first.
+
+        Returns nothing before the initial sync is complete: a plan with half of the endpoints would remove the other
+        half from the kernel.
         """
         if not self.ready:
             return []
@@ -161,7 +164,7 @@ class Catalog:
         return [*self._commit_node(), *(kept for plan in made if (kept := self._keep(plan)) is not None)]
 
     def _commit_node(self) -> list[NodePlan]:
-        """Plan the node if it is marked; returns its plan if that differs from the one before."""
+        """Plan the node if it is marked. Returns its plan if that differs from the previous one."""
         if not self._is_node_marked:
             return []
         self._is_node_marked = False
@@ -173,7 +176,7 @@ class Catalog:
         return [self._node_plan]
 
     def _keep(self, plan: ServicePlan) -> ServicePlan | None:
-        """Give the plan its generation and store it. None if it says the same as the previous plan."""
+        """Give the plan its generation and store it. Returns None if it equals the previous plan."""
         before = self._plans.get(plan.key)
         if plan.same_as(before) if before is not None else plan.is_empty:
             return None
@@ -186,14 +189,14 @@ class Catalog:
         return plan
 
     def _mark(self, *keys: ObjectKey) -> None:
-        """Plan these Services again; what they claim may have changed, too."""
+        """Mark these Services to be planned, with claims that may have changed."""
         for key in keys:
             self._marked[key] = True
 
     def _apply(self, item: KubernetesObject) -> None:
         match item:
             case Service():
-                key = item.key  # one object for all the indexes
+                key = item.key  # all indexes share this one object
                 self._services[key] = interned(item)
                 self._mark(key, *self._owners.place_service(key, item))
             case EndpointSlice():
@@ -208,7 +211,7 @@ class Catalog:
                 assert_never(item)
 
     def _delete(self, kind: type[KubernetesObject], key: ObjectKey) -> None:
-        """Forget an object. A Node object that goes leaves the node's addresses what they were, so they are kept."""
+        """Delete an object. When a Node object is deleted, the node keeps its addresses, and so does the catalog."""
         if kind is Service and self._services.pop(key, None) is not None:
             self._mark(key, *self._owners.forget_service(key))
         elif kind is EndpointSlice:
@@ -217,7 +220,7 @@ class Catalog:
             self._mark(*self._owners.forget_node(key.name))
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
-        """Put a slice under the Service that it names, and take it from the one that it named before."""
+        """Put a slice under the Service that it names, and remove it from the one that it named before."""
         replaced: BackendSlice | None = None
         owner = self._service_of_slice.pop(key, None)
         if owner is not None:
@@ -237,24 +240,25 @@ class Catalog:
         self._marked.setdefault(service, False)
 
     def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
-        """Take marked Services, the first ones first, and renew their claims; with the frontends computed for that.
+        """Take marked Services, oldest mark first, and renew their claims.
 
+        Returns the frontends that were computed for the claims, or None for a Service whose claims cannot have changed.
         A Service that gains or loses an address by this is taken as well.
         """
         keys = list(islice(self._marked, limit))
         due: dict[ObjectKey, Frontends | None] = {}
-        for key in keys:  # which grows while it is walked through
+        for key in keys:  # the list grows while it is iterated
             claims_anew = self._marked.pop(key, False)
             due.setdefault(key, None)
             if claims_anew:
                 due[key], affected = self._settle_claims(key)
                 keys += [other for other in affected if other not in due]
         if not self._marked:
-            self._marked = {}  # Python walks through the room of one that was large once, however few it holds
+            self._marked = {}  # a dict that was once large keeps its size, and iterating it visits every slot
         return due
 
     def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
-        """Renew the claims of a Service; returns its frontends, and the other Services whose plans this may change."""
+        """Renew the claims of a Service. Returns its frontends, and the other Services whose plans this may change."""
         service = self._services.get(key)
         if service is None:
             return None, self._claims.withdraw(key)
@@ -278,5 +282,5 @@ def _has_family(service: Service, family: Family) -> bool:
 
 
 def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:
-    """What a node means to the Services of a family, node ports aside."""
+    """The facts of a node that matter to the Services of a family, apart from node ports."""
     return node.name, node.serves(probe), node.address_for(probe)

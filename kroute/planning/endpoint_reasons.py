@@ -17,7 +17,7 @@ _LOCAL = "Local"
 
 
 class EndpointView(msgspec.Struct, frozen=True):
-    """One endpoint of a port; `serves`: whether it takes new connections that come by this frontend."""
+    """One endpoint of a port. `serves`: whether it takes new connections from this frontend."""
 
     address: str
     port: int
@@ -29,8 +29,8 @@ class EndpointView(msgspec.Struct, frozen=True):
 class FrontendView(msgspec.Struct, frozen=True):
     """An address and port of the Service.
 
-    `kind` is clusterIP, externalIP, loadBalancerIP or nodePort; `policy` the traffic policy that holds there;
-    `held_by` the older Service that has it instead, if there is one.
+    `kind` is clusterIP, externalIP, loadBalancerIP or nodePort. `policy` is the traffic policy that applies there.
+    `held_by` is the older Service that has the address and port instead, or empty.
     """
 
     key: VirtualServerKey
@@ -41,7 +41,7 @@ class FrontendView(msgspec.Struct, frozen=True):
 
 
 class ServiceView(msgspec.Struct, frozen=True):
-    """What the API says, as far as planning reads it, and what follows from it."""
+    """A Service as planning reads it, and its frontends with their endpoints."""
 
     service: Service
     frontends: list[FrontendView]
@@ -55,7 +55,7 @@ def view_service(
     held: Mapping[VirtualServerKey, ObjectKey],
     plan: ServicePlan,
 ) -> ServiceView:
-    """Explain the `plan` of a Service by what it was made from."""
+    """Explain the `plan` of a Service by the objects that it was made from."""
     views = []
     for frontend in frontends:
         merged = merge(slices, family_of(frontend.key.address))
@@ -68,7 +68,7 @@ def view_service(
 
 
 def view_endpoints(backends: Backends, node: NodeFacts, *, only_local: bool) -> list[EndpointView]:
-    """Each endpoint of a port, sorted, with the reason that it serves or does not: `choose` takes the same steps."""
+    """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`."""
     left = [{server for server, _ in step} for step in choice_steps(backends, node, only_local=only_local)]
     return [
         EndpointView(server.address, server.port, traits.node_name, server in left[-1], _reason(server, traits, left))
@@ -82,13 +82,13 @@ def _policy(service: Service, frontend: Frontend) -> str:
 
 
 def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:
-    """Whether policy Local finds no endpoint on this node, so that the node's own clients get those of the cluster."""
+    """Whether policy Local finds no endpoint on this node, so that the node's own clients use the cluster's."""
     protocol, address, port = frontend.key
     return SetEntry(AddressSet.NO_LOCAL, (address, int(protocol), port)) in plan.set_entries
 
 
 def _reason(server: RealServer, traits: Traits, left: Sequence[set[RealServer]]) -> str:
-    """The step that left the endpoint out, or how it passed all; `left` are the endpoints after each step."""
+    """The step that excluded the endpoint, or how it passed all. `left` are the endpoints after each step."""
     allowed, able, chosen = left
     if server not in allowed:
         return "on another node, and the policy is Local"

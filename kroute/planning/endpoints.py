@@ -1,7 +1,7 @@
 """Choose the endpoints that serve a Service port: merge the slices, then keep the endpoints that take traffic.
 
-The rules are those of the API (`discovery.k8s.io/v1`) and of kube-proxy where it is silent; hints count only if every
-ready endpoint has them (KEP-2433, KEP-3015).
+The rules are those of the API (`discovery.k8s.io/v1`), and of kube-proxy where the API is silent. Hints count only if
+every ready endpoint has them (KEP-2433, KEP-3015).
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from kroute.model.plan import RealServer
 from kroute.planning.backend_slices import BackendSlice, PortKey, SlicePort, Traits
 
 Backends = dict[RealServer, Traits]
-"""The endpoints of one Service port, each as the real server that it would be."""
+"""The endpoints of one Service port, by the real server that each of them is."""
 
 Chosen = list[tuple[RealServer, Traits]]
 """The endpoints that take new connections."""
@@ -30,10 +30,11 @@ class MergedSlices(msgspec.Struct, frozen=True):
 
 
 def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
-    """Merge the slices of one family; the result does not depend on their order.
+    """Merge the slices of one family. The result does not depend on their order.
 
-    Where two slices know one backend (an endpoint moves between slices one write at a time), the copy that is not
-    terminating wins (kubernetes/kubernetes#135266), then the one that is ready, then the one that is serving.
+    Two slices may hold the same endpoint, since an endpoint moves between slices one write at a time. Then the copy
+    that is not terminating wins (kubernetes/kubernetes#135266), then the one that is ready, then the one that is
+    serving.
     """
     merged: dict[PortKey, Backends] = {}
     refused: dict[str, None] = {}
@@ -51,20 +52,20 @@ def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
 
 
 class ChoiceSteps(NamedTuple):
-    """The endpoints of a port that are left after each step of the choice. Each list is part of the one before it."""
+    """The endpoints of a port that are left after each step. Each list is part of the one before it."""
 
     allowed: Chosen
-    """By the traffic policy: with policy Local those on this node."""
+    """After the traffic policy: all endpoints, or with policy Local those on this node."""
     able: Chosen
-    """By their state: those that are ready; where none is, those that still serve while they terminate (KEP-1669)."""
+    """After the state: those that are ready; if none is, those that still serve while they terminate (KEP-1669)."""
     chosen: Chosen
-    """By hints: those near this node, if hints say so."""
+    """After hints: those near this node, if hints apply."""
 
 
 def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> Chosen:
     """The endpoints that take new connections on this node, sorted by address and port.
 
-    These are all that are ready, or of them those near this node if hints say so. If none is ready, these are all that
+    These are the ready endpoints, or those of them near this node if hints apply. If none is ready, they are those that
     still serve while they terminate. `only_local` is policy Local: endpoints of other nodes are left out first.
     """
     chosen = choice_steps(backends, node, only_local=only_local).chosen
@@ -73,7 +74,7 @@ def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> 
 
 
 def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:
-    """Choose endpoints as `choose` does, and keep what each step leaves."""
+    """Choose endpoints as `choose` does, and keep the result of each step. Not sorted."""
     allowed = list(backends.items())
     if only_local:
         allowed = [item for item in allowed if item[1].node_name == node.name]
@@ -92,7 +93,7 @@ def _add(backends: Backends, port: SlicePort, traits: Iterable[Traits]) -> None:
 
 
 def _near(ready: Chosen, node: NodeFacts) -> Chosen:
-    """Those for this node, else those for its zone, else all. If one endpoint has no hint, no hint counts."""
+    """The endpoints hinted for this node, else those for its zone, else all. All if one endpoint has no hint."""
     if not all(traits.has_hints for _, traits in ready):
         return ready
     for hints_of, here in ((attrgetter("for_nodes"), node.name), (attrgetter("for_zones"), node.zone)):

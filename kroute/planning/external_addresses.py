@@ -1,7 +1,7 @@
 """Decide which external IPs and LoadBalancer addresses a node serves, so that none of them takes a node down.
 
-Everybody who may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out
-the nodes' own. A node that took another node's address for a VIP could not talk to that node any more.
+Everybody who may write a Service may name any address in it (CVE-2020-8554), and some load balancers assign the nodes'
+own addresses. A node that bound another node's address as a VIP could not reach that node any more.
 """
 
 from enum import Enum, auto
@@ -19,29 +19,29 @@ class Place(Enum):
 
     NOWHERE = auto()
     ELSEWHERE = auto()
-    """On the node that owns it, which is another one."""
+    """On the node that owns it, which is another node."""
     OWN = auto()
-    """Here, where it lives: it is this node's own."""
+    """Here, on the interface that has it: the address is this node's own."""
     VIP = auto()
     """Here, on the dummy interface."""
 
 
 class Admission(NamedTuple):
-    """Where an external address is served; `reason` goes on with "is not served: it ..." where it is nowhere."""
+    """Where an external address is served. For NOWHERE, `reason` continues "is not served: it ..."."""
 
     place: Place
     reason: str = ""
 
 
 class Allowed(NamedTuple):
-    """The networks that a kind of addresses may be in, and the flag that says so."""
+    """The networks that addresses of one kind may be in, and the flag that sets them."""
 
     networks: tuple[str, ...]
     flag: str
 
 
 def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
-    """Decide about an external address (canonical, unicast)."""
+    """Decide where an external address is served. The address is canonical and unicast."""
     if reason := _refusal(address, allowed, node, settings, owners):
         return Admission(Place.NOWHERE, reason)
     nodes = owners.nodes_with(address)
@@ -70,7 +70,7 @@ def _is_in(address: str, networks: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=64)
 def _parsed(networks: tuple[str, ...]) -> list[IPv4Network | IPv6Network]:
-    """The networks. Invalid ones are left out; they are a Problem of the node's plan."""
+    """The networks as objects. Invalid ones are left out; the node's plan reports those of podCIDRs as a Problem."""
     parsed = []
     for text in networks:
         try:

@@ -1,4 +1,4 @@
-"""Find the frontends of a Service on a node, which clients may address: ClusterIPs, external addresses, node ports."""
+"""Find the frontends of a Service on a node: its ClusterIPs, external addresses and node ports."""
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -16,7 +16,7 @@ from kroute.settings import Settings
 
 
 class Kind(Enum):
-    """Where an address comes from, which says who may bind it and which traffic policy holds; the value names it."""
+    """The origin of an address, which decides who may bind it and which traffic policy applies."""
 
     CLUSTER_IP = "clusterIP"
     EXTERNAL_IP = "externalIP"
@@ -27,7 +27,7 @@ class Kind(Enum):
 class Frontend(NamedTuple):
     """An address and port that clients of a Service use, and the Service port behind it.
 
-    `is_bound`: whether the address belongs on the dummy interface, and not on another one of the node's.
+    `is_bound`: whether the address belongs on the dummy interface, and not on another interface of the node.
     """
 
     key: VirtualServerKey
@@ -37,19 +37,19 @@ class Frontend(NamedTuple):
 
     @property
     def is_external(self) -> bool:
-        """Whether `externalTrafficPolicy` holds here, and not `internalTrafficPolicy`."""
+        """Whether `externalTrafficPolicy` applies here, and not `internalTrafficPolicy`."""
         return self.kind is not Kind.CLUSTER_IP
 
 
 class Frontends(NamedTuple):
-    """Everything that clients of a Service may address on a node, and what is wrong with the rest."""
+    """The frontends of a Service on a node, and the Problems of those that are not served."""
 
     served: tuple[Frontend, ...]
     problems: tuple[Problem, ...]
 
 
 def is_ours(service: Service, settings: Settings) -> bool:
-    """Whether the Service is a proxy's matter, and this proxy's."""
+    """Whether a proxy should serve the Service, and whether it is this one."""
     labels = service.metadata.labels or {}
     name = settings.service_proxy_name
     return (
@@ -62,9 +62,9 @@ def is_ours(service: Service, settings: Settings) -> bool:
 def frontends_of(
     service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners | None = None
 ) -> Frontends:
-    """What clients of the Service may address on this node, as far as no other Service has it.
+    """The frontends of the Service on this node, regardless of whether another Service has an address and port.
 
-    `owners` says whose an address is already; without it that is not known of any.
+    `owners` has the addresses of all Nodes and Services. Without it, no external address counts as owned.
     """
     if not is_ours(service, settings) or not cluster_ips(service):
         return Frontends((), ())
@@ -84,7 +84,7 @@ def frontends_of(
 
 
 def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol, int], ServicePort]:
-    """The valid ports; of two with the same number and protocol the first."""
+    """The valid ports by number. Of two with the same number and protocol, the first is taken."""
     ports: dict[tuple[Protocol, int], ServicePort] = {}
     for port in service.spec.ports or ():
         protocol = Protocol.__members__.get(port.protocol)
@@ -105,7 +105,7 @@ def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol
 def _addresses(
     service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: list[Problem]
 ) -> Iterator[tuple[Kind, str, Place]]:
-    """The addresses to serve here, and where they are bound. Of an address that occurs twice the first counts."""
+    """The addresses to serve here, and where they are bound. Of two equal addresses, the first is taken."""
     seen: set[str] = set()
     for kind, written in _written_addresses(service):
         address = unicast(written)
@@ -157,7 +157,7 @@ def _protected(kind: Kind, address: str, port: int) -> Problem:
 def _node_ports(
     service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: list[Problem]
 ) -> Iterator[tuple[VirtualServerKey, ServicePort]]:
-    """Each node port on each address, in the families that the Service has."""
+    """Each node port on each address of the families that the Service has."""
     if not has_node_ports(service):
         return
     families = {":" in ip for ip in cluster_ips(service)}

@@ -1,7 +1,7 @@
-"""Make Services small for the catalog: keep only the fields that planning reads, and one object of all equal values.
+"""Reduce Services for the catalog: keep only the fields that planning reads, and share equal values.
 
-Many Services have equal ports, policies and states. Labels and annotations can be of any size and mean nothing here:
-`kubectl apply` stores the whole object in one.
+Many Services have equal ports, policies and states. Labels and annotations can be of any size, and planning reads few
+of them: `kubectl apply` stores the whole object in an annotation.
 """
 
 from collections.abc import Collection, Hashable
@@ -19,7 +19,7 @@ _LABEL_NAMES = frozenset({HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL})
 
 
 def interned(service: Service) -> Service:
-    """A Service that planning reads the same way, in less memory. The watcher keeps the resourceVersion."""
+    """The Service with the fields that planning reads, in less memory. The watcher keeps the resourceVersion."""
     return Service(_metadata(service.metadata), _spec(service.spec), _shared(service.status))
 
 
@@ -48,12 +48,12 @@ def _spec(spec: ServiceSpec) -> ServiceSpec:
 
 
 def _only(names: Collection[str], texts: dict[str, str] | None) -> dict[str, str] | None:
-    """Those of these names; None if there are none."""
+    """The entries with these names, or None if there are none."""
     return {name: text for name, text in (texts or {}).items() if name in names} or None
 
 
 def _shared(value: T) -> T:
-    """The equal value that is in use already. Beyond a few thousand values, those unused for longest are forgotten."""
+    """The first object that was equal to `value`. Of more than 4,096 values, the least recently used are forgotten."""
     return cast("T", _known(value))
 
 

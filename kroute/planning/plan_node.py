@@ -9,17 +9,17 @@ from kroute.settings import Settings
 
 
 def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> NodePlan:
-    """Plan the node itself; `is_known`: whether its Node object exists."""
+    """Plan the node itself. `is_known`: whether its Node object exists."""
     problems = [] if is_known else [_missing(node)]
     entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
     return NodePlan(node, set_entries=tuple(sorted(entries)), problems=tuple(problems))
 
 
 def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:
-    """The networks by which pods are distinguished from others.
+    """The networks whose addresses count as pods.
 
-    Where nobody names any for ClusterCIDR, those of the Node are better than none: they tell this node's pods from
-    clients outside, though not the cluster's.
+    If ClusterCIDR is set without cluster networks, those of the Node are used: they tell this node's pods from outside
+    clients, though not the pods of other nodes.
     """
     if settings.detect_local_mode not in {"ClusterCIDR", "NodeCIDR"}:
         return
@@ -32,7 +32,7 @@ def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) 
             message = f"{subject} of Node {node.name} is not a network; pods in it count as clients outside."
             problems.append(Problem("InvalidPodCIDR", subject, message))
             continue
-        # Not every kind of set has room for /0.
+        # Not every type of ipset accepts a /0.
         yield from map(str, network.subnets() if network.prefixlen == 0 else [network])
 
 

@@ -26,7 +26,7 @@ from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.settings import Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
-"""Seconds; what the API writes where a Service asks for ClientIP affinity and names no timeout."""
+"""Seconds; the API's default for a Service with ClientIP affinity and no timeout."""
 
 NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 
@@ -35,7 +35,7 @@ _LOCAL = "Local"
 
 
 class _Reach(NamedTuple):
-    """What serves a frontend, and the sets that its address and port are in."""
+    """The real servers of a frontend, and the sets that contain its address and port."""
 
     real_servers: tuple[RealServer, ...]
     on_this_node: tuple[RealServer, ...]
@@ -52,10 +52,10 @@ def plan_service(
 ) -> ServicePlan:
     """Plan one Service for one node.
 
-    `slices` are those of the Service. `held` names the older Service behind each address and port that is
-    not this Service's to have. `frontends` are not computed again if the caller has asked for them already.
-    Never fails: whatever cannot be done is a Problem of the plan, and the rest is planned. The parts of a plan are
-    sorted, so plans that say the same are equal.
+    `slices` are those of the Service. `held` names, for each address and port that an older Service has, that Service.
+    `frontends` saves computing them again if the caller has them. Never fails: everything that cannot be done is a
+    Problem of the plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are
+    equal.
     """
     served, known_problems = frontends or frontends_of(service, node, settings)
     if not served:
@@ -90,7 +90,7 @@ def plan_service(
 def _reaches(
     service: Service, frontends: Collection[Frontend], merged: Mapping[Family, MergedSlices], node: NodeFacts
 ) -> list[_Reach]:
-    """What serves each frontend. Those with the same port, family and policy share one answer."""
+    """The real servers and sets of each frontend. Frontends with the same port, family and policy share one result."""
     known: dict[tuple[PortKey, Family, bool], _Reach] = {}
     reaches = []
     for frontend in frontends:
@@ -105,16 +105,17 @@ def _reaches(
 
 
 def _reach_inside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
-    """By `internalTrafficPolicy`. With policy Local and nothing on this node, nothing serves."""
+    """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
     chosen = choose(backends, node, only_local=service.spec.internal_traffic_policy == _LOCAL)
     return _reach(chosen, node, AddressSet.CLUSTER_IP)
 
 
 def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
-    """By `externalTrafficPolicy`. Policy Local binds clients outside; those on this node may use any endpoint.
+    """Apply `externalTrafficPolicy`. Policy Local restricts outside clients; this node's clients may use any endpoint.
 
-    A virtual server cannot tell the one from the other. So where nothing is local it has the cluster's endpoints, and
-    the set keeps clients outside away from it (kubernetes/kubernetes#97081 without its black hole).
+    A virtual server cannot tell the two kinds of clients apart. So when no endpoint is on this node, the virtual server
+    gets the cluster's endpoints, and the set NO_LOCAL keeps outside clients away from it (kubernetes/kubernetes#97081
+    without its black hole).
     """
     if service.spec.external_traffic_policy != _LOCAL:
         return _reach(choose(backends, node), node, AddressSet.EXTERNAL)
@@ -138,7 +139,7 @@ def _virtual_server(key: VirtualServerKey, options: Options, reach: _Reach) -> V
 
 
 def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
-    """What the rules have to know of an address and port."""
+    """The set entries of an address and port."""
     key = frontend.key
     port = (key.address, int(key.protocol), key.port)
     yield from (SetEntry(one, port) for one in reach.sets)
@@ -151,13 +152,16 @@ def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges
 
 
 def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
-    """A connection of this real server to itself must be masqueraded, or it would answer itself directly."""
+    """The set entry that masquerades a real server's connections to itself.
+
+    Without it the pod would answer itself directly.
+    """
     address, port, _ = real_server
     return SetEntry(AddressSet.HAIRPIN, (address, int(key.protocol), port, address))
 
 
 def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
-    """The ready endpoints on this node, each once, whatever its ports; a pod of two families is one."""
+    """The count of ready endpoints on this node, each once, whatever its ports. A pod with two families counts once."""
     port = service.spec.health_check_node_port
     if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != _LOCAL:
         return None
@@ -176,7 +180,7 @@ def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node:
 
 
 def _options(service: Service, settings: Settings, problems: list[Problem]) -> Options:
-    """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
+    """Apply the settings, then `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
     options, complaints = apply_annotations(
         Options(scheduler=settings.scheduler, persistence_timeout=timeout, hairpin=settings.hairpin),
@@ -209,7 +213,7 @@ def _conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:
 
 
 def _endpoint_problems(refused: list[str]) -> list[Problem]:
-    """One Problem for all of a Service's bad endpoints: there may be thousands, and each Problem is an Event."""
+    """One Problem for all of a Service's invalid endpoints: there may be thousands, and each Problem is an Event."""
     if not refused:
         return []
     more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""

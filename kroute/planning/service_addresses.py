@@ -18,9 +18,9 @@ def external_ips(service: Service) -> tuple[str, ...]:
 
 
 def load_balancer_ips(service: Service) -> tuple[str, ...]:
-    """The addresses of the Service's load balancer that nodes serve: not those with `ipMode: Proxy`, nor host names.
+    """The addresses of the Service's load balancer that nodes serve, without host names and those with `ipMode: Proxy`.
 
-    None with the annotation `service.skiplbips`.
+    Empty if the annotation `service.skiplbips` is on.
     """
     ingress = service.status.load_balancer.ingress
     if service.spec.type != "LoadBalancer" or not ingress:

@@ -10,10 +10,10 @@ Ranges = dict[Family, tuple[str, ...]]
 
 
 def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
-    """The networks of the clients that are let in, for each family that is restricted.
+    """The networks whose clients may connect, for each restricted family.
 
-    A family with a /0 is not. One of which nothing is said is closed where the other one is restricted: no client of it
-    is in the list. Text that is no network lets nobody in, and is a Problem.
+    A family with a /0 is not restricted. A family that the list does not name is restricted to nobody if the other one
+    is restricted. Text that is no network allows nobody and is a Problem.
     """
     if not service.spec.load_balancer_source_ranges:
         return {}

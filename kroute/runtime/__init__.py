@@ -1,1 +1,1 @@
-"""The process itself: its run from start to end, its state directory, its memory."""
+"""The process: running it to its end, its state directory, its memory."""

@@ -1,16 +1,16 @@
 """Keep the garbage collector's work small while kroute holds many live objects.
 
-Nearly everything that kroute holds (objects of the API, plans, what was applied) is in no cycle and is freed by its
-reference count the moment it is replaced; cycles come from failures, a few each. Yet a full collection visits
-everything: with 100,000 endpoints that holds the event loop for a quarter of a second and more.
+Nearly everything that kroute holds (objects of the API, plans, applied state) is in no cycle, so its reference count
+frees it when it is replaced. Cycles come from failures, a few each. Yet a full collection visits every object: with
+100,000 endpoints it holds the event loop for a quarter of a second or more.
 
-So there is no full collection while the initial sync is on its way into the kernel, and what is there then is put aside
-(`gc.freeze`): no later collection visits it. From then on a full collection that was slow is the sign to put aside what
-has outlived it. What is put aside is freed as before when nobody refers to it. Only what becomes a cycle of garbage
-after that stays for good: of what is there for long, that is nothing; a watch that ends and begins anew leaves none.
+So there is no full collection until the result of the initial sync is in the kernel. Then all live objects are frozen
+(`gc.freeze`): no later collection visits them. From then on, after a full collection that was slow, the surviving
+objects are frozen as well. Reference counts still free frozen objects. Only a cycle that becomes unreachable after the
+freeze is never freed. Long-lived objects form no cycles, and a watch that restarts leaves none.
 
-The collector starts when there are so many objects more than the last time. Where plans replace plans there are not,
-and the new ones would pile up until some collection met all of them. So it is started after so many plans, too.
+Python starts a collection when the count of objects has grown by a threshold. Plans replace plans, so the count does
+not grow and no collection starts; new plans would pile up. So one is also started after every 256 plans.
 """
 
 import gc
@@ -18,14 +18,14 @@ import time
 from typing import Self
 
 SLOW = 0.004
-"""Seconds that a full collection may take before what it has left is put aside."""
+"""Seconds. After a full collection that took longer, the surviving objects are frozen."""
 
 PLANS = 256
-"""Plans made between two full collections."""
+"""How many plans are made between two full collections."""
 
 _YOUNG = (1_000, 5)
-"""Objects made (less those freed) before the youngest generation is collected, and how many such collections before the
-middle one is."""
+"""How many objects are created (less those freed) before the youngest generation is collected, and how many such
+collections happen before the middle generation is."""
 _NEVER = 1_000_000
 
 
@@ -39,19 +39,19 @@ class GcTuning:
         self._usual = gc.get_threshold()
 
     def __enter__(self) -> Self:
-        """Put aside what was imported. Until `loaded`, only what is young is looked at."""
+        """Freeze the imported objects. Until `loaded`, only the two younger generations are collected."""
         self._usual = gc.get_threshold()
         gc.freeze()
         gc.set_threshold(*_YOUNG, _NEVER)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        gc.set_threshold(*self._usual)  # what was put aside stays so, and the end of the process need not visit it
+        gc.set_threshold(*self._usual)  # frozen objects stay frozen, so the end of the process need not visit them
         if self._has_loaded:
             gc.callbacks.remove(self._watch)
 
     def loaded(self) -> None:
-        """What there is to hold is there: put it aside, and look at everything that comes."""
+        """Freeze what the initial sync has created, and begin with full collections."""
         gc.freeze()
         gc.set_threshold(*_YOUNG, 1)
         gc.callbacks.append(self._watch)
@@ -59,7 +59,7 @@ class GcTuning:
         self._plans = 0
 
     def made(self, plans: int) -> None:
-        """So many plans have been made."""
+        """Count plans that were made."""
         self._plans += plans
         if self._has_loaded and self._plans >= PLANS:
             self._plans = 0

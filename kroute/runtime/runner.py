@@ -1,4 +1,4 @@
-"""Run a program of kroute in the foreground to its end, and say in one line why it cannot go on."""
+"""Run a program of kroute in the foreground to its end, and say in one line why it cannot continue."""
 
 import asyncio
 import signal
@@ -14,11 +14,14 @@ from kroute.watchers.kubernetes.errors import ConfigurationError
 log = structlog.get_logger(__name__)
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
-"""What ends kroute with a sentence instead of a traceback."""
+"""Errors that end kroute with a sentence instead of a traceback."""
 
 
 def stop_signal() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set; they do nothing else from now on. A program asks for it first of all."""
+    """An event that SIGTERM and SIGINT set; they have no other effect from now on.
+
+    To be called before anything else.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -28,7 +31,10 @@ def stop_signal() -> asyncio.Event:
 def run_to_the_end(
     serving: Coroutine[None, None, int], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> int:
-    """Run until it ends; what ends it with a sentence is logged. Returns the exit code."""
+    """Run `serving` to its end and return the exit code.
+
+    An error of `REFUSALS` is logged: 2 for settings, 1 for others.
+    """
     refusals: list[BaseException] = []
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:

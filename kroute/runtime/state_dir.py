@@ -1,4 +1,4 @@
-"""The state directory: who may use it, and whether the agent in it is ready."""
+"""The state directory: which process may use it, and whether the agent in it is ready."""
 
 import fcntl
 import os
@@ -12,15 +12,15 @@ _READY = "ready"
 
 
 class StateDirectoryError(Exception):
-    """The state directory cannot be used, or somebody else uses it."""
+    """The state directory cannot be used, or another process uses it."""
 
 
 class StateDirectoryInUseError(StateDirectoryError):
-    """Another kroute works with the state directory."""
+    """Another kroute uses the state directory."""
 
 
 class StateDirectory:
-    """A state directory that this process alone uses. While its lock is held, no other kroute changes the node."""
+    """A state directory that only this process uses. While its lock is held, no other kroute changes the node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,11 +28,11 @@ class StateDirectory:
     @classmethod
     @contextmanager
     def claim(cls, path: Path) -> Iterator[Self]:
-        """Hold the directory's lock; the kernel releases it when the process ends.
+        """Hold the directory's lock. The kernel releases it when the process ends.
 
         Raises:
             StateDirectoryInUseError: another kroute holds it.
-            StateDirectoryError: the directory cannot be made.
+            StateDirectoryError: the directory cannot be created.
         """
         descriptor = _lock(path)
         try:
@@ -44,22 +44,22 @@ class StateDirectory:
             os.close(descriptor)
 
     def mark_ready(self) -> None:
-        """Say, by the file `ready`, that everything which was listed at the start is in the kernel."""
+        """Create the file `ready`: everything listed at the start is in the kernel."""
         (self.path / _READY).touch()
 
     def empty(self) -> None:
-        """Remove what kroute keeps here; for cleanup."""
+        """Remove kroute's own files here, for cleanup."""
         for name in (_LOCK, _READY):
             (self.path / name).unlink(missing_ok=True)
 
 
 def is_agent_ready(path: Path) -> bool:
-    """Whether the agent of this state directory has said that it is ready; for who does not hold the lock."""
+    """Whether the agent of this state directory is ready. For callers that do not hold the lock."""
     return (path / _READY).exists()
 
 
 def _lock(path: Path) -> int:
-    """A descriptor that holds the lock of the directory, which is made if need be."""
+    """A descriptor that holds the lock of the directory, which is created if need be."""
     try:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

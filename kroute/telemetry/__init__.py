@@ -1,1 +1,1 @@
-"""What others see of a running agent: health, metrics, the status page, Events."""
+"""What a running agent exposes: health, metrics, the status page, Events."""

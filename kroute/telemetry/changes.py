@@ -1,18 +1,17 @@
-"""One observer of what becomes of changes: read, planned and published, passed by every stage.
+"""Observe each change of an object until the kernel has it: read, planned, published, passed by every stage.
 
-Three kinds of figures come of these moments:
+Three kinds of figures result:
 
-- Programming latency: from the moment at which a change has been read to the kernel's being changed. A change has been
-  read when the watchers pass it on: it is out of the socket and decoded. The kernel is changed when the Service's plan
-  has passed all stages (kroute/reconcile/stage_gate.py). For a new VIP that is the moment at which its address may be
-  bound, which comes next. The initial sync is none of this: it is kroute's start.
+- Programming latency: from the moment at which a change has been read to the moment at which the kernel is changed. A
+  change has been read when the watchers pass it on, received and decoded. The kernel is changed when the Service's plan
+  has passed all stages (kroute/reconcile/stage_gate.py). For a new VIP, that is when its address may be bound, which
+  comes next. The initial sync is not counted: it is kroute's start.
 - Network programming: from the change of a pod, as its EndpointSlice says, to the same moment. This is an SLI of
-  Kubernetes. It includes the clock of the EndpointSlice's writer, so it is no measure of kroute alone. Sources:
+  Kubernetes. It includes the clock of the EndpointSlice's writer, so it does not measure kroute alone. Sources:
   kubernetes sig-scalability/slos/network_programming_latency.md, pkg/proxy/endpointschangetracker.go.
 - Counts of changes by kind, and when the last one was read.
 
-Changes that are read together have the time of the first of them. A plan that replaces one which is still on its way
-is what both have become: with it, or with a newer one, both are done.
+Changes that are read together have the time of the first of them. A plan that replaces one in progress completes both.
 """
 
 import time
@@ -32,35 +31,37 @@ LATENCY_BOUNDS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
 )
-"""Upper bounds, in seconds, of the ranges in which programming latencies are counted."""
+"""Upper bounds, in seconds, of the histogram of programming latencies."""
 
 NETWORK_BOUNDS = (
     *(0.25, 0.5, *map(float, range(1, 60))),
     *(*map(float, range(60, 120, 5)), *map(float, range(120, 301, 30))),
 )
-"""Seconds: the ranges in which kube-proxy counts network programming (pkg/proxy/metrics/metrics.go)."""
+"""Upper bounds, in seconds, of the histogram of network programming: those of kube-proxy
+(pkg/proxy/metrics/metrics.go)."""
 
 KEPT = 8192
-"""How many of the newest latencies are kept one by one."""
+"""How many of the newest latencies are kept individually."""
 
 APART = 4
-"""How many plans of one Service are tracked separately while they are on their way; more count as the last of these."""
+"""How many plans of one Service are tracked separately while in progress. Further ones replace the last of these."""
 
 MOST_OF_A_SERVICE = 100
-"""Changes of one Service whose trigger times are kept at once; further ones are not measured."""
+"""How many trigger times of one Service are kept at once. Further changes are not measured."""
 
 
 class Measurement(NamedTuple):
-    """One plan: when it was done by the monotonic clock, and how many seconds it had taken."""
+    """One completed plan: when it was completed, by the monotonic clock, and how many seconds it had taken."""
 
     end: float
     seconds: float
 
 
 class LatencyStatistics(msgspec.Struct):
-    """Plans since the start: how many have been done, their seconds together, and how many by length.
+    """The latencies of all plans since the start: how many plans are completed, their total seconds, and a histogram.
 
-    `waiting` is how many are on their way, `oldest` for how many seconds the first of them has been.
+    `waiting` is how many Services have plans in progress. `oldest` is for how many seconds the first of these plans has
+    been.
     """
 
     count: int
@@ -71,7 +72,7 @@ class LatencyStatistics(msgspec.Struct):
 
 
 class _Underway:
-    """A plan on its way: its generation, since when, and the stages of going live that are still before it."""
+    """A plan in progress: its generation, since when, and the stages that it has not passed yet."""
 
     __slots__ = ("before", "generation", "since")
 
@@ -80,7 +81,7 @@ class _Underway:
         self.replaced_by(generation)
 
     def replaced_by(self, generation: int) -> None:
-        """What it stands for is done when this generation is."""
+        """Complete this plan when the one of this generation is completed."""
         self.generation = generation
         self.before = set(GOING_LIVE)
 
@@ -88,8 +89,8 @@ class _Underway:
 class ChangeObserver:
     """Follows changes from their source to the kernel.
 
-    `clock` gives seconds and never goes back; `now` is the Unix time. Pods' changes from before the start are left out
-    of `network_programming`, as in kube-proxy: it is not this process that was late.
+    `clock` gives monotonic seconds, `now` the Unix time. `network_programming` leaves out changes of pods before the
+    start, as kube-proxy does: this process did not cause their delay.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ChangeObserver:
         self._triggers_underway: dict[ObjectKey, list[float]] = {}
 
     def read(self, changes: Sequence[Change]) -> None:
-        """These changes have been read, and go to the catalog."""
+        """Record changes that have been read and go to the catalog."""
         self.last_read = self._now()
         if self._read_at is None:
             self._read_at = self._clock()
@@ -130,9 +131,9 @@ class ChangeObserver:
             self._eligibility.read(change)
 
     def published(self, plans: Iterable[Plan]) -> None:
-        """These plans are what has become of changes."""
+        """Record plans that result from the changes."""
         if self._read_at is None:
-            return  # nothing was read: the node has changed
+            return  # no change was read: the node has changed
         for plan in plans:
             underway = self._underway.setdefault(plan.key, [])
             if len(underway) < APART:
@@ -141,7 +142,7 @@ class ChangeObserver:
                 underway[-1].replaced_by(plan.generation)
 
     def planned(self) -> None:
-        """All that was read has been planned. What makes no difference on this node is done."""
+        """Record that everything read has been planned. A change without a new plan is completed."""
         self._read_at = None
         for key, triggered in self._triggers_read.items():
             if key in self._underway:
@@ -151,7 +152,7 @@ class ChangeObserver:
         self._triggers_read.clear()
 
     def passed(self, stage: Stage, plans: Iterable[Revision]) -> None:
-        """These plans have passed a stage."""
+        """Record plans that have passed a stage."""
         if not self._underway:
             return
         for plan in plans:
@@ -165,11 +166,11 @@ class ChangeObserver:
                 self._done(plan.key, underway)
 
     def ineligible(self) -> str | None:
-        """Why load balancers should send nothing new to this node; None if they may."""
+        """Why load balancers should send no new connections to this node, or None."""
         return self._eligibility.ineligible
 
     def statistics(self) -> LatencyStatistics:
-        """The programming latencies as they are now."""
+        """The current programming latencies."""
         oldest = min((underway[0].since for underway in self._underway.values()), default=None)
         return LatencyStatistics(
             count=self._latency.count,
@@ -180,7 +181,10 @@ class ChangeObserver:
         )
 
     def _done(self, key: ObjectKey, underway: list[_Underway]) -> None:
-        """Measure those that have passed all stages: the first ones, since what one has passed those before it have."""
+        """Measure the plans that have passed all stages.
+
+        These are the first ones: a stage passes older plans with newer ones.
+        """
         now = self._clock()
         while underway and not underway[0].before:
             seconds = now - underway.pop(0).since

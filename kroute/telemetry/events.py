@@ -1,7 +1,7 @@
-"""Problems and turning points become log lines and Kubernetes Events (`events.k8s.io/v1`), once for each cause.
+"""Write problems and turning points as log lines and Kubernetes Events (`events.k8s.io/v1`), once for each cause.
 
-Events about a Service are in its namespace. Those about this node are in `default`, with the Node's name as its uid:
-that is how the kubelet writes them, and where `kubectl describe node` looks.
+Events about a Service are in its namespace. Events about this node are in `default`, with the Node's name as its uid:
+the kubelet writes them so, and `kubectl describe node` expects that.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from kroute.model.plan import NodePlan, Plan, Problem
 log = structlog.get_logger()
 
 CONTROLLER = "kroute.io/kroute"
-NOTE_LIMIT = 1024  # characters: the API's own bound on `note`
+NOTE_LIMIT = 1024  # characters: the API's limit for `note`
 QUEUE_LIMIT = 1000
 _SECONDS_BETWEEN_EVENTS = 0.1
 
 CreateObject = Callable[[str, dict[str, Any]], Awaitable[None]]
-"""Create an object: the collection's path and the body. Raises what the API refuses."""
+"""Creates an object: the collection's path and the body. Raises the API's refusal."""
 
 
 class _Subject(NamedTuple):
-    """What an Event is about."""
+    """The object that an Event is about."""
 
     kind: str
     namespace: str
@@ -38,7 +38,7 @@ class _Subject(NamedTuple):
 
 
 class _PendingEvent(NamedTuple):
-    """An Event that waits to be written; `type` and `action` are the API's fields."""
+    """An Event that is to be written. `type` and `action` are the API's fields."""
 
     subject: _Subject
     type: str
@@ -48,33 +48,32 @@ class _PendingEvent(NamedTuple):
 
 
 class EventRecorder:
-    """Writes each problem once. A Service that goes and comes back starts anew.
+    """Writes each problem once. After a Service was deleted, a new one of the same name has its own problems.
 
-    `uid_of` gives the Service's uid, which the Event needs to be shown by `kubectl describe`.
+    `uid_of` gives the Service's uid: without it, `kubectl describe` does not show the Event.
     """
 
     def __init__(self, node_name: str, uid_of: Callable[[ObjectKey], str], create: CreateObject | None) -> None:
         self._node = _Subject("Node", "", node_name, node_name)
         self._uid_of = uid_of
         self._create = create
-        self._said: dict[ObjectKey | None, set[tuple[str, str]]] = {}  # None: of the node
+        self._said: dict[ObjectKey | None, set[tuple[str, str]]] = {}  # key None: the node's
         self._waiting: asyncio.Queue[_PendingEvent] = asyncio.Queue(QUEUE_LIMIT)
 
     def report(self, key: ObjectKey, problem: Problem) -> None:
-        """Log a Service's problem and let its Event wait, unless that was done before for this Service and subject."""
+        """Log a Service's problem and queue its Event, once for each Service, reason and subject."""
         if self._is_news(key, problem):
             log.warning("service.problem", service=str(key), reason=problem.reason, message=problem.message)
             subject = _Subject("Service", key.namespace, key.name, self._uid_of(key))
             self._let_wait(_PendingEvent(subject, "Warning", "Plan", problem.reason, problem.message))
 
     def report_on_node(self, problem: Problem) -> None:
-        """The same for a problem of this node."""
+        """Log a problem of this node and queue its Event, once for each reason and subject."""
         if self._is_news(None, problem):
             log.warning("node.problem", reason=problem.reason, message=problem.message)
             self._let_wait(_PendingEvent(self._node, "Warning", "Operate", problem.reason, problem.message))
 
     def report_all(self, plan: Plan) -> None:
-        """Report every problem of a plan."""
         for problem in plan.problems:
             if isinstance(plan, NodePlan):
                 self.report_on_node(problem)
@@ -82,15 +81,15 @@ class EventRecorder:
                 self.report(plan.key, problem)
 
     def announce(self, reason: str, note: str) -> None:
-        """Let an Event about this node wait that is no problem; the caller logs it."""
+        """Queue an Event about this node that is no problem. The caller logs it."""
         self._let_wait(_PendingEvent(self._node, "Normal", "Operate", reason, note))
 
     def forget(self, key: ObjectKey) -> None:
-        """The Service is gone: what is wrong with a later one of this name is news."""
+        """Forget the problems of a deleted Service, so that those of a later one with this name are reported."""
         self._said.pop(key, None)
 
     async def run(self) -> None:
-        """Write the Events that wait, slowly; one that the API refuses is logged and given up."""
+        """Write the queued Events, at most ten a second. An Event that the API refuses is logged and dropped."""
         while self._create is not None:
             event = await self._waiting.get()
             namespace = event.subject.namespace or "default"

@@ -1,7 +1,7 @@
-"""Whether kroute does its work, and whether this node should get traffic: the rules and the JSON of kube-proxy.
+"""Whether kroute works, and whether this node should get traffic: the rules and the JSON of kube-proxy.
 
-`/healthz` is for load balancers, `/livez` for what restarts kroute, `/readyz` for what waits for it. Sources:
-kubernetes pkg/proxy/healthcheck/proxy_health.go and KEP-3836. kube-proxy has no `/readyz`.
+`/healthz` is for load balancers, `/livez` for whoever restarts kroute, `/readyz` for whoever waits until it is ready.
+Sources: kubernetes pkg/proxy/healthcheck/proxy_health.go and KEP-3836. kube-proxy has no `/readyz`.
 """
 
 import time
@@ -17,7 +17,7 @@ from kroute.reconcile.pass_status import ControllerStatistics
 
 
 class HealthEndpoint(StrEnum):
-    """What is asked, by its path."""
+    """The probes, by path."""
 
     HEALTHZ = "/healthz"
     LIVEZ = "/livez"
@@ -25,21 +25,21 @@ class HealthEndpoint(StrEnum):
 
 
 class Workers(Protocol):
-    """Whose health it is: `kroute.controllers.node_controllers.NodeControllers`."""
+    """The workers whose health is probed: `kroute.controllers.node_controllers.NodeControllers`."""
 
     @property
     def is_live(self) -> bool:
         """Whether everything of the initial sync is served."""
 
     def complaints(self) -> list[str]:
-        """Why they do not do their work."""
+        """The reasons why they do not work; empty if they do."""
 
     def statistics(self) -> Mapping[str, ControllerStatistics]:
-        """Each controller's counters."""
+        """Each controller's counters, by name."""
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The answer to a probe. The first three fields are kube-proxy's; `causes` says why it is not healthy."""
+    """The answer to a probe. The first three fields are kube-proxy's. `causes` says why it is not healthy."""
 
     last_updated: str
     current_time: str
@@ -54,12 +54,12 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class Health:
-    """Answers probes, and counts its answers by probe and status."""
+    """Answers probes, and counts the answers by probe and status."""
 
     def __init__(
         self, workers: Workers, ineligible: Callable[[], str | None], now: Callable[[], float] = time.time
     ) -> None:
-        """`ineligible` says why this node should get no more traffic, None if it should; `now` is the Unix time."""
+        """`ineligible` says why this node should get no new traffic, or None. `now` is the Unix time."""
         self.answers: dict[tuple[HealthEndpoint, int], int] = {
             (probe, int(status)): 0
             for probe in HealthEndpoint
@@ -70,16 +70,16 @@ class Health:
         self._now = now
 
     def answer(self, probe: HealthEndpoint) -> ProbeAnswer:
-        """The answer to a probe, which is counted."""
+        """Answer a probe, and count the answer."""
         answer = self.look(probe)
         self.answers[probe, int(answer.status)] += 1
         return answer
 
     def look(self, probe: HealthEndpoint) -> ProbeAnswer:
-        """The answer to a probe, which is not counted.
+        """The answer to a probe, without counting it.
 
-        While it starts kroute is healthy, as kube-proxy is: what an earlier run left still serves. It is ready once it
-        serves the initial sync.
+        kroute is healthy while it starts, like kube-proxy: the kernel still serves what an earlier run has left. It is
+        ready once the initial sync is served.
         """
         causes = self._workers.complaints()
         reason = self._ineligible() if probe is HealthEndpoint.HEALTHZ else None
@@ -97,7 +97,7 @@ class Health:
         )
 
     def last_updated(self) -> float:
-        """When, in Unix time, every controller had last done a pass that did not fail; 0 for never."""
+        """The earliest of the controllers' last successful passes, in Unix time; 0 if a controller had none."""
         return min((each.last_success for each in self._workers.statistics().values()), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""`/healthz`, `/livez` and `/readyz`, as the health port and the metrics port answer them.
+"""The HTTP answers to `/healthz`, `/livez` and `/readyz` on the health port and the metrics port.
 
 Importing this module loads aiohttp.
 """
@@ -14,7 +14,7 @@ _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosni
 
 
 def probe_response(health: Health, path: str) -> web.Response | None:
-    """The answer to a probe; None if this is the path of none."""
+    """The response to a probe, or None if `path` is not that of a probe."""
     try:
         probe = HealthEndpoint(path)
     except ValueError:
@@ -24,7 +24,7 @@ def probe_response(health: Health, path: str) -> web.Response | None:
 
 
 class HealthServer:
-    """Answers nothing but probes: its port is open to load balancers."""
+    """Answers only probes: its port is open to load balancers."""
 
     def __init__(self, health: Health) -> None:
         self._health = health

@@ -1,7 +1,7 @@
-"""What the kernel has of the Services that are planned, read when somebody asks.
+"""Read the kernel's state of the planned Services on request.
 
-A reading costs up to a second of processor time where there are 100,000 real servers. So what it adds up to is kept for
-a time in proportion to what it took, and who asks for more learns how long to wait before asking again.
+A scan costs up to a second of processor time for 100,000 real servers. So the summary is cached for a multiple of the
+time that the scan took. A caller is told how long to wait before asking again.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
 
 COST_SHARE = 20
-"""A reading is worth this many times the time it took: at most 5 % of the time goes into readings."""
+"""A scan is cached for this many times the time that it took. So scans take at most 5 % of the time."""
 SHORTEST = 1.0
-"""Seconds for which a reading is good at least."""
+"""Seconds for which a scan is cached at least."""
 
 
 Scan = AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]
-"""The virtual servers of the kernel in parts, so that nobody holds all of them."""
+"""The kernel's virtual servers in parts, so that they are never all in memory."""
 
 
 class IpvsReader(Protocol):
-    """What is read from: `kroute.kernel.ipvs.client.Ipvs`."""
+    """An IPVS client for reading: `kroute.kernel.ipvs.client.Ipvs`."""
 
     def scan(self, expected: Collection[VirtualServerKey] = ()) -> Scan:
-        """All virtual servers, at least those that are `expected`."""
+        """All virtual servers, at least those in `expected`."""
 
     async def traffic(self) -> Mapping[VirtualServerKey, Traffic]:
-        """What has gone through each."""
+        """The traffic counters of each virtual server."""
 
 
 class ServiceTraffic(NamedTuple):
-    """The connections that a Service has on this node, and what has gone through its virtual servers."""
+    """A Service's connections on this node, and the total traffic of its virtual servers."""
 
     key: ObjectKey
     active: int
@@ -48,10 +48,10 @@ class ServiceTraffic(NamedTuple):
 
 
 class KernelSummary(NamedTuple):
-    """What a reading adds up to.
+    """The totals of one scan.
 
-    `virtual_servers` and `real_servers` are counted by their condition. `services` are those
-    with most connections, as many as there may be; `omitted` is how many more there are.
+    `virtual_servers` and `real_servers` are counted by condition. `services` are those with the most connections, up to
+    the limit. `omitted` is how many more Services there are.
     """
 
     virtual_servers: Mapping[Condition, int]
@@ -63,7 +63,7 @@ class KernelSummary(NamedTuple):
 
 
 class KernelReader:
-    """Reads for whoever asks, one reading at a time. `limit` is how many Services a summary lists."""
+    """Scans on request, one scan at a time. `limit` is how many Services a summary lists."""
 
     def __init__(
         self,
@@ -83,11 +83,14 @@ class KernelReader:
 
     @property
     def worth(self) -> float:
-        """Seconds for which the last reading was good."""
+        """Seconds for which the last scan is cached."""
         return self._worth
 
     async def states(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, VirtualServerState]:
-        """These virtual servers as they are now, as far as they are there. Raises KernelError."""
+        """The kernel's current state of these virtual servers; those that do not exist are left out.
+
+        Raises KernelError.
+        """
         async with self._busy:
             started = self._clock()
             async with self._open_ipvs() as ipvs:
@@ -96,7 +99,7 @@ class KernelReader:
             return found
 
     async def summary(self) -> KernelSummary:
-        """What the kernel has, or had a moment ago. Raises KernelError."""
+        """The totals of a scan now, or of a cached one. Raises KernelError."""
         async with self._busy:
             started = self._clock()
             if self._summary is None or started >= self._good_until:
@@ -116,7 +119,7 @@ class KernelReader:
 async def summarize(
     plans: Collection[ServicePlan], scan: Scan, traffic: Mapping[VirtualServerKey, Traffic], limit: int
 ) -> KernelSummary:
-    """Add up what the kernel has of these plans; other tasks run in between."""
+    """Compute the totals of the kernel's state of these plans. Other tasks run in between."""
     tally = _Tally()
     async for batch in sliced(plans):
         tally.planned(batch)
@@ -136,7 +139,7 @@ async def summarize(
 
 
 class _Tally:
-    """Counts what is found of plans. What is not found is missing."""
+    """Counts the planned objects by condition. What the scan does not find is missing."""
 
     def __init__(self) -> None:
         self.plans: list[ServicePlan] = []
@@ -147,7 +150,7 @@ class _Tally:
         self._inactive: Counter[ObjectKey] = Counter()
 
     def planned(self, plans: Iterable[ServicePlan]) -> None:
-        """These are to be found."""
+        """Add plans, whose objects are missing until found."""
         for plan in plans:
             if plan.virtual_servers:
                 self.plans.append(plan)
@@ -157,7 +160,7 @@ class _Tally:
                 self.real_servers[Condition.MISSING] += len(it.real_servers)
 
     def found(self, key: VirtualServerKey, state: VirtualServerState) -> None:
-        """The kernel has this virtual server."""
+        """Record a virtual server that the kernel has."""
         planned = self._planned.get(key)
         if planned is None:
             return
@@ -173,7 +176,7 @@ class _Tally:
         self._inactive[service] += sum([real.inactive for real in present])
 
     def of_service(self, plan: ServicePlan, traffic: Mapping[VirtualServerKey, Traffic]) -> ServiceTraffic:
-        """What was found of a Service, with what has gone through its virtual servers."""
+        """The connections found for a Service, and the total traffic of its virtual servers."""
         passed = [traffic[it.key] for it in plan.virtual_servers if it.key in traffic]
         total = Traffic(*map(sum, zip(*passed, strict=True)))
         return ServiceTraffic(plan.key, self._active[plan.key], self._inactive[plan.key], total)

@@ -1,8 +1,9 @@
-"""How long the event loop is busy between two looks at its sockets.
+"""Measure how long the event loop is busy between two polls of its sockets.
 
-What runs in one round of the loop delays everything else, whether it is one slow callback or many quick ones; so a
-round is what is measured. The loop asks its selector once a round, and the selector takes the time: a round in which
-there is more to do at once costs one look at the clock, one that ends in waiting costs two, an idle loop nothing.
+Everything that runs in one round of the loop delays all other work, whether it is one slow callback or many quick ones.
+So whole rounds are measured. The loop polls its selector once a round, and the selector measures the time. A round that
+ends with more work to do costs one reading of the clock, one that ends in waiting costs two, and an idle loop costs
+nothing.
 """
 
 import asyncio
@@ -17,22 +18,22 @@ import msgspec
 from kroute.histogram import Histogram
 
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Upper bounds, in seconds, of the ranges in which rounds are counted."""
+"""Upper bounds, in seconds, of the histogram of rounds."""
 
 LONG = 0.01
-"""Seconds from which a round is kept with its time, as far as there is room."""
+"""Seconds. A round that takes at least as long is kept individually; of these, the newest `KEPT`."""
 KEPT = 512
 
 
 class Round(NamedTuple):
-    """One round of the loop: when it ended by the monotonic clock, and for how many seconds it was busy."""
+    """One round of the loop: when it ended, by the monotonic clock, and for how many seconds it was busy."""
 
     end: float
     seconds: float
 
 
 class LoopStatistics(msgspec.Struct):
-    """Rounds of the loop since its start: how many, their seconds together, the longest, and how many by length."""
+    """Rounds of the loop since its start: how many, their total seconds, the longest, and a histogram."""
 
     rounds: int
     busy: float
@@ -41,7 +42,7 @@ class LoopStatistics(msgspec.Struct):
 
 
 class LoopWatch:
-    """Measures one event loop, which is made by `new_loop`."""
+    """Measures the event loop that `new_loop` creates."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +52,7 @@ class LoopWatch:
         self.long_rounds: deque[Round] = deque(maxlen=KEPT)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
-        """A new event loop that is watched from now on."""
+        """A new event loop that is measured from now on."""
         self._began = self._clock()
         return asyncio.SelectorEventLoop(_TimedSelector(self))
 
@@ -59,7 +60,7 @@ class LoopWatch:
         self._began = self._clock()
 
     def ended(self) -> None:
-        """The round is over, and the next one begins."""
+        """Record the end of a round, and the beginning of the next one."""
         now = self._clock()
         seconds = now - self._began
         self._began = now
@@ -69,19 +70,19 @@ class LoopWatch:
             self.long_rounds.append(Round(now, seconds))
 
     def statistics(self) -> LoopStatistics:
-        """The counts as they are now; `longest` is 0 as long as no round has taken `LONG`."""
+        """The current counts. `longest` is 0 as long as no round has taken `LONG`."""
         return LoopStatistics(self._rounds.count, self._rounds.sum, self._longest, self._rounds.counts)
 
 
 class _TimedSelector(selectors.EpollSelector):
-    """Tells when it is asked, and when it has answered."""
+    """Reports to a LoopWatch when it is polled and when it returns."""
 
     def __init__(self, watch: LoopWatch) -> None:
         super().__init__()
         self._watch = watch
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout <= 0:  # it answers at once: that is part of the round
+        if timeout is not None and timeout <= 0:  # it returns at once, so this is part of the round
             found = super().select(timeout)
             self._watch.ended()
             return found

@@ -1,8 +1,8 @@
-"""What the metrics port answers: `/metrics`, the status page on `/`, the probes, and kube-proxy's `/proxyMode`.
+"""The metrics port: `/metrics`, the status page on `/`, the probes, and kube-proxy's `/proxyMode`.
 
-Everything is read-only. The page names Services and pods, and a browser on the same machine reaches a port of loopback:
-so there, a request under another name than loopback's is refused (that is how DNS rebinding looks), and the page may
-load and run only what is shipped with it.
+Everything is read-only. The page names Services and pods, and a browser on the same machine can reach a port on
+loopback. So such a port refuses requests whose Host is not a loopback name, as a DNS rebinding attack would send them.
+The page may load and run only files that are shipped with it.
 
 Importing this module loads aiohttp.
 """
@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 class MetricsServer:
-    """Answers on the metrics port. `only_loopback`: whether nobody else is to get in there."""
+    """Answers on the metrics port. `only_loopback`: whether requests must name a loopback host."""
 
     def __init__(
         self,

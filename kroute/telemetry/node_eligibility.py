@@ -1,21 +1,24 @@
-"""Whether load balancers should send new connections to this node, as its Node object says."""
+"""Whether load balancers should send new connections to this node, by its Node object."""
 
 from kroute.model.objects import Applied, Change, Deleted, Node, ObjectKey
 
 REMOVAL_TAINT = "ToBeDeletedByClusterAutoscaler"
-"""The cluster autoscaler's mark on a node that it is about to remove (its utils/taints package)."""
+"""The cluster autoscaler's taint on a node that it is about to remove (its utils/taints package)."""
 
 
 class NodeEligibility:
-    """The rule is kube-proxy's (proxy_health.go, SyncNode): a Node that is being deleted, or has REMOVAL_TAINT."""
+    """Ineligible is a Node that is being deleted, or has REMOVAL_TAINT.
+
+    This is kube-proxy's rule (proxy_health.go, SyncNode).
+    """
 
     def __init__(self, node_name: str) -> None:
         self.ineligible: str | None = None
-        """Why nothing new should be sent to this node; None if it may be, also while nothing is known."""
+        """Why no new connections should go to this node. None if they may, also before the Node object is known."""
         self._node = ObjectKey("", node_name)
 
     def read(self, change: Change) -> None:
-        """Look at a change; only those of this Node matter."""
+        """Take the change into account if it is of this Node."""
         match change:
             case Applied(Node() as node) if node.key == self._node:
                 self.ineligible = _why_ineligible(node)

@@ -1,6 +1,6 @@
-"""What others may know of a running agent: health, metrics, the status page, and Events about the node.
+"""What a running agent exposes: health, metrics, the status page, and Events about the node.
 
-Nothing here changes what is served, and no failure of it ends kroute.
+Nothing here changes what is served, and no failure here ends kroute.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 LOOPBACK = ("127.", "::1")
 SCRAPE_SECONDS = 30.0
-"""How long a scrape may take, to its last byte."""
+"""Seconds that a scrape may take, to its last byte."""
 
 
 class _Servers(NamedTuple):
@@ -44,7 +44,10 @@ class _Servers(NamedTuple):
 
 
 class Observation:
-    """Looks on. `changes` sees what becomes of changes; `statistics` gives what the agent counts, as it is now."""
+    """Runs everything that the agent exposes.
+
+    `changes` follows changes; `statistics` gives the agent's current counts.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Observation:
         self._privileges = PrivilegeWatch(statistics, self._report, settings.resync_period)
 
     async def run(self) -> None:
-        """Answer and tell until cancelled."""
+        """Answer requests and write Events until cancelled."""
         parts = {"privileges": self._privileges.run(), "start": self._announce_start()}
         if self._settings.healthz_bind_address is not None:
             parts["healthz"] = self._serve_health(self._settings.healthz_bind_address)
@@ -125,7 +128,7 @@ class Observation:
 
 
 async def _harmless(name: str, part: Coroutine[None, None, None]) -> None:
-    """Run a part; a defect of it is logged and ends nothing else."""
+    """Run a part. If it fails, the failure is logged and nothing else ends."""
     try:
         await part
     except Exception:
@@ -133,7 +136,7 @@ async def _harmless(name: str, part: Coroutine[None, None, None]) -> None:
 
 
 def _load_servers() -> _Servers:
-    """Load aiohttp, which takes a third of a second: in a thread."""
+    """Load aiohttp, which takes a third of a second. To be called in a thread."""
     from kroute.telemetry.health_server import HealthServer  # noqa: PLC0415
     from kroute.telemetry.metrics_server import MetricsServer  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Notices when kroute is denied what it was allowed before: a capability of its own, or a verb at the API server."""
+"""Report when kroute has lost a privilege: a capability of its process, or a verb at the API server."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ REASON = "PrivilegeLost"
 
 
 class PrivilegeWatch:
-    """Looks every `period` seconds, and reports each lost privilege."""
+    """Checks every `period` seconds, and reports each lost privilege."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class PrivilegeWatch:
         self._may_change_network = may_change_network
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Check periodically until cancelled."""
         while True:
             await asyncio.sleep(self._period)
             self.look()
 
     def look(self) -> None:
-        """Report what is denied; the receiver publishes each report once."""
+        """Report what is denied. The receiver writes each report once."""
         if not self._may_change_network():
             self._report_lost("capability NET_ADMIN", "this process has lost the capability NET_ADMIN", _CONTAINER)
         statistics = self._statistics()

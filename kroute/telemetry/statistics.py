@@ -1,4 +1,4 @@
-"""Everything about the agent that can be counted, in one answer on its socket."""
+"""All counters of the agent, in one answer on its socket."""
 
 import gc
 import time
@@ -24,8 +24,11 @@ class MemoryStatistics(msgspec.Struct):
 
 
 class WatchStatistics(msgspec.Struct):
-    """What the watch of one kind has done: requests, events and failures, the objects that there are, and the newest
-    resourceVersion that has been read (empty: none). `denied` are the failures that want of a permission caused."""
+    """The counters of one kind's watch.
+
+    `objects` are the known ones. `resource_version` is the newest that was read (empty: none). `denied` are the
+    failures that a missing permission caused.
+    """
 
     lists: int
     watches: int
@@ -40,7 +43,7 @@ class WatchStatistics(msgspec.Struct):
 class Statistics(msgspec.Struct):
     """Counts since the agent's start.
 
-    `now` is the time by the monotonic clock, `unix_time` by the other; `cpu` is seconds on a processor. `collections`
+    `now` is the monotonic clock's time, `unix_time` the wall clock's. `cpu` is seconds of processor time. `collections`
     are the garbage collector's, by generation.
     """
 
@@ -58,7 +61,7 @@ class Statistics(msgspec.Struct):
 
 
 class NewestMeasurements(msgspec.Struct):
-    """What is kept one by one: the newest long rounds of the event loop, and the newest programming latencies."""
+    """Measurements that are kept individually: the newest long rounds of the event loop, and the newest latencies."""
 
     rounds: list[Round]
     latencies: list[Measurement]
@@ -72,7 +75,7 @@ def statistics(
     loop: LoopStatistics,
     latency: LatencyStatistics,
 ) -> Statistics:
-    """What the parts count, with what the process itself does."""
+    """The counters of the parts, with those of the process."""
     return Statistics(
         now=time.monotonic(),
         unix_time=time.time(),

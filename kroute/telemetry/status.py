@@ -1,4 +1,4 @@
-"""What the status page shows, as JSON."""
+"""The content of the status page, as JSON."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,12 +21,12 @@ from kroute.telemetry.kernel_reader import KernelReader
 SERVICES_A_PAGE = 50
 MOST_PROBLEMS = 100
 LONGEST_SEARCH = 320
-"""Characters: a namespace, a slash and a name are no longer."""
+"""Characters: the longest NAMESPACE/NAME."""
 SHORTEST_REFRESH = 5.0
 
 
 class ControllerRow(msgspec.Struct):
-    """One controller; `depth` and `lag` (seconds) are those of its queue."""
+    """One controller. `depth` and `lag` (seconds) are those of its queue."""
 
     name: str
     depth: int
@@ -39,7 +39,7 @@ class ControllerRow(msgspec.Struct):
 
 
 class ServicesPage(msgspec.Struct):
-    """One page of those of the `total` Services that match what was searched for; pages are counted from 1."""
+    """One page of the Services that match a search, out of `total`. Pages are counted from 1."""
 
     total: int
     matching: int
@@ -49,7 +49,7 @@ class ServicesPage(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """Everything on the page. `refresh_after` is how many seconds to wait before asking again."""
+    """Everything on the page. `refresh_after` is how many seconds to wait before the next request."""
 
     version: str
     node: str
@@ -64,7 +64,7 @@ class Status(msgspec.Struct):
 
 
 class StatusPage:
-    """Puts a status together for one page of Services at a time: its size does not depend on how many there are."""
+    """Builds the status with one page of Services, so that its size does not depend on how many there are."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class StatusPage:
         self._recent = recent
 
     async def status(self, search: str, page: int) -> Status:
-        """The status, with this page of the Services that have `search` in their name or in one of their addresses.
+        """The status, with this page of the Services whose name or one of whose addresses contains `search`.
 
-        When the kernel cannot be read the virtual servers are shown as missing, and the overview says why.
+        If the kernel cannot be read, the virtual servers are shown as missing, and the overview says why.
         """
         plans = self._broadcaster.services
         services, shown = await _services_page(plans, search[:LONGEST_SEARCH], page)
@@ -142,7 +142,7 @@ def _problems(plans: Iterable[Plan]) -> list[ProblemRow]:
 async def _services_page(
     plans: Mapping[ObjectKey, ServicePlan], search: str, page: int
 ) -> tuple[ServicesPage, list[ServicePlan]]:
-    """The page, still without its virtual servers, and the plans on it; other tasks run in between."""
+    """The page, still without its virtual servers, and the plans on it. Other tasks run in between."""
     services = list(plans.values())
     matching: list[ServicePlan] = []
     async for batch in sliced(services):

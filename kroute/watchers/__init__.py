@@ -1,1 +1,1 @@
-"""Notice changes of the cluster and of the node, and turn them into small typed objects."""
+"""Follow changes of the cluster and of the node, and turn them into small typed objects."""

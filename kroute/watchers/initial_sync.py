@@ -1,4 +1,4 @@
-"""Read everything once: the initial sync alone, for commands that follow nothing."""
+"""The initial sync alone: read every object once, for commands that do not watch."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,7 +11,7 @@ from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.sink import Sink
 
 PATIENCE = 60.0
-"""Seconds that the initial sync may take; that of a large cluster takes a few."""
+"""Seconds that the initial sync may take. In a large cluster it takes a few."""
 
 
 class InitialSyncError(Exception):
@@ -19,10 +19,10 @@ class InitialSyncError(Exception):
 
 
 async def initial_sync(settings: Settings) -> list[Change]:
-    """Everything that the source of these settings knows, as changes.
+    """Every object of the source that the settings name, as changes.
 
     Raises:
-        InitialSyncError: it cannot be read.
+        InitialSyncError: the source cannot be read.
     """
     directory = settings.manifests
     try:
@@ -34,17 +34,17 @@ async def initial_sync(settings: Settings) -> list[Change]:
 
 
 async def node_object(settings: Settings) -> Node | None:
-    """This node's Node object, from the manifests. Raises as `initial_sync` does."""
+    """This node's Node object, or None. Raises as `initial_sync` does."""
     nodes = [it.item for it in await initial_sync(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
     return next((node for node in nodes if node.key.name == settings.node_name), None)
 
 
 async def _from_api(settings: Settings) -> list[Change]:
-    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  0.15 s and 15 MiB that manifests need not
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  0.15 s and 15 MiB, not needed for manifests
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     async with await Api.open(settings) as api:
-        await api.server_time()  # a reflector would wait for a server that is not there
+        await api.server_time()  # fails at once if there is no server; a reflector would wait for one
         return await _collect(lambda sink: KubernetesWatcher(api, sink).run())
 
 

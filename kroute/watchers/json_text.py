@@ -1,10 +1,10 @@
-"""JSON that anybody may have written: read in spite of its depth, or taken apart where it cannot be read as a whole.
+"""Untrusted JSON: cut to a depth that can be decoded, or split into parts if it cannot be decoded as a whole.
 
-msgspec follows nested values by recursion, also those that it skips and those that it leaves raw (`msgspec.Raw`): at
-Python's recursion limit (1,000) it raises RecursionError. The API server takes and stores values nested 10,000 deep.
-Of strings it raises UnicodeDecodeError for invalid UTF-8, and of a lone surrogate or an unknown escape DecodeError for
-everything around it; ValueError for a date without a year. A Kubernetes object that is well made is never affected, so
-all of this comes second, when msgspec has refused.
+msgspec decodes nested values by recursion, also those that it skips and those that it leaves raw (`msgspec.Raw`). At
+Python's recursion limit (1,000) it raises RecursionError. The API server accepts and stores values nested 10,000 deep.
+For invalid UTF-8 in a string msgspec raises UnicodeDecodeError. For a lone surrogate or an unknown escape it raises
+DecodeError for the whole text, and for a date without a year ValueError. A well-formed Kubernetes object is never
+affected, so all of this runs only after msgspec has refused a text.
 
 The text is read from bracket to bracket by regular expressions that always match, without recursion or backtracking.
 The time is linear in the length of the text; a bracket costs half a microsecond.
@@ -17,21 +17,21 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 KEPT_DEPTH = 64
-"""Levels of a text that are kept where there are too many; what kroute reads has seven, within a list nine."""
+"""Levels that are kept of a text that has too many. What kroute reads has seven, in a list nine."""
 MOST_CONTAINERS = 100_000
-"""Lists and objects in a text whose depth can be cut: more would hold the event loop for longer than 0.1 s."""
+"""The most lists and objects in a text whose depth can be cut. More would hold the event loop for longer than 0.1 s."""
 
 Value = TypeVar("Value")
 
 _RUN = re.compile(rb'(?:[^"\[\]{}]*"[^"]*"){0,64}[^"\[\]{}]*([\[\]{}]?)')
-"""Everything up to the next bracket that is in no string, 64 strings at most: each repetition takes memory."""
+"""Everything up to the next bracket outside of a string, with 64 strings at most: each repetition takes memory."""
 _NAME = re.compile(rb'[\s,]*"([^"]*)"\s*:\s*')
 _SCALAR = re.compile(rb'"[^"]*"?|[^\s,\[\]{}":]*')
 _OPENING = b"[{"
 
 
 class Member(NamedTuple):
-    """A member of an object: its name as it is written, and where its value stands in the text."""
+    """A member of an object: its name as written, and the position of its value in the text."""
 
     name: bytes
     start: int
@@ -39,10 +39,10 @@ class Member(NamedTuple):
 
 
 def decoded(decode: Callable[[bytes], Value], text: bytes) -> Value:
-    """What msgspec's `decode` makes of the text. Where it is nested too deep, levels below KEPT_DEPTH are left out.
+    """The result of msgspec's `decode` for the text. If the text is nested too deep, levels below KEPT_DEPTH are cut.
 
     Raises:
-        msgspec.DecodeError: it cannot be read. There is no other failure.
+        msgspec.DecodeError: the text cannot be decoded. Nothing else is raised.
     """
     try:
         return _decoded_at_any_depth(decode, text)
@@ -63,10 +63,10 @@ def _decoded_at_any_depth(decode: Callable[[bytes], Value], text: bytes) -> Valu
 
 
 def prune(text: bytes, depth: int = KEPT_DEPTH) -> bytes:
-    """The text with null in place of each list and object that is nested deeper.
+    """The text with null in place of each list and object that is nested deeper than `depth`.
 
     Raises:
-        msgspec.DecodeError: it has more than MOST_CONTAINERS of them.
+        msgspec.DecodeError: it has more than MOST_CONTAINERS lists and objects.
     """
     if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:
         raise msgspec.DecodeError(f"it is nested too deep to be read, and has more than {MOST_CONTAINERS:,} values")
@@ -82,12 +82,12 @@ def prune(text: bytes, depth: int = KEPT_DEPTH) -> bytes:
                 kept += (text[begin:cut], b"null")
                 begin = position + 1
             level -= 1
-    kept.append(text[begin:cut] if level > depth else text[begin:])  # it may end within
+    kept.append(text[begin:cut] if level > depth else text[begin:])  # the text may end below `depth`
     return b"".join(kept)
 
 
 def members(text: bytes) -> Iterator[Member]:
-    """The members of an object, as far as they can be told apart. A value may end with the text."""
+    """The members of an object, as far as they can be told apart. The last value may be cut off by the text's end."""
     shadow = _without_escapes(text)
     position = len(shadow) - len(shadow.lstrip())
     if shadow[position : position + 1] != b"{":
@@ -101,7 +101,7 @@ def members(text: bytes) -> Iterator[Member]:
 
 
 def elements(text: bytes) -> Iterator[bytes]:
-    """The elements of a list, as far as they can be told apart; what stands between two objects is one element.
+    """The elements of a list, as far as they can be told apart. The text between two objects is one element.
 
     Raises:
         msgspec.DecodeError: it is no list, or does not end.
@@ -144,7 +144,7 @@ def _end_of_value(shadow: bytes, start: int) -> int:
 
 
 def _brackets(shadow: bytes, position: int) -> Iterator[tuple[int, bool]]:
-    """Where brackets stand outside of strings, and whether they open; up to a string that does not end."""
+    """The positions of brackets outside of strings, and whether they open; ends at a string that does not end."""
     while run := _RUN.match(shadow, position):
         if run.end() == position:
             return

@@ -1,7 +1,7 @@
-"""This node's own addresses, as they come and go.
+"""Follow this node's own addresses.
 
-VIPs are not among them: the interface that carries them is left out. The addresses are read once, then followed by
-rtnetlink's events, and read again when the kernel dropped some.
+The dummy interface is left out, so VIPs are not among them. The addresses are read once, then followed by rtnetlink's
+events. They are read again when the kernel has dropped events.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from kroute.settings import OTHER_VIP_INTERFACES
 log = structlog.get_logger(__name__)
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849): what leads to them is the default route. Nothing is sent to them."""
+"""Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
 
 
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
@@ -38,7 +38,7 @@ SourceTowards = Callable[[socket.AddressFamily], str | None]
 class NodeWatcher:
     """Follows the addresses of every interface that carries no VIPs, and passes them on whenever they change.
 
-    VIPs are on `except_interface`, and on those of other service proxies as long as they are there.
+    VIPs are on `except_interface`, and on the dummy interfaces of other service proxies if those exist.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class NodeWatcher:
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
         self._source: AddressSource = addresses or Addresses()
         self._source_towards = source_towards or default_source
-        # By interface, in the kernel's order. An interface keeps its place while it has no address, so that with a new
-        # DHCP lease its address is preferred to those of other interfaces as the one before was.
+        # By interface, in the kernel's order. An interface without addresses keeps its place: the address of a new DHCP
+        # lease is then preferred to those of other interfaces, as the previous one was.
         self._addresses: dict[str, dict[str, InterfaceAddress]] = {}
         self._passed_on: NodeInterfaces | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled; the addresses as they are now are passed on first."""
+        """Follow until cancelled. The current addresses are passed on first."""
         async with self._monitor, self._source:
             await self._read()
             while True:
@@ -104,7 +104,7 @@ class NodeWatcher:
 def node_interfaces(
     addresses: Collection[InterfaceAddress], source_towards: SourceTowards | None = None
 ) -> NodeInterfaces:
-    """What these addresses say. A tentative one is not the node's yet: another machine may have it already."""
+    """The node's addresses. A tentative address is not the node's yet: another machine may have it already."""
     own = frozenset(it.address for it in addresses if not it.tentative)
     return NodeInterfaces(own, default_addresses(addresses, source_towards))
 
@@ -112,9 +112,9 @@ def node_interfaces(
 def default_addresses(
     addresses: Iterable[InterfaceAddress], source_towards: SourceTowards | None = None
 ) -> tuple[str, ...]:
-    """One address of each family that the node has: that of the default route's interface, as the kernel chooses it.
+    """At most one address of each family: the source that the kernel chooses for the default route.
 
-    Without a default route it is the first one of global scope that is neither secondary nor on its way in or out.
+    Without a default route it is the first address of global scope that is not secondary, tentative or deprecated.
     """
     source_towards = source_towards or default_source
     usable = [it for it in addresses if it.scope == "global" and not (it.tentative or it.deprecated)]
@@ -130,9 +130,9 @@ def default_addresses(
 
 
 def default_source(family: socket.AddressFamily) -> str | None:
-    """The source address of this node's packets to the outside; None without a route.
+    """The source address of this node's packets to the outside, or None without a route.
 
-    To connect a UDP socket only looks the route up.
+    Connecting a UDP socket only looks up the route.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -143,10 +143,10 @@ def default_source(family: socket.AddressFamily) -> str | None:
 
 
 async def read_node_interfaces(except_interface: str) -> NodeInterfaces:
-    """The addresses as they are now.
+    """The current addresses of the node, read once.
 
     Raises:
-        KernelError: the kernel does not tell.
+        KernelError: the kernel does not list the addresses.
     """
     carry_vips = {except_interface, *OTHER_VIP_INTERFACES}
     async with Addresses() as source:

@@ -1,1 +1,1 @@
-"""`kroute show`: tables of what is served, one Service in full, and rates live."""
+"""`kroute show`: tables of what is served, one Service in full, and live rates."""

@@ -28,7 +28,7 @@ WHAT = "[services | service NAMESPACE/NAME]"
 def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, state_dir: Path) -> int:
     """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
 
-    Ends with 1 when there is no such Service, or no agent that knows of Services.
+    Exits with 1 if the Service does not exist, or if Services are requested and no agent runs.
     """
     if watch:
         if what or output == "yaml" or interval <= 0:
@@ -42,6 +42,6 @@ def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, st
         key = parse_service(what[1])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    from kroute.cli.show import service  # noqa: PLC0415  0.1 s that a table need not wait for
+    from kroute.cli.show import service  # noqa: PLC0415  0.1 s that a table does not need
 
     return service.main(state_dir, key, output)

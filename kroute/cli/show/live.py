@@ -1,4 +1,4 @@
-"""`kroute show -w`: rates and connections of each virtual server, live."""
+"""`kroute show -w`: live rates and connections of each virtual server."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ _HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", 
 
 
 class RateRow(msgspec.Struct):
-    """One virtual server now. Rates are of a second: new connections, packets of both directions, bytes."""
+    """One virtual server now. Rates are per second: new connections, packets in both directions, bytes."""
 
     service: str
     protocol: str
@@ -38,7 +38,7 @@ class RateRow(msgspec.Struct):
 
 
 class Sample(msgspec.Struct):
-    """All counters at one time (seconds, of a clock that never goes back)."""
+    """All counters at one time, in seconds of a monotonic clock."""
 
     time: float
     shown: Snapshot
@@ -46,14 +46,14 @@ class Sample(msgspec.Struct):
 
 
 def main(state_dir: Path, how: str, interval: float) -> int:
-    """Show until interrupted; `how` is table, wide (the same) or json (one line each time)."""
+    """Show rates until interrupted. `how` is table, wide (the same) or json (one line per interval)."""
     with refusing(KernelError), suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_watch(state_dir, how, interval))
     return DONE
 
 
 async def _watch(state_dir: Path, how: str, interval: float) -> None:
-    """Show the rates of each interval: a table that is drawn anew on a terminal, else one below the other."""
+    """Show the rates of each interval. On a terminal the table is redrawn, elsewhere a new one follows."""
     if how == "json":
         await _follow(state_dir, interval, _print_line)
     elif sys.stdout.isatty():
@@ -84,13 +84,13 @@ async def _read(state_dir: Path) -> Sample:
 
 
 def rates(before: Sample, after: Sample) -> list[RateRow]:
-    """What has happened between two readings, the busiest first. A virtual server that is new began at 0."""
+    """The rates between two samples, the busiest virtual server first. The counters of a new one began at 0."""
     seconds = after.time - before.time
     rows = []
     for row in after.shown.virtual_servers:
         now, then = after.traffic.get(row.key, Traffic()), before.traffic.get(row.key, Traffic())
         if now.connections < then.connections:
-            then = Traffic()  # it was deleted and made again
+            then = Traffic()  # it was deleted and added again
         moved = Traffic(*(new - old for new, old in zip(now, then, strict=True)))
         rows.append(
             RateRow(
@@ -111,7 +111,7 @@ def rates(before: Sample, after: Sample) -> list[RateRow]:
 
 
 def draw(rows: list[RateRow]) -> Table:
-    """The table of one moment."""
+    """The table of one interval."""
     table = new_table(*_HEADINGS, numbers=_HEADINGS[2:])
     for row in rows:
         counts = (str(it) for it in (row.real_servers, row.active, row.inactive))

@@ -1,4 +1,4 @@
-"""`kroute show service`: one Service in full: what the API says, what was planned, what the kernel has, who uses it."""
+"""`kroute show service`: one Service in full: its API object, its plan, the kernel's state, and its clients."""
 
 import asyncio
 from collections import Counter
@@ -27,11 +27,11 @@ from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import DEFAULTS
 
 CLIENTS_SHOWN = 20
-"""Clients in a table; JSON and YAML have every connection."""
+"""Clients in the table. JSON and YAML have every connection."""
 
 
 class VipView(msgspec.Struct):
-    """An address that the Service has on the dummy interface, and the source that this node has towards it."""
+    """An address of the Service on the dummy interface, and the source of this node's own calls to it."""
 
     address: str
     is_bound: bool
@@ -40,7 +40,7 @@ class VipView(msgspec.Struct):
 
 
 class EntryView(msgspec.Struct):
-    """An entry that a set should have; `is_there`: whether it has it."""
+    """A desired set entry. `is_there`: whether the set has it."""
 
     set: str
     element: str
@@ -48,7 +48,7 @@ class EntryView(msgspec.Struct):
 
 
 class ServiceReport(msgspec.Struct):
-    """All about one Service on this node."""
+    """Everything about one Service on this node."""
 
     service: Service
     frontends: list[FrontendView]
@@ -60,7 +60,7 @@ class ServiceReport(msgspec.Struct):
 
 
 def main(state_dir: Path, key: ObjectKey, how: str) -> int:
-    """Print everything about a Service; returns 1 when there is none of that name, or no agent that knows of it."""
+    """Print everything about a Service. Returns 1 if it does not exist, or no agent runs."""
     try:
         with refusing(KernelError, msgspec.DecodeError):
             report = asyncio.run(_report(state_dir, key))
@@ -125,7 +125,7 @@ async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
 
 
 def print_report(report: ServiceReport) -> None:
-    """Print it for a person, from the API's side to the clients'."""
+    """Print the report for a person, from the API object to the clients."""
     spec, screen = report.service.spec, console()
     click.secho(f"Service {report.service.key}, {spec.type}", bold=True)
     policies = (("internal", spec.internal_traffic_policy), ("external", spec.external_traffic_policy))
@@ -160,7 +160,7 @@ def _print_frontend(frontend: FrontendView) -> None:
 
 
 def _print_clients(report: ServiceReport) -> None:
-    """The clients with the most connections, and where these lead."""
+    """Print the clients with the most connections, and the real servers that they use."""
     users = Counter((it.client, host_port(*it.real_server), it.state) for it in report.connections if it.client_port)
     table = new_table("Client", "Real server", "State", "Connections", numbers=("Connections",))
     for (client, server, state), count in users.most_common(CLIENTS_SHOWN):

@@ -1,4 +1,4 @@
-"""`kroute show`: the node's virtual servers as a table or JSON."""
+"""`kroute show`: the node's virtual servers as a table, JSON or YAML."""
 
 import asyncio
 import sys
@@ -35,9 +35,9 @@ _SERVICE_HEADINGS = ("Service", "Virtual servers", "Serving", "Active", "Inactiv
 
 
 def main(state_dir: Path, how: str) -> int:
-    """Print what the agent of this node serves, or without one what the kernel has. Returns the exit code.
+    """Print what this node's agent serves, or without an agent what the kernel has. Returns the exit code.
 
-    `how` is table, wide (with what has gone through), json or yaml.
+    `how` is table, wide (with traffic counters), json or yaml.
     """
     with refusing(KernelError):
         shown = asyncio.run(_read(state_dir, with_traffic=how == "wide"))
@@ -46,7 +46,7 @@ def main(state_dir: Path, how: str) -> int:
 
 
 def main_services(state_dir: Path, how: str) -> int:
-    """Print a line for each Service. Without an agent nobody knows of Services: that is an error."""
+    """Print a line for each Service. Fails without an agent, since the kernel does not know Services."""
     try:
         shown = asyncio.run(_ask(state_dir))
     except agent_socket.AgentUnreachableError as error:
@@ -57,12 +57,12 @@ def main_services(state_dir: Path, how: str) -> int:
 
 
 def console() -> Console:
-    """Where tables go; what is no terminal is wide enough for them."""
+    """The console for tables. If the output is no terminal, it is 200 columns wide."""
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
 async def ask_or_read(state_dir: Path) -> Snapshot:
-    """What the agent says, or the kernel when none answers."""
+    """The agent's snapshot, or the kernel's if no agent answers."""
     try:
         return await _ask(state_dir)
     except agent_socket.AgentUnreachableError:
@@ -91,14 +91,17 @@ def _print_with_source(shown: Snapshot, *, wide: bool) -> None:
 
 
 def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> None:
-    """Print one line a real server, and the problems below; `wide` with what has gone through each virtual server."""
+    """Print one line for each real server, and the problems below.
+
+    `wide` adds each virtual server's traffic counters.
+    """
     table = new_table(*_HEADINGS, *(_TRAFFIC_HEADINGS if wide else ()), numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS))
     for row in shown.virtual_servers:
         lines = [_real_server_cells(each) for each in row.real_servers] or [("-", "", "", "", row.state)]
         for number, cells in enumerate(lines):
             first = _virtual_server_cells(row) if number == 0 else [""] * 4
             more = _traffic_cells(row.traffic) if wide and number == 0 else []
-            table.add_row(*map(Text, [*first, *cells, *more]))  # as Text: brackets of IPv6 addresses are no markup
+            table.add_row(*map(Text, [*first, *cells, *more]))  # as Text: the brackets of IPv6 addresses are not markup
     console.print(table)
     for problem in shown.problems:
         about = problem.service or "this node"
@@ -106,7 +109,7 @@ def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> Non
 
 
 def print_services(rows: Iterable[ServiceRow], console: Console) -> None:
-    """Print one line a Service, and its problems below it."""
+    """Print one line for each Service, with its problems."""
     table = new_table(*_SERVICE_HEADINGS, numbers=_SERVICE_HEADINGS[1:5])
     for row in rows:
         numbers = map(str, (row.virtual_servers, row.serving, row.active, row.inactive))
@@ -115,7 +118,7 @@ def print_services(rows: Iterable[ServiceRow], console: Console) -> None:
 
 
 def new_table(*headings: str, numbers: Sequence[str]) -> Table:
-    """A table without lines; columns of numbers stand to the right."""
+    """A table without lines. Columns in `numbers` are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)

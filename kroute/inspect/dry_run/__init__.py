@@ -1,1 +1,1 @@
-"""The controllers on kernel classes that read the kernel and only write down what they would change."""
+"""Run the controllers on kernel clients that read the kernel and only record writes."""

@@ -1,7 +1,7 @@
-"""A dry run: what the controllers would do to this node now. They are the agent's own, on a kernel that only records.
+"""A dry run: what the controllers would change on this node now. They are the agent's own, on a recording kernel.
 
-There is thus one way of finding differences, and no other order, adoption or ownership than the agent's own. The
-ledger is a copy; listeners of health checks are not opened, and UDP flows are not looked at.
+So the differences, their order, adoption and ownership are exactly those of the agent. The ledger is a copy. Ports for
+health checks are not opened, and UDP flows are not compared.
 """
 
 import shutil
@@ -27,14 +27,14 @@ from kroute.reconcile.pass_status import Report
 from kroute.settings import Settings
 
 _PASSES = 30
-"""How often each controller may pass until all have come to rest; they need a handful."""
+"""The most passes of each controller until all have nothing left to do. A handful is enough."""
 
 
 class PlannedChange(msgspec.Struct, frozen=True):
-    """One change that the agent would make. `service` is empty for one that no Service asks for (any more).
+    """One change that the agent would make. `service` is empty if no Service asks for it (any more).
 
-    `kind` is what is changed (virtual server, real server, address, route, set entry, rules, sysctl ...), `action` add,
-    edit or delete, `what` the sentence.
+    `kind` is what would change (virtual server, real server, address, route, set entry, rules, sysctl ...). `action` is
+    add, edit or delete. `what` is the sentence.
     """
 
     service: str
@@ -44,9 +44,9 @@ class PlannedChange(msgspec.Struct, frozen=True):
 
 
 class PlannedChanges(msgspec.Struct):
-    """The changes in the order in which they would be made, alike ones sorted.
+    """The changes in the order in which the agent would make them; those of one kind and action are sorted.
 
-    `problems` are what is wrong with Services, or could not be found out.
+    `problems` are the Services' problems, and what could not be compared.
     """
 
     changes: list[PlannedChange]
@@ -54,10 +54,10 @@ class PlannedChanges(msgspec.Struct):
 
 
 async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel) -> PlannedChanges:
-    """What an agent with these settings would write for these plans, which are the full list.
+    """What an agent with these settings would write for these plans, which are all plans of the node.
 
     Raises:
-        KernelError: the kernel does not tell what it has.
+        KernelError: the kernel does not tell its state.
     """
     recorder = Recorder()
     problems: list[str] = []
@@ -85,7 +85,7 @@ async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel)
 async def _run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel, report: Report) -> None:
     """Reconcile these plans until the controllers have nothing left to do.
 
-    Their clock moves only when they are to stop waiting for each other.
+    Their clock moves only once: past the time after which controllers stop waiting for each other.
     """
     now = 0.0
     broadcaster = Broadcaster()
@@ -114,7 +114,7 @@ def _copy_ledger(source: Path, target: Path) -> None:
 
 
 def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
-    """The Services that ask for the subject of a change, by that subject."""
+    """The Services that ask for each subject of a change, by that subject."""
     owners: dict[Hashable, list[str]] = {}
     for plan in plans:
         subjects: list[Hashable] = [(firewall.set_name(it.family, it.set), it.element) for it in plan.set_entries]
@@ -126,7 +126,7 @@ def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
 
 
 def _in_order(changes: Sequence[PlannedChange]) -> list[PlannedChange]:
-    """What is written together comes in no order of its own; two plans of one state are to be equal."""
+    """Sort changes that have no order among themselves, so that two dry runs of one state are equal."""
     order: dict[tuple[str, str], int] = {}
     for change in changes:
         order.setdefault((change.kind, change.action), len(order))

@@ -1,7 +1,8 @@
-"""Kernel clients that read the kernel, and record what they are asked to change instead of changing it.
+"""Kernel clients that read the kernel, and record changes instead of making them.
 
-Each stands before a client of the same kind. It inherits nothing from the real class and has no socket of its own, so
-that whatever is not answered here cannot reach the kernel. What was recorded counts as done when it is read again.
+Each wraps a client of the same kind. It inherits nothing from the real class and has no socket, so a method that is not
+defined here cannot reach the kernel. A recorded change counts as made when it is read again, as far as the controllers
+depend on that.
 """
 
 import errno
@@ -45,9 +46,9 @@ _NOT_MADE = -1
 
 
 class Recorded(NamedTuple):
-    """One change that was asked for.
+    """One recorded change.
 
-    `subject` is what plans know it by: an address, a virtual server's key, a set entry. `what` is a sentence, such as
+    `subject` identifies it in plans: an address, a virtual server's key, a set entry. `what` is a sentence, such as
     "add real server 10.0.0.1:80 to TCP 10.96.0.1:80".
     """
 
@@ -58,9 +59,10 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """The changes that were asked for, in order.
+    """The recorded changes, in order.
 
-    `errors` are why the kernel did not tell what it has; `unknown` the same of rules, without which all else is known.
+    `errors` are the kernel's refusals to tell its state. `unknown` are those for rules, without which the rest of the
+    state is still known.
     """
 
     def __init__(self) -> None:
@@ -69,11 +71,10 @@ class Recorder:
         self.unknown: list[str] = []
 
     def note(self, kind: str, action: str, what: str, subject: Hashable = None) -> None:
-        """Record a change."""
         self.changes.append(Recorded(kind, action, what, subject))
 
     async def answered(self, answer: Awaitable[T]) -> T:
-        """What the kernel answers; a refusal is remembered and raised."""
+        """The kernel's answer. An error is stored and raised again."""
         try:
             return await answer
         except KernelError as error:
@@ -95,7 +96,7 @@ class RecordingIpvs:
 
     async def scan(
         self,
-        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` shows everything
+        expected: Collection[VirtualServerKey] = (),  # noqa: ARG002  `read` returns everything
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         yield list((await self.read()).items())
 
@@ -105,7 +106,10 @@ class RecordingIpvs:
         return await self._recorder.answered(self._ipvs.real_servers(keys))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Refuses to add a virtual server that is there; an edit that changes nothing is none."""
+        """Record the changes.
+
+        An existing virtual server is not added again (EEXIST), and an edit without effect is left out.
+        """
         failures: list[Failure[IpvsChange]] = []
         for change in changes:
             state = self._table.get(change.key)
@@ -121,26 +125,21 @@ class RecordingIpvs:
         return failures
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
-        """As in the kernel."""
         return await self._recorder.answered(self._ipvs.traffic())
 
     async def timeouts(self) -> tuple[int, int, int]:
         return await self._recorder.answered(self._ipvs.timeouts())
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
-        """Recorded."""
         self._recorder.note("timeouts", EDIT, f"set the IPVS timeouts to {tcp} s, {tcpfin} s, {udp} s")
 
     async def sync_daemons(self) -> set[SyncDaemon]:
-        """As in the kernel."""
         return await self._recorder.answered(self._ipvs.sync_daemons())
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Recorded."""
         self._recorder.note("sync daemon", ADD, f"start the {daemon}")
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Recorded."""
         self._recorder.note("sync daemon", DELETE, f"stop the {daemon}")
 
 
@@ -155,11 +154,9 @@ class RecordingAddresses:
         return await self._recorder.answered(self._addresses.read(interface))
 
     async def of_node(self) -> list[InterfaceAddress]:
-        """As in the kernel."""
         return await self._recorder.answered(self._addresses.of_node())
 
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
-        """Recorded."""
         for change in changes:
             action = DELETE if isinstance(change, UnbindAddress) else ADD
             self._recorder.note("address", action, f"{change} ({interface})", change.address)
@@ -179,7 +176,7 @@ class RecordingRoutes:
         return self._present
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:  # noqa: ARG002
-        """Recorded; a route that is there and wins, and may be written again to be sure, is no change."""
+        """Record the changes, except routes that exist already: the controller may write those again to be sure."""
         for change in changes:
             present = self._present.get(change.address)
             if isinstance(change, SetLocalRoute) and present and present[0].source == change.source:
@@ -198,23 +195,20 @@ class RecordingLinks:
         self._made: set[str] = set()
 
     async def index(self, name: str) -> int | None:
-        """As in the kernel, or one for a link that was asked for."""
+        """The kernel's index, or a placeholder for a link that is only recorded."""
         return _NOT_MADE if name in self._made else await self._recorder.answered(self._links.index(name))
 
     async def read(self, name: str) -> LinkState | None:
         return await self._recorder.answered(self._links.read(name))
 
     async def create_dummy(self, name: str) -> None:
-        """Recorded."""
         self._made.add(name)
         self._recorder.note("link", ADD, f"create link {name}")
 
     async def repair(self, name: str) -> None:
-        """Recorded."""
         self._recorder.note("link", EDIT, f"set link {name} up and NOARP")
 
     async def delete(self, name: str) -> None:
-        """Recorded."""
         self._made.discard(name)
         self._recorder.note("link", DELETE, f"delete link {name}")
 
@@ -228,22 +222,20 @@ class RecordingSysctls:
         self._written: dict[str, str] = {}
 
     def read(self, name: str) -> str | None:
-        """As in the kernel, or as it was asked for."""
+        """The recorded value, else the kernel's."""
         return self._written.get(name) or self._sysctls.read(name)
 
     def write(self, name: str, value: str) -> None:
-        """Recorded."""
         was = self.read(name)
         self._written[name] = value
         self._recorder.note("sysctl", EDIT, f"set {name} to {value} (is {was})")
 
     def is_writable(self, name: str) -> bool:
-        """As in the kernel."""
         return self._sysctls.is_writable(name)
 
 
 class NoConntrack:
-    """Flows come and go by the second: they are not compared."""
+    """Finds no flows: they change every second, so a dry run does not compare them."""
 
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:  # noqa: ARG002
         return []

@@ -1,4 +1,4 @@
-"""A node's kernel that is read and never written: what it is asked to change goes to a recorder."""
+"""A node's kernel for a dry run: reads reach it, writes go to a recorder."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ _FAMILY_NAMES: dict[int, str] = {socket.AF_INET: "IPv4", socket.AF_INET6: "IPv6"
 
 
 def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
-    """The same kernel for readers; every write is given to the recorder, and no event comes from it."""
+    """The clients of `kernel` for reading. The recorder gets every write. No events arrive."""
     return NodeKernel(
         links=RecordingLinks(kernel.links, recorder),
         ipvs=RecordingIpvs(kernel.ipvs, recorder),
@@ -40,7 +40,7 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
 
 
 class NoEvents:
-    """An event source without a socket. A dry run looks at one moment: what happens meanwhile is left out."""
+    """An event source without events. A dry run compares the state of one moment."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class NoEvents:
         other_addresses: bool = False,
         routes: bool = True,
     ) -> None:
-        """The arguments of `MonitorFactory`; none of them makes a difference."""
+        """Takes the arguments of `MonitorFactory` and uses none."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,6 +59,5 @@ class NoEvents:
     async def __aexit__(self, *_: object) -> None: ...
 
     async def next(self) -> list[Event | Overrun]:
-        """Never returns."""
         never: asyncio.Future[list[Event | Overrun]] = asyncio.get_running_loop().create_future()
         return await never

@@ -1,4 +1,4 @@
-"""The same as `recording` for rules and the sets that they look up."""
+"""Recording clients for rules and the sets that they look up."""
 
 import errno
 from collections.abc import Sequence
@@ -19,38 +19,35 @@ class RecordingIpset:
         self._made: dict[str, SetDefinition] = {}
 
     async def names(self) -> set[str]:
-        """Those of the kernel, and those that were asked for."""
+        """The names of the kernel's sets, and of those that are only recorded."""
         return await self._recorder.answered(self._ipset.names()) | self._made.keys()
 
     async def definition(self, name: str) -> SetDefinition | None:
-        """As in the kernel, or as it was asked for."""
+        """The recorded definition, else the kernel's."""
         return self._made.get(name) or await self._recorder.answered(self._ipset.definition(name))
 
     async def create(self, definition: SetDefinition) -> bool:
-        """Recorded."""
         self._made[definition.name] = definition
         self._recorder.note("set", ADD, f"create set {definition.name} ({definition.type})")
         return True
 
     async def read(self, name: str) -> set[Element]:
-        """As in the kernel; one that is only recorded is empty."""
+        """The kernel's entries. A set that is only recorded has none."""
         return set() if name in self._made else await self._recorder.answered(self._ipset.read(name))
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
-        """Recorded."""
         for change in changes:
             action = ADD if isinstance(change, AddEntry) else DELETE
             self._recorder.note("set entry", action, str(change), (change.set, change.element))
         return []
 
     async def destroy(self, name: str) -> None:
-        """Recorded."""
         self._made.pop(name, None)
         self._recorder.note("set", DELETE, f"destroy set {name}")
 
 
 class RecordingXtables:
-    """The rules of one family. What the tables of a family do not tell is no error: the family may not be there."""
+    """The rules of one family. Unreadable tables are no error of the dry run: the family may not exist on the node."""
 
     def __init__(self, xtables: XtablesClient, recorder: Recorder, family_name: str) -> None:
         self._xtables = xtables
@@ -58,30 +55,27 @@ class RecordingXtables:
         self._family_name = family_name
 
     async def ensure(self, rules: TableRules) -> list[str]:
-        """What is wrong is recorded."""
+        """Record the differences."""
         found = await self.differences(rules)
         for what in found:
             self._recorder.note("rules", EDIT, f"write the {self._family_name} rules of table {rules.table}: {what}")
         return found
 
     async def differences(self, rules: TableRules) -> list[str]:
-        """As in the kernel. A table that nobody has used is not made for that."""
+        """The differences from the kernel's rules. A table that nobody has used is not read, which would create it."""
         return await self._differences(rules) if await self._xtables.is_used(rules.table) else _all_missing(rules)
 
     async def is_used(self, table: str) -> bool:
-        """As in the kernel."""
         return await self._xtables.is_used(table)
 
     async def chains(self, table: str) -> list[str]:
-        """As in the kernel."""
         return await self._xtables.chains(table)
 
     async def supports_random_fully(self) -> bool:
-        """As the kernel says; of a table that nobody has used it is not asked."""
+        """Whether the kernel supports it. If the nat table is unused, it is assumed: asking would create the table."""
         return await self._xtables.supports_random_fully() if await self._xtables.is_used("nat") else True
 
     async def remove(self, table: str, prefix: str) -> list[str]:
-        """Recorded."""
         self._recorder.note("rules", DELETE, f"remove the {self._family_name} chains {prefix}... of table {table}")
         return []
 
@@ -92,7 +86,7 @@ class RecordingXtables:
             if error.errno != errno.ENOENT:
                 self._recorder.unknown.append(f"the {self._family_name} rules cannot be compared: {error}")
                 raise
-            return _all_missing(rules)  # a set is missing, so that no rule can name it
+            return _all_missing(rules)  # a set is missing, so no rule can name it
 
 
 def _all_missing(rules: TableRules) -> list[str]:

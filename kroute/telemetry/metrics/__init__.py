@@ -1,1 +1,1 @@
-"""The metrics: tables of families, and one reading of everything for each scrape."""
+"""The metrics: tables of families, and one reading of all values for each scrape."""

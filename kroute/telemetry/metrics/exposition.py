@@ -1,8 +1,8 @@
 """Prometheus' text format, version 0.0.4.
 
-The client library's own metrics are objects with a lock each, and it writes a whole registry at once. Here the values
-are counters that the agent has anyway, and some families have a series for each Service: they are written in slices,
-so that a scrape never makes the event loop stand still.
+The client library's metrics are objects with a lock each, and it writes a whole registry at once. Here the values are
+counters that the agent has anyway. Some families have a series for each Service, so they are written in slices and a
+scrape never blocks the event loop for long.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Metric(NamedTuple):
-    """What a family of series is: the full name, `counter`, `gauge` or `histogram`, what it says, its labels."""
+    """A family of series: full name, `counter`, `gauge` or `histogram`, help text, and names of the labels."""
 
     name: str
     kind: str
@@ -30,11 +30,11 @@ class Metric(NamedTuple):
 
 Value = float | Histogram
 Samples = Iterable[tuple[tuple[str, ...], Value]]
-"""Series of one family: the labels' values, in the order of the labels, and the value."""
+"""The series of one family: the labels' values, in the order of the labels, and the value."""
 
 
 async def write(families: Iterable[tuple[Metric, Samples]]) -> AsyncIterator[bytes]:
-    """The text of these families, a slice at a time; other tasks run in between. One without series is left out."""
+    """The text of these families, in slices; other tasks run in between. A family without series is left out."""
     lines: list[str] = []
     for metric, samples in families:
         heading = [

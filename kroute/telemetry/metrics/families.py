@@ -1,4 +1,4 @@
-"""The agent's metrics: a table of families, and one reading of everything for each scrape."""
+"""The agent's metrics: all families in one table, and one reading of all values for each scrape."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -7,11 +7,11 @@ from kroute.telemetry.metrics.kube_proxy import Row
 from kroute.telemetry.metrics.scrape import Scrape
 
 ROWS: tuple[Row, ...] = (*kube_proxy.ROWS, *services.ROWS, *work.ROWS)
-"""Every family of series, in the order in which they are written."""
+"""Every family of series, in the order of writing."""
 
 
 async def write(scrape: Callable[[], Awaitable[Scrape]]) -> AsyncIterator[bytes]:
-    """The text of all metrics as they are now."""
+    """The text of all metrics with their current values, in slices."""
     now = await scrape()
     async for part in exposition.write((metric, samples(now)) for metric, samples in ROWS):
         yield part

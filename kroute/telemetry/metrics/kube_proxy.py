@@ -1,7 +1,7 @@
 """The metrics that kube-proxy has under the same names, with the same meaning (pkg/proxy/metrics/metrics.go).
 
-Its names are left out where kroute has nothing that means the same: there are no full and partial syncs of iptables
-here, and what waits, waits for each controller by itself (`kroute_queue_depth`).
+kube-proxy's metrics without a counterpart in kroute are left out. kroute has no full and partial syncs of iptables, and
+it has a queue for each controller instead of one (`kroute_queue_depth`).
 """
 
 from collections.abc import Callable

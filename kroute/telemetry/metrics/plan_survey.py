@@ -1,4 +1,4 @@
-"""What all plans together say, for the metrics."""
+"""Count what the metrics need from all plans."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,9 +10,10 @@ from kroute.reconcile.batches import sliced
 
 
 class PlanSurvey(NamedTuple):
-    """How many Services there are, how many with policy Local have no endpoint here, and what is wrong.
+    """How many Services there are, how many with policy Local have no endpoint here, and all problems.
 
-    `problems` are counted by reason; `troubled` has as many Services as may be listed, with their problems by reason.
+    `problems` are counted by reason. `troubled` has Services with problems, up to the limit, each with its problems by
+    reason.
     """
 
     services: int
@@ -22,7 +23,7 @@ class PlanSurvey(NamedTuple):
 
 
 async def survey(plans: Collection[Plan], limit: int) -> PlanSurvey:
-    """Look at all plans; other tasks run in between."""
+    """Examine all plans. Other tasks run in between."""
     services = without_local_endpoint = 0
     problems: Counter[str] = Counter()
     troubled: dict[ObjectKey, Mapping[str, int]] = {}

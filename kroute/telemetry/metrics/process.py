@@ -1,4 +1,4 @@
-"""What the metrics say of this process beyond its statistics (proc(5)), as Prometheus' client libraries do."""
+"""This process's figures that are not in its statistics (proc(5)), as in Prometheus' client libraries."""
 
 import os
 import time
@@ -10,7 +10,7 @@ _STARTED = time.time()
 
 
 class ProcessFigures(NamedTuple):
-    """Bytes of memory that are mapped, open file descriptors, and the Unix time of the start."""
+    """Bytes of mapped memory, open file descriptors, and the Unix time of the start."""
 
     virtual_bytes: int
     open_descriptors: int

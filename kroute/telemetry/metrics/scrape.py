@@ -13,9 +13,9 @@ from kroute.telemetry.statistics import Statistics
 
 
 class Scrape(NamedTuple):
-    """What is known at the moment of a scrape. `kernel` is None when the kernel cannot be read.
+    """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
-    `passes` are by controller.
+    `passes` are the durations of passes by controller.
     """
 
     statistics: Statistics

@@ -1,4 +1,4 @@
-"""kroute's own metrics of what is served: Services and their problems, and what the kernel has of them."""
+"""kroute's own metrics of what is served: Services, their problems, and the kernel's state of them."""
 
 import platform
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ def _of_kernel(
 
 
 def _of_services(*parts: tuple[tuple[str, ...], Callable[[ServiceTraffic], int]]) -> Callable[[Scrape], Samples]:
-    """A series of each Service for each part, which is the labels after the Service's and the value."""
+    """A series of each Service for each part. A part has the label values after those of the Service, and the value."""
     return lambda scrape: (
         ((it.key.namespace, it.key.name, *labels), field(it))
         for it in (scrape.kernel.services if scrape.kernel else ())

@@ -1,1 +1,1 @@
-"""Follow a cluster by its API: list, watch, decode; credentials and errors of the API."""
+"""Follow a cluster by its API: list, watch and decode, with the API's credentials and errors."""

@@ -1,4 +1,4 @@
-"""What kroute must be allowed to do in the cluster, and whether it is (`authorization.k8s.io/v1`)."""
+"""The permissions that kroute needs in the cluster, and whether it has them (`authorization.k8s.io/v1`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,7 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Permission(NamedTuple):
-    """One verb on one resource of all namespaces, in the words of an RBAC rule."""
+    """One verb on one resource in all namespaces, in the words of an RBAC rule."""
 
     verb: str
     group: str
@@ -24,10 +24,10 @@ class Permission(NamedTuple):
 
 
 class Reviewer(Protocol):
-    """Something that can put a question to the API server (`kroute.watchers.kubernetes.api.Api`)."""
+    """A client that can post an access review (`kroute.watchers.kubernetes.api.Api`)."""
 
     async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """POST a question; returns it with its answer."""
+        """POST a review. Returns it with the server's answer."""
 
 
 class _ReviewStatus(msgspec.Struct):
@@ -42,16 +42,16 @@ _decode_review = msgspec.json.Decoder(_Review).decode
 
 
 def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
-    """All that an agent does: it lists and watches, and writes Events."""
+    """The permissions that an agent needs: it lists and watches the kinds, and creates Events."""
     permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]
     return [*permissions, Permission("create", "events.k8s.io", "events")]
 
 
 async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permission]:
-    """Those that the credentials do not have.
+    """The permissions that the credentials do not have.
 
     Raises:
-        ApiError: the server does not answer the question.
+        ApiError: the server does not answer the review.
     """
     return [permission for permission in permissions if not await _is_allowed(api, permission)]
 

@@ -1,6 +1,6 @@
-"""Requests to the Kubernetes API: bytes out, typed errors.
+"""Requests to the Kubernetes API: bytes and typed errors.
 
-kubernetes-asyncio makes the TLS session and the authentication; what it would decode is left as it came, for msgspec.
+kubernetes-asyncio provides the TLS session and the authentication. Bodies are left undecoded, for msgspec.
 """
 
 import asyncio
@@ -18,25 +18,27 @@ from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, Conf
 from kroute.watchers.kubernetes.lines import LineBuffer
 
 CONNECT_TIMEOUT = 30.0
-"""Seconds until a connection must be there."""
+"""Seconds that a connection may take to open."""
 READ_TIMEOUT = 60.0
-"""Seconds for which the answer to an ordinary request may be silent; the API server gives up after as many."""
+"""Seconds that an ordinary answer may pause. The API server's own limit is as long."""
 
 READ_AHEAD = 64 << 10
-"""Bytes of an answer after which the next ones are left to the socket (twice as many at most are here). A line may be
-longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are for those who read line by line; with them a large
-list is here in pieces of 4 MiB, three times over, which costs 15 MiB and more page faults than all that is kept."""
+"""Bytes of an answer after which aiohttp stops reading the socket; it holds twice as many at most. A line may be
+longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are meant for reading line by line. With them, a large
+list arrives in pieces of 4 MiB that are in memory three times. That costs 15 MiB, and more page faults than all the
+objects that are kept."""
 
 LONGEST_ANSWER = 128 << 20
-"""Bytes of a list, decompressed: some 80,000 Services. What is longer is asked for in pages. It is held twice."""
+"""Bytes of a list, decompressed: some 80,000 Services. A longer list is requested in smaller pages. The bytes are in
+memory twice."""
 LONGEST_REFUSAL = 1 << 20
-"""Bytes of an answer that says no."""
+"""Bytes of the body of an error."""
 
 Parameters = Mapping[str, str]
 
 
 class Api:
-    """The API server of one cluster. Open it with `open`, and `close` it, or use it as an async context manager."""
+    """The API server of one cluster. Create it with `open`, then `close` it, or use it as an async context manager."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -47,7 +49,7 @@ class Api:
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
-        """Find the server and the credentials; the first request connects.
+        """Find the server and the credentials. The first request connects.
 
         Raises:
             ConfigurationError: the file, URL, certificate or service account cannot be used.
@@ -80,7 +82,7 @@ class Api:
         """The body of an answer, decompressed.
 
         Raises:
-            ApiError: the server said no, or (`UnreachableError`) did not answer to the end.
+            ApiError: the server answered with an error, or (`UnreachableError`) did not answer completely.
         """
         return await self._exchange("GET", path, params or {})
 
@@ -89,13 +91,13 @@ class Api:
         await self._exchange("POST", path, {}, body=body)
 
     async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """POST a question (a `…Review`) to `path`; returns it with its answer. Raises as `get` does."""
+        """POST a `…Review` to `path`. Returns it with the server's answer. Raises as `get` does."""
         return await self._exchange("POST", path, {}, body=body)
 
     async def server_time(self) -> float:
         """The server's clock, in Unix seconds with a resolution of one second. Raises as `get` does.
 
-        It is that of the header `Date` of its health check, which everybody may ask for.
+        It is the header `Date` of the server's `/readyz`, which needs no permission.
         """
         response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
         response.close()
@@ -105,11 +107,11 @@ class Api:
             raise ApiError(0, "", f"the answer of {self.server} has no date: {error}") from error
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """PUT the object at `path`, if it has the resourceVersion of `body`; returns it. Raises as `get` does."""
+        """PUT the object at `path`, if it still has the resourceVersion of `body`. Returns it. Raises as `get` does."""
         return await self._exchange("PUT", path, {}, body=body)
 
     async def stream(self, path: str, params: Parameters) -> AsyncGenerator[Sequence[bytes], None]:
-        """The lines of an answer, of any length, as many at a time as have arrived.
+        """The lines of an answer, of any length, in batches as they arrive.
 
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
         """
@@ -150,10 +152,10 @@ class Api:
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send a request; return when the answer's headers are there and say that it is good."""
+        """Send a request. Returns when the headers of an answer without error have arrived."""
         try:
             rest, headers = await self._session()
-        except ConfigurationError as error:  # a rotation half done: the next try finds the other half
+        except ConfigurationError as error:  # a rotation is half done: the next try finds the other half
             raise UnreachableError(str(error)) from error
         try:
             response: aiohttp.ClientResponse = await rest.request(
@@ -169,16 +171,16 @@ class Api:
                 return response
             async with response:
                 text = await _read(response, LONGEST_REFUSAL)
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what cannot be sent
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the request cannot be sent
             raise UnreachableError(f"{self.server} does not answer: {_what(error)}") from error
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("Retry-After"))
 
     async def _session(self) -> tuple[Any, dict[str, str]]:
-        """The session to use and the headers that authenticate, both fresh.
+        """The session to use and the headers that authenticate, both up to date.
 
-        A changed certificate means a new session; the old one is closed at once, as client-go does, so that nothing
-        goes on under credentials that were replaced.
+        A changed certificate needs a new session. The old one is closed at once, as in client-go, so that no request
+        continues with credentials that were replaced.
         """
         async with self._renewing:
             await self._credentials.refresh(rejected=self._rejected)
@@ -194,7 +196,7 @@ class Api:
 
 
 class _Session:
-    """aiohttp's session, as far as kubernetes-asyncio uses it, which reads no further ahead than `READ_AHEAD`."""
+    """The part of aiohttp's session that kubernetes-asyncio uses. It reads no further ahead than `READ_AHEAD`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -210,15 +212,15 @@ class _Session:
 def _new_session(configuration: Any) -> Any:
     try:
         rest = RESTClientObject(configuration)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         files = [file for file in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if file]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
-    rest.pool_manager = _Session(rest.pool_manager)  # type: ignore[assignment]  # as far as it is used
+    rest.pool_manager = _Session(rest.pool_manager)  # type: ignore[assignment]  # it has every method that is used
     return rest
 
 
 async def _read(response: aiohttp.ClientResponse, longest: int) -> bytes:
-    """The body of an answer; AnswerTooLongError for a longer one."""
+    """The body of an answer. Raises AnswerTooLongError if it has more than `longest` bytes."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

@@ -1,10 +1,10 @@
-"""What kroute uses of kubernetes-asyncio, which is loaded without its model classes.
+"""The parts of kubernetes-asyncio that kroute uses, without its model classes.
 
 Importing `kubernetes_asyncio` runs package files that import some 700 generated models. kroute decodes the API's bytes
-itself and has no use for them: they would cost 0.20 s of processor time and 34 MiB in every agent. All of urllib3 comes
-for one function that encodes a name and a password: 0.02 s and 1.7 MiB. `_prepare` puts the packages concerned in place
-without running those files. What is then asked of them is found where it is: a submodule is imported by its own name,
-and anything else makes the package run its file after all, so code that does want the whole still gets it.
+itself and does not need them; they would cost 0.20 s of processor time and 34 MiB in every agent. All of urllib3 would
+be imported for one function that encodes a name and a password: 0.02 s and 1.7 MiB. So `_prepare` registers the
+packages without running their files. Access to a submodule imports it by its own name. Access to any other name runs
+the package's file after all, so code that needs the whole package still gets it.
 """
 
 import importlib
@@ -15,11 +15,12 @@ from typing import Any
 
 _PACKAGES = ("kubernetes_asyncio", "kubernetes_asyncio.client", "kubernetes_asyncio.client.models", "urllib3")
 _CLASSES = {"ApiClient": "api_client", "Configuration": "configuration"}
-"""What the rest of kubernetes-asyncio takes from `kubernetes_asyncio.client`, and the submodule that defines it."""
+"""The classes that the rest of kubernetes-asyncio takes from `kubernetes_asyncio.client`, and the submodules that
+define them."""
 
 
 class _PackageOnDemand(ModuleType):
-    """A package whose own file has not run; its submodules can be imported all the same."""
+    """A package whose own file has not run. Its submodules can be imported."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
@@ -28,13 +29,13 @@ class _PackageOnDemand(ModuleType):
             return getattr(importlib.import_module(f"{self.__name__}.{_CLASSES[name]}"), name)
         if importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
             return importlib.import_module(f"{self.__name__}.{name}")
-        self.__class__ = ModuleType  # type: ignore[assignment]  # from here on it is the package it stands for
+        self.__class__ = ModuleType  # type: ignore[assignment]  # from here on it is the real package
         self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 
 
 def _prepare() -> None:
-    """Put the packages in place; those that are imported already stay as they are."""
+    """Register the packages that are not imported yet."""
     for name in _PACKAGES:
         if name in sys.modules:
             continue

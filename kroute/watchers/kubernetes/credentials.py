@@ -1,8 +1,8 @@
-"""Where the API server is and how to authenticate to it, by kubernetes-asyncio.
+"""The API server's address and the credentials for it, by kubernetes-asyncio.
 
 The order is that of kube-proxy: a kubeconfig file, in which `--master` replaces the server's address; `--master` alone,
-without credentials; the Pod's service account. Credentials are kept fresh before each request: a token file, an exec or
-an OIDC plugin is asked again every minute, a changed kubeconfig file is read again.
+without credentials; the Pod's service account. Credentials are refreshed before each request: a token file, an exec
+plugin or an OIDC plugin is read again every minute, and a kubeconfig file when it has changed.
 """
 
 import time
@@ -24,10 +24,10 @@ from kroute.watchers.kubernetes.client_package import (
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 REFRESH_PERIOD = 60.0
-"""Seconds for which a token is used before its source is asked again; client-go keeps a token file as long."""
+"""Seconds for which a token is used before its source is read again. client-go keeps a token file as long."""
 
 LONGEST_TOKEN = 64 << 10
-"""Characters; servers take headers of some 8 to 64 KiB."""
+"""Characters. Servers accept headers of some 8 to 64 KiB."""
 LONGEST_KUBECONFIG = 16 << 20
 """Bytes."""
 
@@ -41,19 +41,19 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-"""What kubernetes-asyncio and PyYAML raise, besides errors of their own, for files that they do not check."""
+"""Errors that kubernetes-asyncio and PyYAML raise, besides their own, for files that they do not check."""
 
 
 class Credentials(Protocol):
-    """Fills a kubernetes-asyncio `Configuration` and keeps it fresh."""
+    """A kubernetes-asyncio `Configuration` that is kept up to date."""
 
     configuration: Any
 
     async def refresh(self, *, rejected: bool = False) -> None:
-        """Bring `configuration` up to date; `rejected` says that the server refused what it held.
+        """Bring `configuration` up to date. `rejected`: whether the server refused the current credentials.
 
         Raises:
-            ConfigurationError: what the credentials come from cannot be used (any more).
+            ConfigurationError: the source of the credentials cannot be used (any more).
         """
 
     async def headers(self) -> dict[str, str]:
@@ -61,9 +61,9 @@ class Credentials(Protocol):
 
 
 async def _headers(configuration: Any) -> dict[str, str]:
-    """The headers that authenticate; ConfigurationError where HTTP cannot carry one.
+    """The headers that authenticate. Raises ConfigurationError if HTTP cannot carry one.
 
-    A token file often ends with a line feed, which is no part of the token: client-go takes white space off too.
+    A token file often ends with a line feed, which is not part of the token. client-go strips white space, too.
     """
     schemes = (await configuration.auth_settings()).values()
     headers: dict[str, str] = {}
@@ -86,14 +86,14 @@ class MasterCredentials:
         self.configuration: Any = Configuration(host=checked_url(url))
 
     async def refresh(self, *, rejected: bool = False) -> None:
-        """There is nothing to refresh."""
+        """Do nothing: there are no credentials."""
 
     async def headers(self) -> dict[str, str]:
         return {}
 
 
 class InClusterCredentials:
-    """The Pod's service account; kubernetes-asyncio reads its token file again every minute."""
+    """The Pod's service account. kubernetes-asyncio reads its token file again every minute."""
 
     def __init__(self) -> None:
         self.configuration: Any = Configuration()
@@ -106,10 +106,10 @@ class InClusterCredentials:
             ) from error
 
     async def refresh(self, *, rejected: bool = False) -> None:
-        """The configuration's own hook reads the token file when `headers` asks for the token."""
+        """Do nothing: the configuration's own hook reads the token file when `headers` needs the token."""
 
     async def headers(self) -> dict[str, str]:
-        """The service account's token."""
+        """The header with the service account's token."""
         try:
             return await _headers(self.configuration)
         except (ConfigException, *_FAILURES) as error:
@@ -117,7 +117,7 @@ class InClusterCredentials:
 
 
 class KubeconfigCredentials:
-    """A kubeconfig file, with `master` in place of the server's address if given."""
+    """A kubeconfig file, with `master`, if given, in place of the server's address."""
 
     def __init__(self, path: Path, master: str | None = None) -> None:
         self._path = path
@@ -144,12 +144,12 @@ class KubeconfigCredentials:
         self._file_seen = seen
 
     async def headers(self) -> dict[str, str]:
-        """The user's token, if there is one."""
+        """The header with the user's token, if there is one."""
         with self._named():
             return await _headers(self.configuration)
 
     async def refresh(self, *, rejected: bool = False) -> None:
-        """Read a changed file again; ask token files and plugins again when a minute has passed."""
+        """Read a changed file again. After a minute, read token files and run plugins again."""
         if fingerprint(self._path) != self._file_seen or rejected:
             await self.load()
         elif time.monotonic() - self._refreshed >= REFRESH_PERIOD:
@@ -159,7 +159,7 @@ class KubeconfigCredentials:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Name the file in whatever kubernetes-asyncio raises; its loader does not check what it meets."""
+        """Name the file in every error of kubernetes-asyncio, whose loader does not check the file."""
         try:
             yield
         except (ConfigException, *_FAILURES) as error:
@@ -188,10 +188,10 @@ async def load_credentials(settings: Settings) -> Credentials:
 
 
 def checked_url(url: str) -> str:
-    """`url` without a trailing slash, if it is the address of an HTTP server.
+    """`url` without a trailing slash.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it is not the address of an HTTP server.
     """
     try:
         parts = urlsplit(url)
@@ -204,7 +204,7 @@ def checked_url(url: str) -> str:
 
 
 def fingerprint(path: Path | str | None) -> tuple[int, ...]:
-    """What changes when a file changes or is replaced; empty when there is none."""
+    """A value that changes when a file changes or is replaced; empty if there is no file."""
     if path is None:
         return ()
     try:
@@ -215,7 +215,7 @@ def fingerprint(path: Path | str | None) -> tuple[int, ...]:
 
 
 def _check_kubeconfig(path: Path) -> None:
-    """Refuse what kubernetes-asyncio would meet with a warning or a traceback."""
+    """Refuse a file for which kubernetes-asyncio would print a warning or a traceback."""
     where = f"kubeconfig {path}"
     try:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""From the API's bytes to objects.
+"""Decode the API's bytes to objects.
 
-Lists and watch lines are taken apart into raw objects first, so that a malformed one spoils nothing but itself: by
-msgspec, and where an object among them makes it refuse the whole, by `kroute.watchers.json_text`.
+Lists and watch lines are split into raw objects first, so that a malformed object affects no other. msgspec does that.
+If one of the objects makes msgspec refuse the whole text, `kroute.watchers.json_text` does it.
 """
 
 import asyncio
@@ -22,30 +22,30 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 LONGEST_OBJECT = 16 << 20
-"""Bytes of an object's JSON. etcd takes 1.5 MiB at most, each byte of which may be six in JSON."""
+"""Bytes of an object's JSON. etcd's limit is 1.5 MiB, and JSON may need six bytes for each byte."""
 LONGEST_NAME = 253
 LONGEST_VERSION = 128
-"""Characters of a resourceVersion, which becomes a part of URLs. In etcd it is a number of 64 bits."""
+"""Characters of a resourceVersion, which becomes a part of URLs. In etcd it is a 64-bit number."""
 IDENTITY_WITHIN = 4096
-"""Bytes of an object in which its name and version stand: the API server writes them first."""
+"""The first bytes of an object, which contain its name and version: the API server writes them first."""
 
 
 class ListMeta(msgspec.Struct):
-    """`metadata` of a list; `token` continues it."""
+    """`metadata` of a list. `token` is the continue token for its next page."""
 
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     token: str = msgspec.field(name="continue", default="")
 
 
 class Page(msgspec.Struct):
-    """A list, or one page of it; its objects are still raw."""
+    """A list, or one page of it, with raw objects."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
 
 
 class Event(msgspec.Struct):
-    """A watch line; its object is still raw. An ERROR carries a Status."""
+    """A watch line, with a raw object. The object of an ERROR is a Status."""
 
     type: str
     object: msgspec.Raw
@@ -87,7 +87,7 @@ class _Triggered(msgspec.Struct):
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """An object that is not what its kind should be; `identity` is empty when not even that can be read."""
+    """An object that does not match its kind. `identity` is empty if not even that can be read."""
 
     identity: Identity
     problem: str
@@ -102,7 +102,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 async def read_page(body: bytes) -> Page:
-    """A list, or one page of it; taken apart in a thread if an object in it cannot even be skipped.
+    """Decode a list, or one page of it. If an object in it cannot even be skipped, a thread splits the text.
 
     Raises:
         msgspec.DecodeError: it is no list.
@@ -126,7 +126,7 @@ def _take_page_apart(body: bytes) -> Page:
 
 
 def _shallow(item: bytes) -> msgspec.Raw:
-    """An object without what is nested too deep in it; as it is when it is no JSON."""
+    """An object without the levels that are nested too deep, or unchanged if it is not JSON."""
     try:
         return decoded(_decode_raw, item)
     except msgspec.DecodeError:
@@ -134,10 +134,10 @@ def _shallow(item: bytes) -> msgspec.Raw:
 
 
 def read_event(line: bytes) -> Event:
-    """A watch line. Of one that is no JSON, the type, and what seems to be its object.
+    """Decode a watch line. If it is not JSON, find its type and the bytes that seem to be its object.
 
     Raises:
-        msgspec.DecodeError: not even that can be told.
+        msgspec.DecodeError: not even those can be found.
     """
     try:
         return decoded(_decode_event, line)
@@ -150,7 +150,7 @@ def read_event(line: bytes) -> Event:
 
 
 def read_identity(raw: msgspec.Raw | bytes) -> Identity:
-    """Name and version of an object, which need not be as it should otherwise.
+    """The name and version of an object whose other fields may be malformed.
 
     Raises:
         msgspec.DecodeError: it has no name.
@@ -166,7 +166,7 @@ def read_identity(raw: msgspec.Raw | bytes) -> Identity:
 
 
 def _check_lengths(identity: Identity | ObjectMeta) -> None:
-    """Raise DecodeError for what is longer than the API server takes it."""
+    """Raise DecodeError for a name or version that is longer than the API server accepts."""
     if max(len(identity.name), len(identity.namespace)) > LONGEST_NAME:
         raise msgspec.DecodeError(f"its name or namespace has more than {LONGEST_NAME} characters")
     if len(identity.resource_version) > LONGEST_VERSION:
@@ -204,7 +204,7 @@ class ObjectDecoder:
         self.malformed = 0
 
     def decode(self, raw: msgspec.Raw | bytes) -> KubernetesObject | Malformed:
-        """The object, or what can be said of it."""
+        """The object, or what could be read of its identity."""
         try:
             return self._decode_sound(raw)
         except msgspec.DecodeError as error:
@@ -232,15 +232,14 @@ class ObjectDecoder:
         return item
 
     def trigger_time(self, raw: msgspec.Raw | bytes) -> float | None:
-        """When (Unix time) the pod or Service behind an EndpointSlice changed, by the annotation of its controller.
+        """When the pod or Service behind an EndpointSlice changed (Unix time), by its controller's annotation.
 
-        It is read beside the object, which does not keep it: it is of use once, and there are tens of thousands of
-        slices.
+        Decoded objects do not keep the annotation: it is needed once, and there are tens of thousands of slices.
         """
         if self._kind is not EndpointSlice:
             return None
         try:
             annotations = decoded(_read_triggered, raw).metadata.annotations
             return annotations.triggered.timestamp() if annotations is not None and annotations.triggered else None
-        except (msgspec.DecodeError, ArithmeticError, ValueError):  # a moment that no computer's clock has
+        except (msgspec.DecodeError, ArithmeticError, ValueError):  # beyond Unix time
             return None

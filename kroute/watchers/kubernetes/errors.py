@@ -1,4 +1,4 @@
-"""What can go wrong between kroute and the API server."""
+"""Errors between kroute and the API server."""
 
 from typing import Self
 
@@ -7,13 +7,13 @@ import msgspec
 from kroute.watchers.json_text import decoded
 
 LONGEST_MESSAGE = 1000
-"""Characters of what a server says; the rest is not repeated."""
+"""Characters that are kept of a server's message."""
 LONGEST_PAUSE = 300.0
-"""Seconds that a server may ask for before the next try."""
+"""The longest pause in seconds that a server may ask for before the next try."""
 
 
 class ConfigurationError(Exception):
-    """The way to the API server is configured wrongly. The message is one line: what, where, what is allowed."""
+    """The access to the API server is configured wrongly. The message is one line: what, where, what is allowed."""
 
 
 class _Cause(msgspec.Struct):
@@ -38,11 +38,11 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 class StreamingUnsupportedError(Exception):
-    """The server answered a streaming list in a way that is none."""
+    """The server does not answer a streaming list as one."""
 
 
 class ApiError(Exception):
-    """The API server answered with an error; `status` is the HTTP status code, `reason` the API's CamelCase word.
+    """The API server answered with an error. `status` is the HTTP status code, `reason` the API's CamelCase word.
 
     `retry_after` is the pause that the server asks for, in seconds.
     """
@@ -56,7 +56,7 @@ class ApiError(Exception):
 
     @classmethod
     def from_status(cls, body: bytes, status: int = 0, retry_after: str | None = None) -> Self:
-        """Read a `v1` Status, or whatever a proxy on the way sent instead of one."""
+        """Read a `v1` Status, or the text that a proxy sent instead of one."""
         try:
             answer = decoded(_decode_status, body)
         except msgspec.DecodeError:
@@ -70,7 +70,7 @@ class ApiError(Exception):
 
     @property
     def is_expired(self) -> bool:
-        """Whether the resourceVersion or continue token is older than what the server keeps."""
+        """Whether the resourceVersion or continue token is older than those that the server keeps."""
         return self.status == 410 or self.reason in {"Expired", "Gone"}
 
     @property
@@ -85,27 +85,33 @@ class ApiError(Exception):
 
     @property
     def lacks_field_selector(self) -> bool:
-        """Whether the server cannot select by a field, as servers before 1.32 cannot select Services by clusterIP."""
+        """Whether the server cannot select by a field. Servers before 1.32 cannot select Services by clusterIP."""
         return self.status == 400 and "field label not supported" in self.message
 
 
 def _pause(header: str | None, in_status: float | None) -> float | None:
-    """The seconds that a server asks for, by the header Retry-After or by the Status; as many as may be asked for."""
+    """The pause in seconds that a server asks for, at most LONGEST_PAUSE.
+
+    The header Retry-After precedes the Status.
+    """
     if header is not None and header.isascii() and header.isdigit():
         return LONGEST_PAUSE if len(header) > 9 else min(float(header), LONGEST_PAUSE)
     return None if in_status is None else min(max(in_status, 0.0), LONGEST_PAUSE)
 
 
 class UnreachableError(ApiError):
-    """There is no answer, or no more of it: refused, reset, cut short."""
+    """There is no answer, or only a part of it: the connection was refused, reset or cut short."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "", message)
 
 
 class AnswerTooLongError(UnreachableError):
-    """An answer has more bytes than are read."""
+    """An answer has more bytes than kroute reads."""
 
 
 class UntrustedStreamError(UnreachableError):
-    """A watch was silent for too long or said something unreadable: what it did not say is unknown, so list again."""
+    """A watch was silent for too long or sent something unreadable.
+
+    Changes may be missing, so the kind is listed again.
+    """

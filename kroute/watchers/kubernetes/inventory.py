@@ -1,13 +1,13 @@
-"""Which objects of one kind are known, and what a new list of them changes.
+"""The known objects of one kind, and what a new list of them changes.
 
-Of an object only its resourceVersion is remembered; the object itself belongs to the catalog.
+Only the resourceVersion of an object is kept; the object itself belongs to the catalog.
 """
 
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey
 
 
 class Inventory:
-    """The known objects. Each method returns the changes that it means to those who follow."""
+    """The known objects. Each method returns the changes to pass on."""
 
     def __init__(self, kind: type[KubernetesObject]) -> None:
         self._kind = kind
@@ -18,7 +18,7 @@ class Inventory:
         return len(self._versions)
 
     def apply(self, item: KubernetesObject, triggered: float | None = None) -> list[Change]:
-        """The object exists; nothing changes when this version of it is known. `triggered` is passed on."""
+        """Record that the object exists. Returns nothing if this version is known. `triggered` is passed on."""
         key, version = item.key, item.metadata.resource_version
         if version and self._versions.get(key) == version:
             return []
@@ -26,7 +26,7 @@ class Inventory:
         return [Applied(item, triggered)]
 
     def delete(self, key: ObjectKey) -> list[Change]:
-        """The object is gone, or no longer selected."""
+        """Record that the object was deleted, or is no longer selected."""
         return [Deleted(self._kind, key)] if self._versions.pop(key, None) is not None else []
 
     def listing(self) -> "Listing":
@@ -34,7 +34,7 @@ class Inventory:
         return Listing(self)
 
     def complete(self, present: set[ObjectKey]) -> list[Change]:
-        """A list is complete: what is known and not in it is gone. The first time, that is worth saying."""
+        """Delete the known objects that a complete list does not have. The first time, `Listed` follows."""
         changes: list[Change] = []
         for key in sorted(self._versions.keys() - present):
             changes += self.delete(key)
@@ -45,20 +45,20 @@ class Inventory:
 
 
 class Listing:
-    """A list of all objects, as it comes in. Nothing is deleted before it is complete, so there is no empty moment."""
+    """A list in progress. Objects are deleted only when it is complete, so there is no moment without objects."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._present: set[ObjectKey] = set()
 
     def saw(self, key: ObjectKey) -> None:
-        """This object is in the list (a malformed one too: it exists)."""
+        """Record that the list has this object. A malformed object counts too: it exists."""
         self._present.add(key)
 
     def missed(self, key: ObjectKey) -> None:
-        """This object went away while the list came in."""
+        """Record that this object was deleted while the list was read."""
         self._present.discard(key)
 
     def complete(self) -> list[Change]:
-        """The list has ended: the difference that is left."""
+        """The list has ended. Returns the remaining changes."""
         return self._inventory.complete(self._present)

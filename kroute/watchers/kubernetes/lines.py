@@ -1,24 +1,24 @@
-"""The lines of a stream, put together from the pieces in which they arrive."""
+"""Split a stream into lines."""
 
 from kroute.watchers.kubernetes.decoding import LONGEST_OBJECT
 
 LONGEST_LINE = LONGEST_OBJECT + (64 << 10)
-"""Bytes of a line that are kept. Who reads it finds that its object is too long, and whose it is."""
+"""Bytes of a line that are kept: enough to find whose object it is, and that the object is too long."""
 
 
 class LineBuffer:
-    """Holds the beginning of the line that has not ended yet, of a longer one no more than LONGEST_LINE bytes."""
+    """Holds the beginning of a line that has not ended yet, at most LONGEST_LINE bytes."""
 
     def __init__(self) -> None:
         self._unfinished = bytearray()
 
     @property
     def is_within_line(self) -> bool:
-        """Whether the stream, if it ended now, would end within a line."""
+        """Whether a line has begun and not ended."""
         return bool(self._unfinished)
 
     def take(self, piece: bytes) -> list[bytes]:
-        """Add what has arrived; returns the lines that it ends."""
+        """Add the bytes that have arrived. Returns the lines that they complete."""
         *lines, rest = piece.split(b"\n")
         if lines:
             self._keep(lines[0])

@@ -1,9 +1,9 @@
-"""List and watch one kind of object, as client-go's reflector does it.
+"""List and watch one kind of object, as client-go's reflector does.
 
-A reflector is always in one of two states. *Listing*: it learns all objects, by a streaming list or by pages, and
-passes on the difference to what it knew. *Watching*: it follows changes from a resourceVersion. Whatever breaks a watch
-leads back to watching from the last resourceVersion; only when that is no longer possible (410), or when it cannot be
-known what was missed, does it list again. All state belongs to the one task that runs `run`.
+A reflector is always in one of two states. *Listing*: it reads all objects, by a streaming list or by pages, and passes
+on the difference from the objects that it knew. *Watching*: it follows changes from a resourceVersion. After a failure
+a watch continues from the last resourceVersion. The reflector lists again only when the server no longer has that
+version (410), or when changes may have been missed. All state belongs to the one task that runs `run`.
 
 Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-1904 and KEP-956 (bookmarks), KEP-3157
 (streaming lists), client-go's tools/cache/reflector.go for periods and resourceVersions.
@@ -43,14 +43,14 @@ from kroute.watchers.sink import BATCH, Sink
 log = structlog.get_logger(__name__)
 
 PAGE_SIZE = 500
-"""Objects in one page of a list, as client-go asks for them."""
+"""Objects in one page of a list, as in client-go."""
 SMALLEST_PAGE = 5
 MOST_PAGES = 20_000
-"""Pages of one list. One that goes on has no end."""
+"""The most pages of one list. A longer list counts as endless."""
 
 
 class Reflector:
-    """Follows one kind for ever, and passes on what changes."""
+    """Follows one kind until cancelled, and passes on its changes."""
 
     def __init__(self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None) -> None:
         self._requests = requests
@@ -80,11 +80,11 @@ class Reflector:
 
     @property
     def resource_version(self) -> str:
-        """The newest resourceVersion that has been read; empty before the first list is complete."""
+        """The newest resourceVersion that was read; empty before the first list is complete."""
         return "" if self._must_list or self._resource_version is None else self._resource_version
 
     async def run(self) -> None:
-        """List and watch until cancelled; every failure of the API is followed by a pause and another try."""
+        """List and watch until cancelled. After every API failure it pauses and tries again."""
         while True:
             try:
                 await self._advance()
@@ -103,10 +103,10 @@ class Reflector:
             await self._list()
 
     async def _recover(self, error: ApiError) -> None:
-        """Decide where to go on after a failure, and pause before it."""
+        """Decide whether to list or to watch after a failure, and pause."""
         self.statistics.failures += 1
         self.statistics.denied += error.is_denied
-        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `WatchedKind.selects` does it here then
+        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `WatchedKind.selects` remains
             del self._selectors["fieldSelector"]
             return
         if isinstance(error, AnswerTooLongError) and self._must_list:  # anybody may write objects of 1 MiB and more
@@ -114,7 +114,7 @@ class Reflector:
         failed = "list" if self._must_list else "watch"
         if error.is_version_unavailable or isinstance(error, UntrustedStreamError):
             if self._must_list:
-                self._resource_version = NEWEST  # not even a list can be as new: the cluster was put back in time
+                self._resource_version = NEWEST  # even a list is older: the cluster was restored
             self._must_list = True
         delay = self._backoff.delay(error.retry_after or 0.0)
         self._log.warning(
@@ -128,10 +128,10 @@ class Reflector:
     # Listing
 
     async def _list(self) -> None:
-        """List by requests: from the server's cache first, and at least as new as what is known after that."""
+        """List by requests: first from the server's cache, later at least as new as the last known version."""
         version = FROM_CACHE if self._resource_version is None else self._resource_version
         try:
-            # With a limit the server would answer for a version of ours from etcd, for all agents at once.
+            # With a limit, the server would answer for a given version from etcd, and all agents ask at once.
             limit = self._page_size if version in {FROM_CACHE, NEWEST} or self._paging_honoured else 0
             await self._list_pages(version, limit)
         except ApiError as error:
@@ -156,7 +156,7 @@ class Reflector:
         raise UnreachableError(f"the list has no end: a page leads to itself, or there are more than {MOST_PAGES:,}")
 
     async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
-        """Take in one page. Its objects are parts of its bytes, which go with it before the next one is asked for."""
+        """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
         self.statistics.lists += 1
         body = await self._requests.get(self._kind.path, params)
         try:
@@ -180,7 +180,7 @@ class Reflector:
     # Watching
 
     async def _watch(self, listing: Listing | None) -> None:
-        """Follow one stream to its end; with a listing, its first part is a streaming list."""
+        """Follow one stream to its end. With a `listing`, the first part of the stream is a streaming list."""
         started = self._timing.clock()
         events = self.statistics.events
         self.statistics.watches += 1
@@ -194,7 +194,7 @@ class Reflector:
                             listing = None
                     self._pass_on()
         finally:
-            self._pass_on()  # what came before a failure has happened all the same
+            self._pass_on()  # changes that arrived before a failure are valid
         if listing is not None:
             raise StreamingUnsupportedError("the stream ended before its initial events did")
         if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
@@ -215,7 +215,7 @@ class Reflector:
         return params
 
     async def _next(self, stream: LineStream, listing: Listing | None) -> Sequence[bytes] | None:
-        """The next lines; None at the end of the stream."""
+        """The next lines, or None at the end of the stream."""
         try:
             async with asyncio.timeout(self._timing.stall_timeout):
                 return await anext(stream, None)
@@ -228,7 +228,7 @@ class Reflector:
             raise
 
     def _take(self, line: bytes, listing: Listing | None) -> bool:
-        """Take in one line; True when it ends the listing."""
+        """Process one line. Returns whether it ends the listing."""
         try:
             event = read_event(line)
             if event.type == "ERROR":
@@ -264,12 +264,12 @@ class Reflector:
             version = self._saw(event.object, listing)
         else:
             raise UntrustedStreamError(f"the server sent an event of the unknown type {event.type!r}")
-        if listing is None:  # initial events come in the order of names: their versions say nothing
+        if listing is None:  # initial events are sorted by name, so their versions are in no order
             self._resource_version = version or self._resource_version
             self._backoff.reset()
 
     def _saw(self, raw: msgspec.Raw, listing: Listing | None) -> str:
-        """Take in an object that exists; returns its resourceVersion."""
+        """Record an object that exists. Returns its resourceVersion."""
         item = self._decoder.decode(raw)
         if isinstance(item, Malformed):
             key, version = item.identity.key, item.identity.resource_version

@@ -1,11 +1,11 @@
-"""What a reflector counts."""
+"""The counters of a reflector."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class ReflectorStatistics:
-    """What a reflector has done since it was made. `denied` are those failures that want of a permission caused."""
+    """The counts since the reflector was created. `denied` counts the failures caused by a missing permission."""
 
     lists: int = 0
     watches: int = 0

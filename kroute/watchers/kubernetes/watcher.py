@@ -11,7 +11,7 @@ from kroute.watchers.sink import Sink
 
 
 class KubernetesWatcher:
-    """One reflector for each kind; all pass on to the same sink."""
+    """One reflector for each kind. All pass on changes to the same sink."""
 
     def __init__(
         self, requests: Requests, sink: Sink, timing: Timing | None = None, kinds: Iterable[WatchedKind] = WATCHED
@@ -20,7 +20,7 @@ class KubernetesWatcher:
 
     @property
     def reflectors(self) -> Mapping[str, Reflector]:
-        """The reflectors by the kind that they follow, for their statistics."""
+        """The reflectors by the name of their kind, for their statistics."""
         return self._reflectors
 
     async def run(self) -> None:

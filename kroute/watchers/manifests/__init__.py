@@ -1,1 +1,1 @@
-"""Follow a directory of manifests, as if it were a cluster."""
+"""Follow a directory of manifests as if it were a cluster."""

@@ -1,4 +1,4 @@
-"""What one manifest file says."""
+"""Read one manifest file."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from kroute.watchers.json_text import decoded
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LONGEST_FILE = 64 << 20
-"""Bytes of a file that is read: some 50,000 Services."""
+"""The most bytes of a file: some 50,000 Services."""
 LONGEST_NAME = 253
 """Characters of a name or namespace, as in the API."""
 LISTS_WITHIN_EACH_OTHER = 8
@@ -23,7 +23,7 @@ _KINDS = {kind.name: kind for kind in WATCHED}
 
 
 class ObjectId(NamedTuple):
-    """What names an object among all kinds."""
+    """The name of an object among all kinds."""
 
     kind: type[KubernetesObject]
     key: ObjectKey
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Faulty(NamedTuple):
-    """A part of the file that is not as it should be; `id` is None when not even its name can be read."""
+    """A malformed part of the file. `id` is None if not even its name can be read."""
 
     id: ObjectId | None
     problem: str
@@ -60,16 +60,16 @@ Part: TypeAlias = Found | Faulty | Ignored
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of this name is read. Editors' backup and swap files start with a dot or end otherwise."""
+    """Whether a file of this name is read. Editors' backup and swap files begin with a dot or have another suffix."""
     return not name.startswith(".") and Path(name).suffix in SUFFIXES
 
 
 def read_manifest(path: Path) -> list[Part]:
-    """The objects of a file, in its order: those of all documents, and of every List among them.
+    """The objects of a file, in order: those of all documents, and of every List in them.
 
     Raises:
-        UnreadableError: nothing can be said about the file.
-        FileNotFoundError: it is gone.
+        UnreadableError: the file cannot be read as a whole.
+        FileNotFoundError: the file does not exist.
     """
     try:
         text = _read(path)
@@ -84,7 +84,7 @@ def read_manifest(path: Path) -> list[Part]:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file; a pipe or a device would keep who reads it waiting, or never end."""
+    """The bytes of a regular file. Reading a pipe or a device might block or never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -109,7 +109,7 @@ def _parse_json(text: bytes) -> list[Any]:
 
 
 def _parse_yaml(text: bytes) -> list[Any]:
-    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  0.02 s, 0.6 MiB, and as JSON it does without
+    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  0.02 s and 0.6 MiB, not needed for JSON
 
     try:
         return yaml_loader.load(text)
@@ -118,7 +118,7 @@ def _parse_yaml(text: bytes) -> list[Any]:
 
 
 def _parts(document: Any, kind_of_items: str, depth: int = 0) -> Iterator[Part]:
-    """The objects of a document; those of a ServiceList need not name their kind."""
+    """The objects of a document. The items of a ServiceList need not name their kind."""
     if not isinstance(document, dict):
         yield Faulty(None, f"expected an object with apiVersion and kind, found {type(document).__name__}")
         return

@@ -1,7 +1,7 @@
 """Follow a directory of manifests: the same changes as from a cluster, without an API server.
 
-Files are YAML or JSON as `kubectl get -o yaml` prints them. Each is read as a whole when its writer has closed it; one
-that cannot be read keeps what it said last. All state belongs to the one task that runs `run`.
+Files are YAML or JSON as `kubectl get -o yaml` prints them. Each file is read as a whole, when its writer has closed
+it. If a file cannot be read, its previous objects are kept. All state belongs to the one task that runs `run`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Objects = dict[ObjectId, KubernetesObject]
 
 
 VANISHED_FOR = 0.5
-"""Seconds for which a file must be gone: editors replace a file by moving the old one away first."""
+"""Seconds after which a missing file counts as deleted: editors replace a file by first moving the old one away."""
 
 
 class ManifestWatcher:
@@ -68,13 +68,14 @@ class ManifestWatcher:
             ) from error
 
     async def _changed(self, changes: DirectoryChanges) -> set[str]:
-        """Wait for the names of files to look at."""
+        """Wait for a change, and return the names of the files to read."""
         try:
             async with asyncio.timeout(VANISHED_FOR if self._vanished else None):
                 names = await changes.next()
         except TimeoutError:
             return set(self._vanished)
-        # The files of a ConfigMap's volume are links through one of such a name, which is replaced for all at once.
+        # The files of a ConfigMap's volume are links through a link named `..data`, which is replaced for all of them
+        # at once.
         if names is None or any(name.startswith("..") for name in names):
             return self._names() | self._files.keys()
         return {name for name in names if is_manifest(name)}
@@ -83,7 +84,7 @@ class ManifestWatcher:
         return {path.name for path in self._directory.iterdir() if is_manifest(path.name)}
 
     async def _scan(self, names: set[str]) -> None:
-        """Read these files, and pass on what that changes for the objects that they held or hold."""
+        """Read these files, and pass on the changes of the objects that they contained or contain."""
         before = {name: self._files.get(name, {}) for name in sorted(names)}
         for name, objects in before.items():
             await self._read(name, objects)
@@ -99,7 +100,7 @@ class ManifestWatcher:
             await asyncio.sleep(0)
 
     async def _read(self, name: str, before: Objects) -> None:
-        """Take up what the file says now. If that cannot be read, or it has only just gone, what it said last stays."""
+        """Read a file. If it cannot be read, or has just disappeared, its previous objects are kept."""
         try:
             parts = await asyncio.to_thread(read_manifest, self._directory / name)
         except FileNotFoundError:
@@ -118,7 +119,7 @@ class ManifestWatcher:
         self._complain("manifest.faulty", name, complaints)
 
     def _complain(self, event: str, name: str, complaints: list[str]) -> None:
-        """Log once that a file is faulty, and once that it is right again."""
+        """Log a file's faults once, and once that they are gone."""
         if complaints == self._complaints.get(name, []):
             return
         self._complaints[name] = complaints
@@ -129,7 +130,7 @@ class ManifestWatcher:
             log.info("manifest.readable", file=path)
 
     def _hold(self, object_id: ObjectId, name: str, *, held: bool) -> None:
-        """Note that a file holds an object, or no longer does."""
+        """Record that a file contains an object, or no longer does."""
         holders = self._holders.setdefault(object_id, set())
         if not held:
             holders.discard(name)
@@ -142,7 +143,7 @@ class ManifestWatcher:
             del self._holders[object_id]
 
     def _compare(self, object_id: ObjectId) -> list[Change]:
-        """What is to be passed on of an object: it is that of the last file, by name, which holds it."""
+        """The change to pass on for an object, if any. If several files contain it, the last one by name counts."""
         holders = self._holders.get(object_id)
         item = self._files[max(holders)][object_id] if holders else None
         if item is not None and not self._selects[object_id.kind](item):
@@ -157,7 +158,7 @@ class ManifestWatcher:
 
 
 def _objects(name: str, parts: Iterable[Part], before: Objects) -> tuple[Objects, list[str]]:
-    """The objects of a file, and what is wrong with it. Of a malformed object, what it was before."""
+    """The objects of a file, and its faults. A malformed object keeps its previous version."""
     objects: Objects = {}
     complaints: list[str] = []
     for part in parts:

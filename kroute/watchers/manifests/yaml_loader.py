@@ -1,7 +1,7 @@
 """YAML as Kubernetes reads it: a time stamp is a string. Imported only when there is YAML to read.
 
-libyaml follows nesting by recursion in C, which ends the process at some 50,000 levels, and an alias stands for a value
-of any size, itself included. So a text is looked through first, event by event, and refused where it goes too far.
+libyaml processes nesting by recursion in C, which ends the process at some 50,000 levels. An alias can stand for a
+value of any size, even for itself. So a text is first read event by event, and refused if it exceeds the limits below.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,17 @@ else:
     FastestSafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MOST_LEVELS = 100
-"""Of nesting; a Service has seven, its `managedFields` some twenty."""
+"""The most levels of nesting. A Service has seven, its `managedFields` some twenty."""
 MOST_ALIASED = 100_000
-"""Values that the aliases of a text may stand for, all together."""
+"""The most values that all aliases of a text may stand for together."""
 
 FAILURES = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What PyYAML raises for a text that it cannot make values of: `!!int x`, `!!bool x` or `!!int ""`, say."""
+"""Errors that PyYAML raises for a text that it cannot convert to values, such as `!!int x`, `!!bool x` or `!!int
+""`."""
 
 
 class ManifestLoader(FastestSafeLoader):
-    """The safe loader, by libyaml where there is one, without dates."""
+    """The safe loader, by libyaml if that is installed, without dates."""
 
 
 def load(text: bytes) -> list[Any]:
@@ -33,7 +34,7 @@ def load(text: bytes) -> list[Any]:
 
 
 def _check(text: bytes) -> None:
-    """Raise YAMLError for what is nested too deep, refers to itself, or is much larger than it looks."""
+    """Raise YAMLError for a text that is nested too deep, refers to itself, or stands for too many values."""
     measure = _Measure()
     for event in yaml.parse(text, ManifestLoader):
         match event:
@@ -50,7 +51,7 @@ def _check(text: bytes) -> None:
 
 
 class _Measure:
-    """How many values there are in what a document has begun, with those that aliases stand for."""
+    """Counts the values of each open collection of a document, including those that aliases stand for."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str | None, int]] = [(None, 0)]
@@ -75,7 +76,7 @@ class _Measure:
     def alias(self, event: yaml.AliasEvent) -> None:
         if any(anchor == event.anchor for anchor, _ in self._open):
             raise yaml.YAMLError(f"the alias *{event.anchor} refers to itself{event.start_mark}")
-        size = self._anchors.get(event.anchor, 1)  # of one that is unknown, the loader complains
+        size = self._anchors.get(event.anchor, 1)  # the loader reports an unknown alias
         self._aliased += size
         if self._aliased > MOST_ALIASED:
             raise yaml.YAMLError(f"aliases for more than {MOST_ALIASED:,} values{event.start_mark}")
