@@ -27,9 +27,19 @@ class PortKey(NamedTuple):
     protocol: str
 
 
-@lru_cache(maxsize=1 << 10)
+_LONGEST_PORT_NAME = 63  # the API's own bound, which a manifest may exceed
+
+_MOST_HINTS = 2
+"""Hints of an endpoint that is remembered; the EndpointSlice controller gives one zone, and one node at most."""
+
+
 def port_key(name: str, protocol: str) -> PortKey:
-    """The key of a port. Equal keys share one object, up to 1,024 of them."""
+    """The key of a port; equal keys share one object, up to a limit."""
+    return _port_key(name, protocol) if len(name) + len(protocol) <= _LONGEST_PORT_NAME + 4 else PortKey(name, protocol)
+
+
+@lru_cache(maxsize=1 << 10)
+def _port_key(name: str, protocol: str) -> PortKey:
     return PortKey(name, protocol)
 
 
@@ -143,9 +153,14 @@ def _real_servers(
     return tuple([known.get(it, it) for it in real_servers] if known else real_servers)
 
 
-@lru_cache(maxsize=_KINDS_OF_ENDPOINTS)
 def _traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
-    """An endpoint's properties besides its address. Equal ones share one object."""
+    """What an endpoint is besides its address; equal ones share one object, unless there is much of it."""
+    if hints is not None and len(hints.for_zones or ()) + len(hints.for_nodes or ()) > _MOST_HINTS:
+        return _new_traits(node_name, conditions, hints)
+    return _known_traits(node_name, conditions, hints)
+
+
+def _new_traits(node_name: str | None, conditions: EndpointConditions, hints: EndpointHints | None) -> Traits:
     not_terminating, ready = conditions.terminating is not True, conditions.ready is not False
     serving = conditions.serving is not False
     return Traits(
@@ -157,3 +172,6 @@ def _traits(node_name: str | None, conditions: EndpointConditions, hints: Endpoi
         for_nodes=frozenset(hint.name for hint in hints.for_nodes or ()) if hints else frozenset(),
         for_zones=frozenset(hint.name for hint in hints.for_zones or ()) if hints else frozenset(),
     )
+
+
+_known_traits = lru_cache(maxsize=_KINDS_OF_ENDPOINTS)(_new_traits)

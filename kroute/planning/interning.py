@@ -15,6 +15,12 @@ from kroute.planning.annotations import ANNOTATION_NAMES
 
 T = TypeVar("T", bound=Hashable)
 
+LARGEST_SHARED = 512
+"""Bytes, as JSON: half a dozen ports."""
+SHARED_VALUES = 1 << 12
+"""How many are remembered at most, which is 2 MiB of JSON."""
+
+_encode = msgspec.json.Encoder().encode
 _LABEL_NAMES = frozenset({HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL})
 
 
@@ -53,10 +59,21 @@ def _only(names: Collection[str], texts: dict[str, str] | None) -> dict[str, str
 
 
 def _shared(value: T) -> T:
-    """The first object that was equal to `value`. Of more than 4,096 values, the least recently used are forgotten."""
-    return cast("T", _known(value))
+    """The equal value that is in use already, or this one.
+
+    Only small values are remembered, and beyond so many those unused for longest are forgotten: a tenant may edit a
+    large value as often as it likes, and each version goes with its Service.
+    """
+    return cast("T", _known(value)) if _is_small(value) else value
 
 
-@lru_cache(maxsize=1 << 12)
+def _is_small(value: Hashable) -> bool:
+    try:
+        return value is None or len(_encode(value)) <= LARGEST_SHARED
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+@lru_cache(maxsize=SHARED_VALUES)
 def _known(value: Hashable) -> Hashable:
     return value

@@ -1,8 +1,10 @@
 """What the catalog keeps: of each object what planning reads, and of equal things one."""
 
+import sys
+
 from hypothesis import given
 
-from kroute.model.objects import Applied, Service
+from kroute.model.objects import Applied, Deleted, Service
 from kroute.model.plan import ServicePlan
 from kroute.planning.backend_slices import read_slice
 from kroute.planning.catalog import Catalog
@@ -44,6 +46,40 @@ def test_services_share_equal_parts() -> None:
     one, other = interned(service("a", "10.96.0.1")), interned(service("b", "10.96.0.2"))
     assert one.spec.ports is other.spec.ports
     assert one.status is other.status
+
+
+def test_nothing_holds_a_large_value_once_its_service_is_gone() -> None:
+    item = service(ports=[port(number, name=f"port-{number}") for number in range(1, 500)])
+    ports = item.spec.ports
+    catalog = listed()
+    before = sys.getrefcount(ports)
+    changed(catalog, item)
+    assert sys.getrefcount(ports) > before
+    catalog.take([Deleted(Service, service().key)])
+    catalog.commit()
+    assert sys.getrefcount(ports) == before
+
+
+def test_a_value_is_shared_if_it_is_small() -> None:
+    few, many = ([port(number) for number in range(1, count)] for count in (4, 90))
+    for ports, is_shared in ((few, True), (many, False)):
+        one, other = (interned(service(name, ports=ports)) for name in ("a", "b"))
+        assert one.spec.ports == other.spec.ports
+        assert (one.spec.ports is other.spec.ports) is is_shared
+
+
+def test_what_cannot_be_written_as_json_is_not_shared() -> None:
+    item = service(ports=[port(80, name="\ud800")])
+    assert interned(item).spec.ports == item.spec.ports
+
+
+def test_endpoints_with_many_hints_are_not_remembered() -> None:
+    few, many = ([f"zone-{number}" for number in range(count)] for count in (1, 8))
+    for zones, is_shared in ((few, True), (many, False)):
+        pieces = [read_slice(endpoint_slice(name, endpoint("10.244.1.1", zones=zones))) for name in ("a", "b")]
+        one, other = (piece.traits[0] for piece in pieces)
+        assert one == other
+        assert (one is other) is is_shared
 
 
 def test_endpoints_that_differ_by_their_address_alone_share_the_rest() -> None:
