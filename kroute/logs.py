@@ -50,11 +50,16 @@ def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) ->
     return {name: _bounded(value) for name, value in event.items()}
 
 
+def printable(text: str) -> str:
+    """The text with each character that a terminal would obey written as an escape sequence of Python."""
+    return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
+
+
 def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         left_out = len(value) - LONGEST_FIELD
         text = f"{value[:LONGEST_FIELD]}… ({left_out:,} more)" if left_out > 0 else value
-        return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
+        return printable(text)
     if isinstance(value, list | tuple):
         return [_bounded(it) for it in value[:LONGEST_FIELD]]
     return value

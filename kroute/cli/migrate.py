@@ -11,7 +11,7 @@ from kroute import logs
 from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
 from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEVEL, STATE_DIR, Parsed, output_option
-from kroute.cli.output import DONE, FAILURE, complain, refusing, show
+from kroute.cli.output import DONE, FAILURE, complain, plain, refusing, show
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leftovers
@@ -103,6 +103,7 @@ def _show_leavings(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
     if how == "json":
         show(leftovers.as_plain(), how, lambda _: None)
         return DONE
+    leftovers = plain(leftovers)
     if leftovers.are_removed:
         click.echo(f"nothing of {proxy.name}'s is left on this node")
     else:

@@ -1,16 +1,20 @@
 """The output of all commands, and their exit codes.
 
-Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong. A command may have more. Results go
-to standard output, as text or in a format for programs. Reasons for a failure go to standard error.
+Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong; a command may have more of its own.
+What a command has found goes to standard output, as text or for programs; why it cannot, to standard error. In text,
+what objects say moves no cursor and sets no colour: `plain` escapes it on its way to whatever draws it. JSON is exact.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Any, TypeVar, cast
 
 import click
 import msgspec
+
+from kroute.logs import printable
 
 DONE, FAILURE, USAGE = 0, 1, 2
 """The exit codes of all commands."""
@@ -33,7 +37,28 @@ def refusing(*errors: type[Exception]) -> Iterator[None]:
 
 def complain(sentence: object) -> None:
     """Write a line to standard error, with the program's name."""
-    click.echo(f"kroute: {sentence}", err=True)
+    click.echo(f"kroute: {printable(str(sentence))}", err=True)
+
+
+def plain(value: T) -> T:
+    """The same value, in which every text at whatever depth is fit for a terminal."""
+    return cast("T", _plain(value))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str() if not isinstance(value, Enum):
+            return printable(value)
+        case msgspec.Struct():
+            fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+            return msgspec.structs.replace(value, **fields)
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*map(_plain, value))
+        case list() | tuple() | set() | frozenset():
+            return type(value)(map(_plain, value))
+        case dict():
+            return {_plain(name): _plain(it) for name, it in value.items()}
+    return value
 
 
 def host_port(address: str, port: int) -> str:
@@ -42,12 +67,9 @@ def host_port(address: str, port: int) -> str:
 
 
 def show(found: T, how: str, draw: Callable[[T], None]) -> None:
-    """Write `found` as `json` or `yaml`, in the order of its fields.
-
-    For any other format, `draw` prints it for people.
-    """
+    """Write what was found as `json` or `yaml`, in the order of its fields; any other is drawn, as plain text."""
     if how not in {"json", "yaml"}:
-        draw(found)
+        draw(plain(found))
         return
     encoded = msgspec.json.encode(found)
     if how == "json":

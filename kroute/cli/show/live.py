@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kroute.cli.output import DONE, host_port, refusing
+from kroute.cli.output import DONE, host_port, plain, refusing
 from kroute.cli.show.table import ask_or_read, console, new_table
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
@@ -113,7 +113,7 @@ def rates(before: Sample, after: Sample) -> list[RateRow]:
 def draw(rows: list[RateRow]) -> Table:
     """The table of one interval."""
     table = new_table(*_HEADINGS, numbers=_HEADINGS[2:])
-    for row in rows:
+    for row in plain(rows):
         counts = (str(it) for it in (row.real_servers, row.active, row.inactive))
         values = (f"{it:.1f}" for it in (row.connections, row.packets, row.bytes_in, row.bytes_out))
         name = f"{row.protocol} {host_port(row.address, row.port)}"
