@@ -105,12 +105,12 @@ class FakeNode:
         for monitor in self._monitors.values():
             await monitor.open()
 
-    async def start(self, *plans: Plan, order: Iterable[int] = (0, 1, 2)) -> "FakeNode":
+    async def start(self, *plans: Plan, order: Iterable[int] | None = None) -> "FakeNode":
         """Adopt, take these plans as the initial sync, and write until nothing is left to do.
 
         The node's own plan is the first, as always, unless the test brings one.
         """
-        order = list(order)
+        order = self._in_order(order)
         await self.open()
         own = [] if any(isinstance(each, NodePlan) for each in plans) else [node_plan()]
         self.broadcaster.publish([*own, *plans])
@@ -124,9 +124,9 @@ class FakeNode:
         self.broadcaster.publish(plans)
         await self.settle()
 
-    async def settle(self, order: Iterable[int] = (0, 1, 2)) -> None:
+    async def settle(self, order: Iterable[int] | None = None) -> None:
         """Let the controllers pass, in this order, until nobody has anything to do at this time."""
-        order = list(order)
+        order = self._in_order(order)
         for _ in range(30):
             for index in order:
                 await self.pump()
@@ -134,6 +134,10 @@ class FakeNode:
             if not await self.pump() and not any(controller.wake.is_set() for controller in self.controllers):
                 return
         raise AssertionError("the controllers never come to rest")
+
+    def _in_order(self, order: Iterable[int] | None) -> list[int]:
+        """The controllers' places in `controllers`; None: all of them as they are there."""
+        return list(range(len(self.controllers)) if order is None else order)
 
     async def pump(self) -> bool:
         """Deliver the kernel's events; whether there were any."""

@@ -67,18 +67,17 @@ def with_advertiser(tmp_path: Path) -> tuple[FakeNode, Advertiser]:
     return node, advertiser
 
 
-ALL = (0, 1, 2, 3)
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
 GONE = plan("web", 2)
 
 
 async def test_it_says_its_stage_and_follows_those_of_the_others(tmp_path: Path) -> None:
     node, advertiser = with_advertiser(tmp_path)
-    await node.start(WEB, order=ALL)
+    await node.start(WEB)
     assert advertiser.announced == {"10.96.0.1"}
     assert node.stage_gate.has_passed(WEB, *GOING_LIVE, ANNOUNCED)
     node.broadcaster.publish([GONE])
-    await node.settle(ALL)
+    await node.settle()
     assert advertiser.announced == set()
     assert not node.stage_gate.has_passed(GONE, ANNOUNCED), "the gone Service is not forgotten"
 
@@ -86,10 +85,10 @@ async def test_it_says_its_stage_and_follows_those_of_the_others(tmp_path: Path)
 async def test_while_it_fails_the_others_serve_and_tear_down_as_ever(tmp_path: Path) -> None:
     node, advertiser = with_advertiser(tmp_path)
     advertiser.refused.add("10.96.0.1")
-    await node.start(WEB, order=ALL)
+    await node.start(WEB)
     assert node.kernel.has_address("10.96.0.1")
     assert node.stage_gate.has_passed(WEB, *GOING_LIVE)
     assert not node.stage_gate.has_passed(WEB, ANNOUNCED)
     node.broadcaster.publish([GONE])
-    await node.settle(ALL)
+    await node.settle()
     assert not node.kernel.has_address("10.96.0.1")
