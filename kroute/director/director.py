@@ -27,6 +27,7 @@ from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import Change
 from kroute.reconcile.ledger import Ledger
+from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.telemetry.events import CreateObject, EventRecorder
@@ -171,7 +172,7 @@ async def serve(settings: DirectorSettings) -> int:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
     common = settings.common
-    with StateDirectory.claim(common.state_dir) as state_dir:
+    with StateDirectory.claim(common.state_dir, LockRole.DIRECTOR) as state_dir:
         log.info("kroute.starting", version=__version__, director=common.node_name, interface=settings.vip_interface)
         async with await Api.open(common) as api:
             log.info("api.configured", server=api.server)

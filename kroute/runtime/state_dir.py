@@ -3,9 +3,12 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
+
+from kroute.runtime import namespace_lock
+from kroute.runtime.namespace_lock import NamespaceInUseError, Role
 
 _LOCK = "lock"
 _READY = "ready"
@@ -20,28 +23,33 @@ class StateDirectoryInUseError(StateDirectoryError):
 
 
 class StateDirectory:
-    """A state directory that only this process uses. While its lock is held, no other kroute changes the node."""
+    """A state directory that this process alone uses, as the only kroute of its role in the network namespace."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     @contextmanager
-    def claim(cls, path: Path) -> Iterator[Self]:
-        """Hold the directory's lock. The kernel releases it when the process ends.
+    def claim(cls, path: Path, role: Role = Role.AGENT) -> Iterator[Self]:
+        """Hold the locks of the directory and of the network namespace; the kernel releases them when the process ends.
 
         Raises:
-            StateDirectoryInUseError: another kroute holds it.
-            StateDirectoryError: the directory cannot be created.
+            StateDirectoryInUseError: another kroute holds the directory's.
+            StateDirectoryError: another kroute holds the namespace's, or the directory cannot be made.
         """
-        descriptor = _lock(path)
-        try:
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            (path / _READY).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            descriptor = _lock(path)
+            stack.callback(os.close, descriptor)
+            try:
+                stack.enter_context(namespace_lock.hold(role))
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                (path / _READY).unlink(missing_ok=True)
+            except NamespaceInUseError as error:
+                raise StateDirectoryError(str(error)) from None
+            except OSError as error:
+                raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from None
             yield cls(path)
-        finally:
-            os.close(descriptor)
 
     def mark_ready(self) -> None:
         """Create the file `ready`: everything listed at the start is in the kernel."""

@@ -1,8 +1,11 @@
 """What unit tests of several folders share."""
 
+import os
+
 import pytest
 
 from kroute.cli import run
+from kroute.runtime import namespace_lock
 from kroute.settings import Settings
 from kroute.telemetry.loop_watch import LoopWatch
 
@@ -18,3 +21,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr(run, "serve", serve)
     return seen
+
+
+@pytest.fixture(autouse=True)
+def _lock_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are in the network namespace of whatever else runs on this machine: kroute, or other runs of the tests."""
+    monkeypatch.setattr(namespace_lock, "PREFIX", f"kroute-test-{os.getpid()}")
