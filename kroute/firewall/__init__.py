@@ -1,1 +1,1 @@
-"""Between the masquerade controller and the kernel: the sets and the rules, whatever the kernel's tool for them is."""
+"""The seam between the masquerade controller and the kernel: sets and rules, whichever tool the kernel has for them."""

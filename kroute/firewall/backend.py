@@ -1,4 +1,4 @@
-"""Which backend a node has: the one place where a further one is named."""
+"""Chooses the node's firewall backend. A new backend is named here and nowhere else."""
 
 from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.iptables.prerequisites import CAPABILITIES, CLIENTS, MODULES

@@ -1,4 +1,4 @@
-"""What the rules do to the first packet of a connection, in words that fit every backend."""
+"""What the rules do to the first packet of a connection, in terms that fit every backend."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,9 +9,9 @@ from kroute.model.addresses import Family, family_of
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection. Without `in_interface` it is one of this node's own processes.
+    """The first packet of a connection. If `in_interface` is "", a process of this node sends it.
 
-    `mark` is the kernel's mark on it (`--masquerade-mark`), which the rules set and look at.
+    `mark` is the packet mark (`--masquerade-mark`), which the rules set and read.
     """
 
     protocol: int
@@ -28,17 +28,17 @@ class Packet(NamedTuple):
 
 
 class Ruling(StrEnum):
-    """What the rules make of a packet before IPVS takes it."""
+    """What the rules do with a packet before IPVS takes it."""
 
     PASSED = "passed"
     REFUSED = "refused"
     """The client gets a TCP reset or an ICMP error at once."""
     DROPPED = "dropped"
-    """The client waits in vain."""
+    """The client gets no answer."""
 
 
 class Admission(NamedTuple):
-    """Whether a packet gets as far as IPVS. `why` is the deciding rule's own comment, "" when no rule was for it."""
+    """Whether a packet reaches IPVS. `why` is the comment of the rule that decided; "" if no rule matched."""
 
     ruling: Ruling
     why: str
@@ -47,8 +47,8 @@ class Admission(NamedTuple):
 class SourceChoice(NamedTuple):
     """The source with which a packet leaves for a real server.
 
-    `is_kept`: it is the client's. Else it is `address`, or one of the node's that the kernel chooses where that is "".
-    `why` is the deciding rule's own comment, "" when no rule was for it.
+    `is_kept`: it is the client's. Otherwise it is `address`; if that is "", the kernel chooses one of the node's own.
+    `why` is the comment of the rule that decided; "" if no rule matched.
     """
 
     is_kept: bool
@@ -57,16 +57,17 @@ class SourceChoice(NamedTuple):
 
 
 class Rules(Protocol):
-    """The rules of one family as the backend writes them. A packet is sent through these very rules."""
+    """The rules of one family as the backend writes them. The methods send a packet through these same rules."""
 
     def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
-        """What becomes of a packet to an address of this node's before a virtual server takes it.
+        """What the rules do with a packet to one of this node's addresses before a virtual server takes it.
 
-        Of a packet of the node's own processes, less is decided where there is a virtual server: IPVS takes it as it
-        leaves the process. Without one it comes in by the loopback interface and meets the other rules too.
+        A packet that a process of this node sends to a virtual server meets only the rules for outgoing packets,
+        because IPVS then takes it. Without a virtual server it arrives on the loopback interface, and meets the rules
+        for incoming packets too.
         """
         ...
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
-        """The source that each of these real servers sees of an admitted packet, in their order."""
+        """The source that each of these real servers sees in an admitted packet, in their order."""
         ...

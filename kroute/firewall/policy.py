@@ -1,4 +1,4 @@
-"""What the rules of one family are to do, by the settings and the facts of the node. Each backend spells it out."""
+"""Decides from the settings and the node's facts what the rules of a family do; backends write them in their terms."""
 
 from enum import Enum, auto
 
@@ -14,21 +14,21 @@ class Marked(Enum):
     """`--masquerade-all`."""
     NOT_LOCAL_PODS = auto()
     NOBODY = auto()
-    """Who is outside the cluster cannot be told."""
+    """Packets of clients outside the cluster cannot be recognised."""
 
 
 def masqueraded_to_cluster_ips(settings: Settings, family: Family, node: NodeFacts) -> Marked:
-    """Whose packets to a ClusterIP are masqueraded."""
     if settings.masquerade_all:
         return Marked.EVERYBODY
     return Marked.NOT_LOCAL_PODS if are_local_pods_known(settings, family, node) else Marked.NOBODY
 
 
 def are_local_pods_known(settings: Settings, family: Family, node: NodeFacts) -> bool:
-    """Whether one may conclude from where a packet comes from that it comes from outside the cluster.
+    """Whether every packet that does not come from a local pod may be masqueraded on its way to a ClusterIP.
 
-    The networks of a Node do, for want of better ones, tell its own pods from clients outside even in mode ClusterCIDR;
-    but the pods of other nodes are outside of them, and are not to be masqueraded.
+    In mode ClusterCIDR that needs a cluster CIDR of this family. Without one, other rules recognise this node's pods by
+    the Node's pod networks. These do not suffice here: pods of other nodes are outside of them, and their packets must
+    not be masqueraded.
     """
     if settings.detect_local_mode == "ClusterCIDR":
         return any(family_of(cidr) is family for cidr in settings.cluster_cidrs)
@@ -40,8 +40,8 @@ def are_local_pods_known(settings: Settings, family: Family, node: NodeFacts) ->
 def local_pods_interface(settings: Settings) -> str | None:
     """The interface of this node's pods, or a prefix of their names that ends in `+`.
 
-    None: they are told by AddressSet.POD_NETWORK (`--detect-local-mode`, as kube-proxy's `detectLocalMode`). Without
-    networks in that set, nobody's packets come from a local pod.
+    None: the set AddressSet.POD_NETWORK has their networks (`--detect-local-mode`, as kube-proxy's `detectLocalMode`).
+    While that set is empty, no packet counts as one of a local pod.
     """
     if settings.detect_local_mode == "BridgeInterface":
         return settings.pod_bridge_interface
@@ -51,14 +51,14 @@ def local_pods_interface(settings: Settings) -> str | None:
 
 
 def exemptions_of(settings: Settings, family: Family) -> list[Exemption]:
-    """`--masquerade-exempt`, as far as it is about this family."""
+    """The exemptions of this family (`--masquerade-exempt`)."""
     return [it for it in settings.masquerade_exemptions if family_of(it.source) is family]
 
 
 def translated_source(settings: Settings, family: Family, node: NodeFacts) -> str | None:
     """The source of masqueraded packets (`--snat-source`). None: the kernel chooses one of the node's own.
 
-    It does so too as long as the node's own address is not known.
+    It is None also while the node's own address is not known.
     """
     address = node.ipv4 if family is Family.IPV4 else node.ipv6
     return address if settings.snat_source == "node-ip" else None

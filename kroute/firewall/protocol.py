@@ -1,4 +1,4 @@
-"""What a backend offers. Nothing above this folder knows more of the kernel's firewall."""
+"""The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import NamedTuple, Protocol
@@ -14,8 +14,8 @@ from kroute.reconcile.cleanup_report import CleanupReport
 class Prerequisites(NamedTuple):
     """What the kernel must offer to a backend.
 
-    `name` is that of the check. `missing` has, for each family, one sentence for each thing that is missing; each ends
-    in `; ` and the next step. `fulfilled` says what is there when nothing is missing.
+    `name` is the name of the check. `missing` has one sentence for each missing prerequisite of each family; it ends in
+    `; ` and the next step. `fulfilled` is the sentence for when nothing is missing.
     """
 
     name: str
@@ -24,65 +24,65 @@ class Prerequisites(NamedTuple):
 
 
 class Firewall(Protocol):
-    """The sets of both families, and the rules that look into them. Set entries change with Services, rules do not.
+    """The sets of both families, and the rules that look them up. Set entries change with Services, rules do not.
 
-    An element is a `SetEntry`: its family is that of its first address. Every method raises KernelError when the kernel
-    cannot be spoken to, unless it says otherwise.
+    An element is a `SetEntry`; its first address says its family. Unless it says otherwise, a method raises KernelError
+    when it cannot reach the kernel.
     """
 
     async def ensure_sets(self) -> list[str]:
-        """Make the sets that are missing, and make anew those that cannot hold what they should, which are then empty.
+        """Make the missing sets, and replace those that cannot hold their elements by empty ones.
 
-        Returns one sentence for each set that was not as it should be. Rules that look into a set may have to go for
-        it; `ensure_rules` is called later, when the sets are filled.
+        Returns one sentence for each set that was missing or replaced. To replace a set, it may delete the rules that
+        look it up. The caller calls `ensure_rules` later, when the sets are filled.
         """
         ...
 
     def elements(self) -> AsyncIterator[list[SetEntry]]:
-        """Every element of every set, in parts of some hundreds. Elements may be changed between two parts."""
+        """All elements of all sets, in parts of some hundreds. The caller may change elements between two parts."""
         ...
 
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
-        """Put elements into their sets (True) or take them out (False).
+        """Add elements to their sets (True) or delete them (False).
 
-        What is so already is no failure. Returns the elements that the kernel refuses, each with a sentence that says
-        why; they do not stop the others.
+        Adding one that is in its set, or deleting one that is not, is no failure. Returns the elements that the kernel
+        refuses, each with a sentence that says why; they do not stop the others.
         """
         ...
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
-        """Make all rules right for this node. The sets must be there, and filled.
+        """Write all rules for this node that are missing or wrong. The sets must exist and be filled.
 
-        Returns one sentence for each rule that somebody else has changed. What is written for the first time, or
-        because the facts changed, is logged. So is what the kernel does not offer, once, with what the node lacks
-        without it; that raises nothing and stops none of the other rules.
+        Returns one sentence for each repair of what somebody else has changed. Rules that are written for the first
+        time, or because the facts changed, are logged instead. When the kernel does not support some rules, that is
+        logged once, with what the node then lacks; it raises nothing, and the other rules are written.
         """
         ...
 
     async def is_present(self) -> bool:
-        """Whether the kernel has sets of kroute's, from whatever run."""
+        """Whether the kernel has sets of kroute's, from any run."""
         ...
 
     async def remove(self, report: CleanupReport) -> None:
-        """Remove everything that kroute has made, from whatever run."""
+        """Remove the rules and sets that kroute has made in any run."""
         ...
 
     def set_name(self, family: Family, which: AddressSet) -> str:
-        """What the backend's own tools call a set. For people only."""
+        """The set's name in the backend's own tools, for messages to people."""
         ...
 
     async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
-        """The elements that the kernel has now; a set that is missing is empty. Changes nothing."""
+        """The elements that the kernel has now; a missing set counts as empty. Changes nothing."""
         ...
 
     async def rules(self, family: Family, node: NodeFacts) -> Rules:
-        """The rules that `ensure_rules` writes for this node: packets can be sent through them."""
+        """The rules that `ensure_rules` writes for this node; a packet trace sends packets through them."""
         ...
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        """What `ensure_rules` would find wrong, or cannot find out, one sentence each. Changes nothing."""
+        """What `ensure_rules` would find wrong or could not read, one sentence each. Changes nothing."""
         ...
 
     async def prerequisites(self) -> Prerequisites:
-        """What the kernel must offer. May load modules, as a start does."""
+        """The backend's prerequisites, checked. It may load kernel modules, as a start does."""
         ...

@@ -1,4 +1,4 @@
-"""What the sets that the rules look up hold, whichever backend keeps them."""
+"""The contents of the sets that the rules look up; they are the same for every backend."""
 
 from collections.abc import Collection, Mapping
 from enum import StrEnum
@@ -7,10 +7,10 @@ from ipaddress import ip_address, ip_network
 from kroute.model.plan import AddressSet, Element
 
 MAX_ELEMENTS = 262_144
-"""Of each set, in each family. The usual 65,536 are fewer than a large cluster's ports."""
+"""The most elements that a set of one family holds. ipset's default, 65,536, is fewer than a large cluster's ports."""
 
 Sets = Mapping[AddressSet, Collection[Element]]
-"""The elements of one family's sets; a set that is not named is empty."""
+"""The elements of one family's sets; a set without an item here is empty."""
 
 
 class Part(StrEnum):
@@ -37,14 +37,14 @@ SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
     AddressSet.VIP: (Part.ADDRESS,),
     AddressSet.POD_NETWORK: (Part.NETWORK,),
 }
-"""What the elements of each set consist of, in this order."""
+"""The parts of an element of each set, in this order."""
 
 SERVED = (AddressSet.CLUSTER_IP, AddressSet.EXTERNAL, AddressSet.EXTERNAL_LOCAL)
-"""The sets of the ports that something serves: a VIP answers on these and on no other."""
+"""The sets of ports that Services serve: a VIP answers on these and on no other."""
 
 
 def holds(elements: Collection[Element], key: Element) -> bool:
-    """Whether there is such an element, or one whose last part is a network with the address that `key` ends in."""
+    """Whether `key` is an element, or would be one if a network at the element's end were `key`'s last address."""
     if key in elements:
         return True
     address = ip_address(key[-1]) if isinstance(key[-1], str) else None

@@ -1,1 +1,1 @@
-"""The firewall as iptables' legacy tables and ipset sets."""
+"""The firewall backend on iptables' legacy tables and ipset."""

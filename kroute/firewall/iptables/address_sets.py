@@ -1,4 +1,4 @@
-"""The IP sets that the rules look up: one of each kind for each address family."""
+"""The names and definitions of the IP sets that the rules look up: each AddressSet has one for each family."""
 
 from functools import lru_cache
 
@@ -8,17 +8,17 @@ from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 
 PREFIX = "KROUTE-"
-"""With which the name of everything begins that kroute makes in iptables and ipset."""
+"""The prefix of every name that kroute makes in iptables and ipset."""
 
 HASH_SIZE = 1024
-"""With which a set begins; it grows by itself."""
+"""The initial size of a set's hash table, which the kernel enlarges as the set grows."""
 
 _PREFIXES = {Family.IPV4: PREFIX, Family.IPV6: f"{PREFIX}6-"}
 
 
 @lru_cache(64)
 def set_name(family: Family, which: AddressSet) -> str:
-    """The name of this family's set; each is one string, however many entries bear it."""
+    """The name of this family's set. The cache makes each name one string, shared by all entries."""
     return f"{_PREFIXES[family]}{which}"
 
 
@@ -28,7 +28,7 @@ def set_named(name: str) -> AddressSet:
 
 
 def set_definitions() -> list[SetDefinition]:
-    """All sets of both families."""
+    """The definitions of all sets of both families."""
     return [
         SetDefinition(set_name(family, which), f"hash:{','.join(parts)}", family.number, HASH_SIZE, MAX_ELEMENTS)
         for family in Family

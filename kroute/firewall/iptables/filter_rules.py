@@ -1,11 +1,11 @@
-"""The filter rules, in the order in which packets meet them. However many Services there are, the rules are these.
+"""The filter rules, in the order in which packets meet them. Their number does not depend on the number of Services.
 
-IPVS takes a packet in the hook LOCAL_IN behind these rules, so they see what pods and clients outside send, with the
-address that the client wrote. What this node's own processes send IPVS takes in LOCAL_OUT, where no rule of these
-stands; what it does not take, because nothing serves it, comes in by lo and meets them too.
+IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see such packets
+with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT, where none of
+these rules is. Packets that it does not take there, because no virtual server exists, arrive on lo and meet the rules.
 
-They look at the first packet of a connection only, and the node's own addresses are never in the set VIP: no set, be it
-empty or half filled, cuts off a node or a connection that stands.
+The rules match only the first packet of a connection, and the node's own addresses are never in the set VIP. So even an
+empty or half-filled set cuts off neither the node nor an established connection.
 """
 
 from kroute.firewall.iptables.matches import in_set, not_from_local_pods, not_in_set
@@ -20,13 +20,14 @@ _REFUSALS = {
     Family.IPV4: (("-p tcp ", "tcp-reset"), ("-p sctp ", "icmp-proto-unreachable"), ("", "icmp-port-unreachable")),
     Family.IPV6: (("-p tcp ", "tcp-reset"), ("", "icmp6-port-unreachable")),
 }
-"""What makes a client give up at once. An SCTP client does so for no unreachable port, but for an unreachable protocol
-(RFC 4960, appendix C), which ICMPv6 spells in a way that REJECT cannot send: there it tries until its time is out.
+"""The answers that make a client give up at once, by protocol. An SCTP client ignores "port unreachable", but gives up
+at "protocol unreachable" (RFC 4960, appendix C). REJECT cannot send the ICMPv6 message for that, so an SCTP client over
+IPv6 tries until its timeout.
 """
 
 _NOT_A_FIRST_PACKET = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
-"""To conntrack that is as new as the rules, or has been flushed, a connection is NEW in its middle as well
-(`nf_conntrack_tcp_loose`)."""
+"""TCP packets that do not open a connection. After conntrack was loaded or flushed, such a packet of an established
+connection is NEW too (`nf_conntrack_tcp_loose`)."""
 _ECHO_REQUEST = {Family.IPV4: "-p icmp -m icmp --icmp-type 8", Family.IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
 
 
@@ -65,9 +66,9 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
 
 
 def output_rules(family: Family) -> TableRules:
-    """The mangle rules of one family: what this node's own processes may not send.
+    """The mangle rules of one family, which drop packets that this node's own processes may not send.
 
-    The table's OUTPUT chain is the last that they pass before IPVS takes them, and it cannot refuse, only drop.
+    The OUTPUT chain of table mangle is before IPVS in LOCAL_OUT. Its rules cannot refuse packets, only drop them.
     """
     return TableRules(
         "mangle",
@@ -82,7 +83,7 @@ def output_rules(family: Family) -> TableRules:
 
 
 def _source_ranges(family: Family) -> str:
-    """`loadBalancerSourceRanges`: dropped, as a firewall does, and as the API's users know it from kube-proxy."""
+    """The rule of `loadBalancerSourceRanges`. It drops packets, as a firewall does, and as kube-proxy does too."""
     restricted = in_set(family, AddressSet.RESTRICTED)
     others = not_in_set(family, AddressSet.SOURCE_RANGE)
     return f"{restricted} {others} {comment('a load balancer that is not for this client')} -j DROP"

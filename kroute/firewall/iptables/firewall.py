@@ -1,4 +1,4 @@
-"""The firewall by iptables' legacy tables and ipset: keeps the protocol `kroute.firewall.protocol.Firewall`."""
+"""Implements `kroute.firewall.protocol.Firewall` with iptables' legacy tables and ipset."""
 
 import errno
 import shutil
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class IptablesFirewall:
-    """Owns the rules and sets named KROUTE-. `xtables` has an entry for each family that the node may have."""
+    """Owns the chains and sets whose names begin with KROUTE-. `xtables` has a client for each address family."""
 
     def __init__(self, settings: Settings, ipset: IpsetClient, xtables: Mapping[Family, XtablesClient]) -> None:
         self._ipset = ipset
@@ -66,7 +66,7 @@ class IptablesFirewall:
         return {entries[failure.change]: str(failure) for failure in failures}
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
-        """Make the rules of all tables right, then destroy the sets that only rules of an earlier version needed."""
+        """Write the rules of all tables, then destroy the sets that only the rules of an earlier version used."""
         drift = await self._tables.ensure(node)
         await self._destroy_leftover_sets()
         return drift
@@ -102,7 +102,7 @@ class IptablesFirewall:
         return await self._tables.differences(await self._tables.expected(family, node))
 
     async def prerequisites(self) -> Prerequisites:
-        """The tables, which the kernel makes for the first who asks for them."""
+        """Check the tables. The kernel makes a table when a program first reads or writes it."""
         missing = {family: await self._tables.missing(family) for family in Family}
         fulfilled = f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}"
         return Prerequisites("xtables", missing, fulfilled)
@@ -112,13 +112,13 @@ class IptablesFirewall:
         return found is not None and found.fits(definition)
 
     async def _remake(self, definition: SetDefinition) -> None:
-        """Replace a set of another kind; rules that look into it go first."""
+        """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
         await self._tables.withdraw(next(it for it in Family if it.number == definition.family))
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
 
     async def _destroy_leftover_sets(self) -> None:
-        """Destroy what bears our name and no rule of ours needs: sets that an earlier version had."""
+        """Destroy sets with our prefix that only an earlier version had. One that a foreign rule uses is kept."""
         for name in sorted(self._leftover_sets - self._kept_sets):
             try:
                 await self._ipset.destroy(name)
@@ -138,7 +138,7 @@ def _change(entry: SetEntry, is_desired: bool) -> AddEntry | DeleteEntry:
 
 
 def _variant() -> str:
-    """What the `iptables` of this machine speaks; a container may have none."""
+    """A clause that says whether `iptables` here shows the legacy tables; "" where it is not installed."""
     program = shutil.which("iptables")
     if program is None:
         return ""

@@ -1,4 +1,4 @@
-"""The matches that the rules of all tables have in common."""
+"""The matches that rules of several tables use."""
 
 from collections.abc import Mapping
 
@@ -14,24 +14,24 @@ _LOOKED_UP: Mapping[AddressSet, str] = {
     AddressSet.VIP: "dst",
     AddressSet.POD_NETWORK: "src",
 }
-"""Which parts of a packet are looked up in a set; in all others, its destination and port."""
+"""The parts of a packet that are looked up in a set. For sets not named here: its destination and port."""
 
 
 def in_set(family: Family, which: AddressSet) -> str:
-    """The match of packets that are in a set."""
+    """The match for packets that are in a set."""
     return f"-m set --match-set {_named(family, which)}"
 
 
 def not_in_set(family: Family, which: AddressSet) -> str:
-    """The match of packets that are not."""
+    """The match for packets that are not in a set."""
     return f"-m set ! --match-set {_named(family, which)}"
 
 
 def not_from_local_pods(settings: Settings, family: Family) -> str:
-    """The match of packets that do not come from a local pod.
+    """The match for packets that do not come from a local pod.
 
-    Packets of this node's own processes have no input interface, and so they match too. By networks they match unless
-    their source is in one of them; a set without networks matches everybody's packets.
+    If local pods are recognised by interface, packets of this node's own processes match, because they have no input
+    interface. If by networks, those match unless their source is in one; with an empty set every packet matches.
     """
     interface = local_pods_interface(settings)
     return f"! -i {interface}" if interface is not None else not_in_set(family, AddressSet.POD_NETWORK)

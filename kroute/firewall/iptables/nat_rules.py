@@ -1,8 +1,8 @@
-"""The masquerade rules, in the order in which packets meet them. However many Services there are, the rules are these.
+"""The masquerade rules, in the order in which packets meet them. Their number does not depend on that of Services.
 
-A packet is marked on its way in (nat PREROUTING, or OUTPUT for this node's own), while it still carries the address
-that the client wrote. IPVS then replaces that by a real server's, and the mark is what is left on the way out (nat
-POSTROUTING). The text of a rule is that which iptables-save prints behind `-A CHAIN`.
+A packet is marked on its way in (nat PREROUTING, or OUTPUT for this node's own packets), while it still has the
+destination that the client used. IPVS then replaces that by a real server's address. On the way out (nat POSTROUTING)
+only the mark tells which packets to masquerade. A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
 from kroute.firewall.iptables.matches import in_set, not_from_local_pods
@@ -16,7 +16,7 @@ from kroute.settings import Settings
 
 
 def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool) -> TableRules:
-    """The nat rules of one family. `random_fully`: whether the kernel can choose the ports of a source at random."""
+    """The nat rules of one family. `random_fully`: whether the kernel can choose source ports at random."""
     mark = f"{settings.masquerade_mark:#x}"
     random = " --random-fully" if random_fully else ""
     external = in_set(family, AddressSet.EXTERNAL)
@@ -49,7 +49,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
 
 
 def _exemptions(settings: Settings, family: Family) -> list[str]:
-    """`--masquerade-exempt`. The destination is what the client addressed: IPVS has not replaced it yet."""
+    """The rules of `--masquerade-exempt`. They match the client's destination: IPVS has not replaced it yet."""
     return [
         f"-s {exemption.source} -d {exemption.destination} {comment('exempt from masquerading')} -j RETURN"
         for exemption in exemptions_of(settings, family)

@@ -1,7 +1,7 @@
-"""What rules do to the first packet of a connection: the very rules that kroute writes, read one after the other.
+"""Traces the first packet of a connection through the rules that kroute writes.
 
-There is no second statement of them here: a rule is taken apart as it is for the kernel, and its sets are looked up in
-whatever sets one asks about, those that should be or those that are.
+The rules are not restated here: the trace parses the text that is written to the kernel, and looks up either the
+desired or the applied sets, whichever the caller passes.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from kroute.model.plan import Element
 
 ENDS = frozenset({"DROP", "REJECT", "MASQUERADE", "SNAT"})
-"""Targets after which no other rule of the table is looked at; RETURN ends a chain, MARK and a jump do not end it."""
+"""Targets that end the packet's way through the table. RETURN ends only a chain; MARK and jumps end neither."""
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 
 class TraceResult(NamedTuple):
-    """How a packet left the table: the target that ended it ("": none did), the rules it met, and its mark."""
+    """How a packet left a table.
+
+    `target` is the target that ended its way ("" if none did) and `detail` that target's values. `met` has the comments
+    of the rules that it matched, in order. `mark` is its mark afterwards.
+    """
 
     target: str
     detail: str
@@ -33,7 +37,7 @@ class TraceResult(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The last rule that the packet met, in the words of the rule's own comment."""
+        """The comment of the last rule that the packet matched; "" if it matched none."""
         return self.met[-1] if self.met else ""
 
 
@@ -82,7 +86,7 @@ def _matches(rule: Rule, packet: Packet, sets: Sets) -> bool:
 
 
 def _is(text: str, holds: Callable[[str], bool]) -> bool:
-    """A part of a rule's header: "" is always so, and `!` turns it around."""
+    """Whether a part of a rule's header matches. The empty part always does; `!` inverts the rest."""
     if not text:
         return True
     return not holds(text[1:]) if text.startswith("!") else holds(text)
@@ -97,7 +101,7 @@ def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
 
 
 def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
-    """The part of the packet that the set is about: its address, or address, protocol and port, and a further one."""
+    """Whether the set holds the packet's key: an address, or address, protocol and port, with perhaps a 2nd address."""
     name, directions = parameter.values
     first, *more = directions.split(",")
     addresses = {"src": packet.source, "dst": packet.destination}
@@ -113,11 +117,11 @@ _MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {
     "conntrack": lambda parameter, _, __: parameter.values == ("NEW",),
     "mark": lambda parameter, packet, _: _has_mark(parameter, packet),
     "set": _in_set,
-    "tcp": lambda _, __, ___: True,  # --tcp-flags FIN,SYN,RST,ACK SYN: a first packet is what it asks for
+    "tcp": lambda _, __, ___: True,  # all-pass, as the traced packet has only SYN of FIN,SYN,RST,ACK
     "icmp": lambda _, __, ___: False,
     "icmp6": lambda _, __, ___: False,
 }
-"""Each match that kroute's rules have, of the first packet of a connection to a port."""
+"""The matches that kroute's rules use: whether the first packet of a connection to a port matches a parameter."""
 
 
 def _has_mark(parameter: Parameter, packet: Packet) -> bool:
@@ -126,7 +130,7 @@ def _has_mark(parameter: Parameter, packet: Packet) -> bool:
 
 
 def _marked(mark: int, target: Extension) -> int:
-    """`--set-xmark VALUE/MASK`: the bits of the mask are cleared, then those of the value turned over."""
+    """The mark after `--set-xmark VALUE/MASK`: the bits of MASK are cleared, then those of VALUE are inverted."""
     value, mask = _number_and_mask(target.parameters[0].values[0])
     return (mark & ~mask) ^ value
 

@@ -1,4 +1,4 @@
-"""All rules of one family, and what they do to a packet at each place where it meets them."""
+"""All rules of one family, and what they do with a packet."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from kroute.settings import Settings
 
 
 class FamilyRules(NamedTuple):
-    """The rules of one family by table, in the order in which they are written. Keeps the protocol `Rules`."""
+    """The rules of one family by table, in the order in which they are written. Implements the protocol `Rules`."""
 
     family: Family
     nat: TableRules
@@ -32,7 +32,7 @@ class FamilyRules(NamedTuple):
         return next(it for it in self.tables if it.table == table)
 
     def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:
-        """IPVS takes packets behind INPUT, those of this node's processes as they leave. The rest comes in by lo."""
+        """As the protocol says: IPVS is after INPUT, or after OUTPUT for this node's packets; others return on lo."""
         is_own = not packet.in_interface
         table, hook = (self.mangle, "OUTPUT") if is_own else (self.filter, "INPUT")
         outcome = trace(table, hook, packet, sets)
@@ -40,13 +40,13 @@ class FamilyRules(NamedTuple):
             outcome = trace(self.filter, "INPUT", packet._replace(in_interface="lo"), sets)
         if not outcome.target:
             return Admission(Ruling.PASSED, outcome.why)
-        *_, why = [text for text in outcome.met if text != "refused at once"]  # the rule that led there says why
+        *_, why = [text for text in outcome.met if text != "refused at once"]  # the rule before it says why
         if outcome.target == "REJECT":
             return Admission(Ruling.REFUSED, f"{why} ({outcome.detail})")
         return Admission(Ruling.DROPPED, why)
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
-        """The packet is marked by what the client addressed; behind IPVS it leaves with its source or another one."""
+        """As the protocol says: nat marks packets by the client's destination, and translates marked ones after IPVS."""
         before = trace(self.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, sets)
         leaving = packet._replace(mark=before.mark)
         return [self._source_at(leaving._replace(destination=it[0], port=it[1]), before, sets) for it in real_servers]
@@ -58,6 +58,6 @@ class FamilyRules(NamedTuple):
 
 
 def family_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool = False) -> FamilyRules:
-    """The rules that a node with these facts has. `random_fully`: whether the kernel can choose ports at random."""
+    """The rules for a node with these facts. `random_fully`: whether the kernel can choose source ports at random."""
     nat = masquerade_rules(settings, family, node, random_fully=random_fully)
     return FamilyRules(family, nat, output_rules(family), filter_rules(settings, family))

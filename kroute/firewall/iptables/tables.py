@@ -1,6 +1,7 @@
-"""The rules of both address families and all tables as they should be now, and what a node lacks without them.
+"""Writes the rules of both address families and all tables.
 
-A family or table that the kernel does not offer is reported once, and stops none of the others.
+A family or table that the kernel does not support is reported once, with what the node lacks without it. It stops none
+of the others.
 """
 
 from collections.abc import Mapping
@@ -27,11 +28,11 @@ WITHOUT = {
     MANGLE: "loadBalancerSourceRanges do not bind this node's own processes until its table is there; trying again",
     FILTER: "ports of the node itself answer on VIPs in this family until its table is there; trying again",
 }
-"""The tables in the order in which they are written, and what their absence means. They are removed in reverse."""
+"""The tables in the order in which they are written, with what their absence means. Removal is in reverse order."""
 
 
 class Tables:
-    """Owns the chains named KROUTE-. `xtables` has an entry for each family that the node may have."""
+    """Owns the chains whose names begin with KROUTE-. `xtables` has a client for each address family."""
 
     def __init__(self, settings: Settings, xtables: Mapping[Family, XtablesClient]) -> None:
         self._settings = settings
@@ -41,7 +42,7 @@ class Tables:
         self._failing: set[tuple[Family, str]] = set()
 
     async def ensure(self, node: NodeFacts) -> list[str]:
-        """Make all rules right; returns the drift. The sets that they look up must be there, and filled."""
+        """Write all rules that are missing or wrong; returns the drift. Their sets must exist and be filled."""
         return [
             f"{family}: {what}"
             for family in self._xtables
@@ -50,7 +51,7 @@ class Tables:
         ]
 
     async def withdraw(self, family: Family) -> None:
-        """Delete the rules of one family, so that its sets can be replaced; a set still in use will say so itself."""
+        """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
         for table in reversed(WITHOUT):
             with suppress(KernelError):
                 await self._xtables[family].remove(table, PREFIX)
@@ -64,7 +65,7 @@ class Tables:
                         report.add(f"remove {family} {what} of table {table}")
 
     async def expected(self, family: Family, node: NodeFacts) -> FamilyRules:
-        """The rules of one family. No table is made for the question what the kernel supports."""
+        """The rules that one family should have. If table nat is not in use yet, this does not make it."""
         xtables = self._xtables[family]
         random_fully = False
         with suppress(KernelError):
@@ -72,7 +73,7 @@ class Tables:
         return family_rules(self._settings, family, node, random_fully=random_fully)
 
     async def differences(self, rules: FamilyRules) -> list[str]:
-        """What is wrong with the rules in the kernel, or why that cannot be told."""
+        """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
         xtables = self._xtables[rules.family]
         found = []
         for table in rules.tables:
@@ -84,7 +85,7 @@ class Tables:
         return found
 
     async def missing(self, family: Family) -> list[str]:
-        """What the kernel says of the tables that it cannot make, one sentence each."""
+        """The kernel's errors for the tables that it cannot make, one sentence each."""
         found = []
         for table in WITHOUT:
             try:
@@ -94,7 +95,7 @@ class Tables:
         return found
 
     async def _ensure(self, family: Family, table: str, node: NodeFacts) -> list[str]:
-        """Returns what was wrong though these very rules had been written."""
+        """Write one table; returns the drift: what was wrong although the same rules had been written before."""
         key = (family, table)
         try:
             rules = await self._rules(family, table, node)
@@ -113,7 +114,7 @@ class Tables:
         return wrong
 
     async def _rules(self, family: Family, table: str, node: NodeFacts) -> TableRules:
-        """Only the nat table depends on what the kernel supports: it alone fails if that cannot be found out."""
+        """Table nat alone depends on `random_fully`, so only it fails if the kernel does not say."""
         if table == NAT and family not in self._random_fully:
             self._random_fully[family] = await self._xtables[family].supports_random_fully()
         random_fully = self._random_fully.get(family, False)
