@@ -1,1 +1,1 @@
-"""Speak to the node: netlink, procfs, xtables, sysctl. Nothing here knows what a Service is."""
+"""Clients for the node's kernel: netlink, procfs, xtables, sysctls. Nothing here knows what a Service is."""

@@ -1,4 +1,4 @@
-"""What the kernel's refusals become."""
+"""How the kernel's refusals are reported: an exception, the failures of a batch, and errors in words."""
 
 import os
 import struct
@@ -30,16 +30,16 @@ IPSET_ERRORS = {
 
 
 UNINTELLIGIBLE = (LookupError, ValueError, struct.error)
-"""What reading raises for an answer that lacks something, or is cut short."""
+"""The exceptions that parsing raises for an answer that is incomplete or malformed."""
 
 
 def describe_errno(errno: int) -> str:
-    """The error number in words; ip_set's private numbers are known too."""
+    """The error number in words, also for ip_set's private numbers."""
     return IPSET_ERRORS.get(errno) or os.strerror(errno)
 
 
 class KernelError(Exception):
-    """The kernel refused, in one sentence with the next step; `errno` is its number where there is one."""
+    """The kernel refused or cannot be reached, in one sentence with the next step. `errno` is its number or None."""
 
     def __init__(self, sentence: str, *, errno: int | None = None) -> None:
         super().__init__(sentence)
@@ -47,7 +47,7 @@ class KernelError(Exception):
 
 
 class Failure(NamedTuple, Generic[Change]):
-    """One refused change of a batch; the other changes of the batch were made."""
+    """One change of a batch that the kernel refused; the refusal did not stop the others."""
 
     change: Change
     errno: int

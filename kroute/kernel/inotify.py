@@ -1,6 +1,6 @@
-"""Changes in one directory, as the kernel tells them (inotify(7)), for asyncio.
+"""Changes in one directory, from inotify(7), for asyncio.
 
-There is no inotify in Python's standard library; libc's three functions are called by ctypes.
+Python's standard library has no inotify, so libc's functions are called with ctypes.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ _BUFFER = 64 * 1024
 
 
 class DirectoryChanges:
-    """Tells which names in a directory changed; an async context manager. Opening raises OSError.
+    """Reports which names in a directory changed. It is an async context manager; entering it may raise OSError.
 
-    A file is reported when its writer has closed it.
+    A new or changed file is reported once its writer has closed it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,9 +55,9 @@ class DirectoryChanges:
         os.close(self._descriptor)
 
     async def next(self) -> set[str] | None:
-        """Wait for changes; the names concerned, or None when any name may have changed.
+        """Wait for changes; return the names that changed, or None if any name may have.
 
-        Nothing is lost when the wait is cancelled.
+        No change is lost when the wait is cancelled.
         """
         while True:
             await self._arrived.wait()
@@ -83,10 +83,10 @@ class DirectoryChanges:
         return names
 
     def _is_link(self, name: str) -> bool:
-        """Whether a new name is complete at once; a new file is not before it is closed."""
+        """Whether a new name is a symbolic or hard link: complete at once, while a new file is complete when closed."""
         try:
             status = (self._directory / name).lstat()
-        except (OSError, ValueError):  # it has gone already, mostly
+        except (OSError, ValueError):  # mostly because it was deleted already
             return False
         return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 

@@ -1,7 +1,7 @@
-"""IP sets: made, read, and changed in batches.
+"""IP sets: create and read them, and change their elements in batches.
 
-Each element travels in a message of its own, many messages in one `send()`. (ip_set takes many elements in one message
-too, but stops at the first one that it refuses; a message for each keeps every refusal apart.)
+Each element has its own message, and one `send()` has many messages. ip_set would also take many elements in one
+message, but stops at the first that it refuses. With one message for each element, every refusal is known.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefin
 IPSET_ERR_BUSY = 4100
 IPSET_ERR_TYPE_MISMATCH = 4102
 WRITE_SLICE = 256
-"""How many changes are encoded before other tasks get a turn."""
+"""How many changes are encoded before other tasks run."""
 PARTS_A_TURN = 16
-"""How many parts of a listing, of some hundred elements each, are put together before other tasks get a turn."""
+"""How many parts of a listing, of some hundred elements each, are joined before other tasks run."""
 
 
 class SetDefinition(NamedTuple):
-    """A hash set. `type` as ipset names it ("hash:ip,port"); sizes are in elements; the kernel rounds hashsize up."""
+    """A hash set. `type` is as in ipset(8) ("hash:ip,port"). Sizes are in elements; the kernel rounds hashsize up."""
 
     name: str
     type: str
@@ -56,20 +56,20 @@ class SetDefinition(NamedTuple):
     maxelem: int = 65536
 
     def fits(self, desired: "SetDefinition") -> bool:
-        """Whether this set can serve as the desired one: same type and family, and room for as many elements."""
+        """Whether this set can serve as the desired one: it has the same type and family, and as much room or more."""
         return (self.type, self.family) == (desired.type, desired.family) and self.maxelem >= desired.maxelem
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What an element is made of: ("ip", "port")."""
+        """The words for the parts of an element, such as ("ip", "port")."""
         return tuple(self.type.partition(":")[2].split(","))
 
 
 class AddEntry(NamedTuple):
-    """Put an element into a set; one that is there already is no failure. Refused: ENOENT when there is no such set.
+    """Add an element to a set. One that the set has already is no failure. Refused: ENOENT if the set does not exist.
 
-    By type: hash:ip (address,); hash:net (cidr,); hash:ip,port (address, protocol number, port); hash:ip,port,ip
-    (address, protocol number, port, address); hash:ip,port,net (address, protocol number, port, cidr).
+    An element by type: hash:ip (address,); hash:net (cidr,); hash:ip,port (address, protocol number, port);
+    hash:ip,port,ip (address, protocol number, port, address); hash:ip,port,net (address, protocol number, port, cidr).
     """
 
     set: str
@@ -80,7 +80,7 @@ class AddEntry(NamedTuple):
 
 
 class DeleteEntry(NamedTuple):
-    """Take an element out of a set; one that is gone already is no failure. Refused: ENOENT without such a set."""
+    """Delete an element from a set. One that the set does not have is no failure. Refused: ENOENT without the set."""
 
     set: str
     element: Element
@@ -105,7 +105,7 @@ class Ipset(NetlinkClient):
         return set(await self._netlink.request(query, lambda _, payload: parse_name(payload)))
 
     async def definition(self, name: str) -> SetDefinition | None:
-        """How the set was made; None when there is none of that name."""
+        """The definition of the set as the kernel has it; None if no set has that name."""
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name), encode_list_flags(FLAG_LIST_HEADER))
         try:
             found = await self._netlink.request(query, lambda _, payload: parse_definition(payload))
@@ -116,7 +116,7 @@ class Ipset(NetlinkClient):
         return SetDefinition(*found[0]) if found else None
 
     async def create(self, definition: SetDefinition) -> bool:
-        """Make the set; False when one that fits is there already. KernelError EEXIST when it does not fit."""
+        """Make the set; returns False if one that fits exists. Raises KernelError EEXIST for one that does not fit."""
         family = definition.family
         body = encode_create(
             definition.name,
@@ -141,7 +141,7 @@ class Ipset(NetlinkClient):
         return True
 
     async def read(self, name: str) -> set[Element]:
-        """The elements of the set. KernelError ENOENT when there is none of that name."""
+        """The elements of the set. Raises KernelError ENOENT if no set has that name."""
         words = await self._words_of(name)
         query = set_message(CMD_LIST, NLM_F_DUMP, set_name(name))
         elements: set[Element] = set()
@@ -162,12 +162,12 @@ class Ipset(NetlinkClient):
         return failures
 
     async def flush(self, name: str) -> None:
-        """Empty the set. KernelError ENOENT when there is none of that name."""
+        """Empty the set. Raises KernelError ENOENT if no set has that name."""
         for number in (await self._netlink.transact([set_message(CMD_FLUSH, 0, set_name(name))])).values():
             raise KernelError(f"cannot flush set {name}: {describe_errno(number)}; create it first", errno=number)
 
     async def destroy(self, name: str) -> None:
-        """Destroy the set; nothing happens when there is none. KernelError EBUSY when a rule or a set refers to it."""
+        """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set refers to it."""
         for number in (await self._netlink.transact([set_message(CMD_DESTROY, 0, set_name(name))])).values():
             if number == IPSET_ERR_BUSY:
                 sentence = f"cannot destroy set {name}: a rule or another set refers to it; remove that first"
@@ -195,7 +195,7 @@ class Ipset(NetlinkClient):
         return failures + [Failure(sent[index], number) for index, number in refused.items()]
 
     async def _newest_revision(self, definition: SetDefinition) -> int:
-        """The newest revision of the set type that the kernel has; asking for it makes the kernel load the type."""
+        """The newest revision that the kernel has of the set type. The kernel loads the type's module to answer."""
         query = encode_type_query(definition.type, definition.family)
         try:
             return only(await self._netlink.request(query, lambda _, payload: parse_type(payload)))

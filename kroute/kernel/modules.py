@@ -17,7 +17,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 async def load(names: Iterable[str]) -> list[str]:
-    """Load the modules; return those that are neither loaded, built in, nor loadable."""
+    """Load the modules; return those that are not built in and could not be loaded."""
     present = _builtin()
     wanted = [name for name in names if name not in present and not _is_loaded(name)]
     if wanted:
@@ -35,7 +35,7 @@ def _is_loaded(name: str) -> bool:
 
 
 def _builtin() -> set[str]:
-    """Modules that are part of the kernel image: modules.builtin of the running kernel, where it is installed."""
+    """The modules that are part of the kernel image, by modules.builtin; none where that file is not installed."""
     path = BUILTIN / os.uname().release / "modules.builtin"
     try:
         lines = path.read_text().splitlines()
@@ -45,11 +45,11 @@ def _builtin() -> set[str]:
 
 
 async def _modprobe(names: list[str]) -> None:
-    """Ask modprobe for all of them; what it could not do shows afterwards."""
+    """Call modprobe for all names. Its failures are ignored; the caller checks what is loaded afterwards."""
     try:
         process = await asyncio.create_subprocess_exec(
             "modprobe", "-a", *names, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
     except FileNotFoundError:
-        return  # no modprobe in this image: what is not loaded is missing
+        return  # this image has no modprobe: the caller finds the modules missing
     await process.wait()

@@ -1,4 +1,4 @@
-"""nf_tables: the tables and chains of every program. kroute has none of its own there."""
+"""The nf_tables chains of every program. kroute makes none."""
 
 import errno
 import struct
@@ -19,7 +19,7 @@ _NFGEN = struct.Struct("=BBH")
 
 
 class NftChain(NamedTuple):
-    """A chain; the family is named as nft names it."""
+    """A chain. `family` is the family's name in nft(8)."""
 
     family: str
     table: str
@@ -33,7 +33,7 @@ class Nftables(NetlinkClient):
         super().__init__(NETLINK_NETFILTER)
 
     async def chains(self) -> list[NftChain]:
-        """All chains of all families; none in a kernel without nf_tables, whose module is not loaded for this."""
+        """All chains of all families; none if the kernel has not loaded nf_tables, which this does not load."""
         if not is_present("nf_tables"):
             return []
         query = message(NFNL_SUBSYS_NFTABLES << 8 | MSG_GETCHAIN, NLM_F_DUMP, _NFGEN.pack(0, 0, 0))

@@ -9,20 +9,20 @@ PROC_SYS = Path("/proc/sys")
 
 
 class Sysctls:
-    """Read and write sysctls by dotted name; a dot inside an interface name is written as a slash, as sysctl does."""
+    """Reads and writes sysctls by dotted names. A dot in an interface's name is written as a slash, as in sysctl(8)."""
 
     def __init__(self, root: Path = PROC_SYS) -> None:
         self._root = root
 
     def read(self, name: str) -> str | None:
-        """The value without its newline; None when this kernel has no such sysctl."""
+        """The value without its newline; None if this kernel has no such sysctl."""
         try:
             return self._path(name).read_text().rstrip("\n")
         except FileNotFoundError:
             return None
 
     def write(self, name: str, value: str) -> None:
-        """Set the value; KernelError naming the sysctl when the kernel refuses."""
+        """Set the value. Raises KernelError, which names the sysctl, when the kernel refuses."""
         try:
             with self._path(name).open("r+") as file:
                 file.write(value)
@@ -31,7 +31,7 @@ class Sysctls:
             raise KernelError(f"{sentence}; set it on the host", errno=error.errno) from error
 
     def is_writable(self, name: str) -> bool:
-        """Whether this process could set it: containers often have /proc/sys mounted read-only."""
+        """Whether this process may set it. In containers /proc/sys is often mounted read-only."""
         return os.access(self._path(name), os.W_OK)
 
     def _path(self, name: str) -> Path:

@@ -46,7 +46,7 @@ class FamilyRules(NamedTuple):
         return Admission(Ruling.DROPPED, why)
 
     def sources(self, packet: Packet, real_servers: Sequence[tuple[str, int]], sets: Sets) -> list[SourceChoice]:
-        """As the protocol says: nat marks packets by the client's destination, and translates marked ones after IPVS."""
+        """As the protocol says: nat marks packets by the client's destination, and masquerades them after IPVS."""
         before = trace(self.nat, "PREROUTING" if packet.in_interface else "OUTPUT", packet, sets)
         leaving = packet._replace(mark=before.mark)
         return [self._source_at(leaving._replace(destination=it[0], port=it[1]), before, sets) for it in real_servers]

@@ -1,1 +1,1 @@
-"""Links, addresses, routes and policy rules, and the events of their changes."""
+"""Links, addresses, routes and policy rules, and the events when they change."""

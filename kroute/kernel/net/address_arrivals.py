@@ -1,9 +1,9 @@
-"""When IPv6 addresses have really arrived.
+"""Waits until the kernel has added an IPv6 address together with its route.
 
-The kernel answers RTM_NEWADDR of an IPv6 address before it is done: its route to the address is inserted later, from a
-work queue (addrconf_dad_work in net/ipv6/addrconf.c, without duplicate address detection too), under the same rtnl lock
-as the notification of the address, and right after it. So whoever has heard that notification, and asks for the route
-then, finds it.
+The kernel answers RTM_NEWADDR of an IPv6 address before it has finished. It adds its route to the address later, from a
+work queue (addrconf_dad_work in net/ipv6/addrconf.c, even without duplicate address detection). It does so right after
+the notification of the address, under the same rtnl lock. So a request about the route that is sent after the
+notification finds the route.
 """
 
 from typing import Self
@@ -23,7 +23,7 @@ RECEIVE_BUFFER = 8 * 1024 * 1024
 
 
 class AddressArrivals:
-    """The IPv6 addresses that arrive on one interface, or leave it before they have, from `async with` on."""
+    """The IPv6 addresses that the kernel adds to one interface or deletes from it, from `async with` on."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -37,7 +37,7 @@ class AddressArrivals:
         await self._netlink.close()
 
     async def next(self) -> set[str]:
-        """Wait for arrivals, and return every one that waits. OSError ENOBUFS when the kernel dropped some."""
+        """Wait for addresses, and return all that wait. Raises OSError ENOBUFS when the kernel dropped some."""
         arrived: set[str] = set()
         datagram: bytes | None = await self._netlink.receive()
         while datagram is not None:

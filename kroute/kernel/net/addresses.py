@@ -1,4 +1,4 @@
-"""Interface addresses: those of the VIPs, written in batches, and all of the node's."""
+"""Interface addresses: reads those of one interface or of the whole node, and writes VIPs in batches."""
 
 import asyncio
 import errno
@@ -46,15 +46,15 @@ IFA_F_TENTATIVE = 0x40
 IFA_F_NOPREFIXROUTE = 0x200
 
 _CACHE_INFO = struct.Struct("=IIII")
-"""preferred and valid lifetime in seconds, and two time stamps that only the kernel writes."""
+"""preferred and valid lifetime in seconds, then two time stamps that only the kernel sets."""
 
 WRITE_SLICE = 512
 ARRIVAL_TIMEOUT = 2.0
-"""Seconds that the kernel may take from an IPv6 address to its route."""
+"""Seconds to wait for the kernel's route after an IPv6 address was bound."""
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of an interface. `scope`: global, site, link, host. `secondary` is IPv4's (IPv6: temporary)."""
+    """An address of an interface. `scope` is global, site, link, host. For IPv6, `secondary` means temporary."""
 
     interface: str
     address: str
@@ -66,14 +66,14 @@ class InterfaceAddress(NamedTuple):
 
 
 class BindAddress(NamedTuple):
-    """Put the address (/32, /128) on the interface. Refused: EEXIST when it is there, ENODEV without interface.
+    """Add the address (/32, /128) to the interface. Refused: EEXIST if it is bound already, ENODEV without interface.
 
-    An IPv6 address comes with a route of metric 0 in table local, which wins over every other. `keep_kernel_route`
-    False deletes it as soon as it appears. An IPv4 address needs nothing of the kind: its own route comes second to the
-    one that was there before it.
+    With an IPv6 address the kernel adds a route of metric 0 to table local, which wins over every other route. Unless
+    `keep_kernel_route`, that route is deleted as soon as it appears. The kernel's route to an IPv4 address may stay: a
+    route of ours that was added before it wins.
 
-    After `lifetime` seconds the kernel takes the address away by itself, unless it is renewed before; 0: never. An
-    IPv6 address with a lifetime is deprecated from the start: it serves, and is no source of the machine's own calls.
+    After `lifetime` seconds the kernel deletes the address, unless it is renewed before; 0: never. An IPv6 address with
+    a lifetime is deprecated from the start: it serves, but is never the source of the machine's own calls.
     """
 
     address: str
@@ -82,7 +82,7 @@ class BindAddress(NamedTuple):
 
     @property
     def wants_own_route(self) -> bool:
-        """Whether the kernel's route must go."""
+        """Whether the kernel's route must be deleted."""
         return ":" in self.address and not self.keep_kernel_route
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class BindAddress(NamedTuple):
 
 
 class UnbindAddress(NamedTuple):
-    """Take the address away, and with it the kernel's own route. Refused: EADDRNOTAVAIL when it is not there."""
+    """Delete the address; the kernel deletes its own route with it. Refused: EADDRNOTAVAIL if it is not bound."""
 
     address: str
 
@@ -99,7 +99,7 @@ class UnbindAddress(NamedTuple):
 
 
 class RenewAddress(NamedTuple):
-    """Give an address another lifetime (seconds from now). One that is not there is bound: renew what is there only."""
+    """Set an address's lifetime to `lifetime` seconds from now. Renew only bound ones: the kernel binds any other."""
 
     address: str
     lifetime: int
@@ -118,9 +118,9 @@ class Addresses(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def read(self, interface: str) -> set[str]:
-        """The addresses on the interface, in canonical text; none when it is gone.
+        """The addresses on the interface, in canonical text; none if it does not exist.
 
-        IPv6 link-local ones are left out: a link that somebody else has made gives itself one, and it is nobody's VIP.
+        IPv6 link-local addresses are left out: a link that somebody else has made may have one, and it is never a VIP.
         """
         index = interface_index(interface)
         if index is None:
@@ -129,7 +129,7 @@ class Addresses(NetlinkClient):
             return {it.address for it in await self._dump(index) if ":" not in it.address or it.scope != "link"}
         except KernelError as error:
             if error.errno == errno.ENODEV:
-                return set()  # it went away meanwhile
+                return set()  # the interface was deleted meanwhile
             raise
 
     async def of_node(self) -> list[InterfaceAddress]:
@@ -163,7 +163,7 @@ class Addresses(NetlinkClient):
         return [Failure(changes[at], number) for at, number in refused.items()]
 
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
-        """Delete the kernel's routes as they appear; what does not appear in time is left to the caller's resync."""
+        """Delete the kernel's routes as they appear. One that appears after the timeout stays until a resync."""
         try:
             async with asyncio.timeout(ARRIVAL_TIMEOUT):
                 while pending:
@@ -174,7 +174,7 @@ class Addresses(NetlinkClient):
             await self._delete_kernel_routes(index, pending)
 
     async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:
-        """Mostly there is one for each address; a refusal (ESRCH) says that it is gone, which is what is wanted."""
+        """Delete the kernel's routes to these addresses. A refusal (ESRCH) is ignored: the route does not exist."""
         await self._netlink.transact([delete_kernel_route(index, address) for address in addresses])
 
     async def _dump(self, index: int) -> list[InterfaceAddress]:
@@ -202,7 +202,7 @@ def encode_bind(index: int, address: str, lifetime: int = 0, flags: int = NLM_F_
         body = ADDRESS_HEADER.pack(socket.AF_INET, length, 0, RT_SCOPE_LINK, index)
         body += attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
     if lifetime:
-        preferred = 0 if ":" in address else lifetime  # for IPv4 the scope does that
+        preferred = 0 if ":" in address else lifetime  # IPv4: the scope keeps the address from being a source
         body += attribute(IFA_CACHEINFO, _CACHE_INFO.pack(preferred, lifetime, 0, 0))
     return message(RTM_NEWADDR, flags, body)
 
@@ -215,11 +215,11 @@ def encode_unbind(index: int, address: str) -> bytes:
 
 
 def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | None:
-    """The address in a message; None when its interface is not among the names or it is no IP."""
+    """The address in a message; None if its interface is not among `names`, or its family is not IPv4 or IPv6."""
     family, length, short_flags, scope, index = ADDRESS_HEADER.unpack_from(payload)
     name = names.get(index) if family in {socket.AF_INET, socket.AF_INET6} else None
     found = attributes(payload, ADDRESS_HEADER.size)
-    # IPv4 on a point-to-point link: IFA_ADDRESS is the peer, IFA_LOCAL the node's own
+    # On a point-to-point link, IPv4's IFA_ADDRESS is the peer's address, and IFA_LOCAL the node's.
     packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
     if name is None or packed is None:
         return None

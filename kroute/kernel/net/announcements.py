@@ -1,7 +1,8 @@
-"""Tell a link's neighbours where an address is: gratuitous ARP and unsolicited neighbour advertisements.
+"""Announce an address to a link's neighbours: gratuitous ARP and unsolicited neighbour advertisements.
 
-RFC 5227 (an ARP announcement is a request for one's own address) and RFC 4861, 7.2.6. Some switches and hosts learn
-from ARP replies only, so both are sent. Nothing is sent on links that are not Ethernet's kind: nobody is there to tell.
+The sources are RFC 5227 (an ARP announcement is a request for one's own address) and RFC 4861, 7.2.6. Some switches and
+hosts learn only from ARP replies, so both a request and a reply are sent. Nothing is sent on links that are not
+Ethernet: they have no neighbours to learn from it.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ ALL_NODES = pack_address("ff02::1")
 ALL_NODES_MAC = bytes.fromhex("333300000001")
 ICMPV6, NEIGHBOUR_ADVERTISEMENT = 58, 136
 OVERRIDE = 0x20000000
-"""The flag that has neighbours replace what they know."""
+"""The flag that makes neighbours replace the entry that they have."""
 TARGET_LINK_LAYER_ADDRESS = 2
 
 _ARP = struct.Struct("!HHBBH6s4s6s4s")
@@ -31,7 +32,7 @@ class Announcer:
     """Sends announcements from the network namespace of the calling thread."""
 
     async def announce(self, interface: str, addresses: Iterable[str]) -> None:
-        """Announce the addresses on the interface. KernelError when it is gone or down."""
+        """Announce the addresses on the interface. Raises KernelError if it is missing or down."""
         frames = list(addresses)
         if frames:
             await asyncio.to_thread(_send, interface, frames)
@@ -60,7 +61,7 @@ def announcements(address: str, mac: bytes) -> list[bytes]:
 
 
 def gratuitous_arp(address: str, mac: bytes, operation: int) -> bytes:
-    """An ARP packet whose sender and target are the address itself, for everybody on the link."""
+    """A broadcast frame with an ARP packet whose sender and target are the address itself."""
     own = pack_address(address)
     target_mac = bytes(6) if operation == ARP_REQUEST else mac
     packet = _ARP.pack(ARPHRD_ETHER, 0x0800, 6, 4, operation, mac, own, target_mac, own)

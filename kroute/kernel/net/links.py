@@ -29,7 +29,7 @@ DUMMY = "dummy"
 
 
 class LinkState(NamedTuple):
-    """A link as the kernel has it; `link_local`: it gives itself an IPv6 link-local address."""
+    """A link as the kernel has it. `link_local`: the kernel gives it an IPv6 link-local address."""
 
     ifindex: int
     kind: str
@@ -39,7 +39,7 @@ class LinkState(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether it is what `Links.create_dummy` makes."""
+        """Whether it is as `Links.create_dummy` makes it."""
         return self.kind == DUMMY and self.up and self.noarp and not self.link_local
 
 
@@ -50,11 +50,11 @@ class Links(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def index(self, name: str) -> int | None:
-        """The link's index, None when there is none of that name."""
+        """The link's index; None if no link has that name."""
         return interface_index(name)
 
     async def read(self, name: str) -> LinkState | None:
-        """The link's state, None when there is none of that name."""
+        """The link's state; None if no link has that name."""
         query = message(RTM_GETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, 0, 0, 0) + text(IFLA_IFNAME, name))
         try:
             return only(await self._netlink.request(query, lambda _, payload: _parse_link(payload)))
@@ -64,16 +64,16 @@ class Links(NetlinkClient):
             raise
 
     async def is_right(self, name: str) -> bool:
-        """Whether the link is there and as `create_dummy` makes it."""
+        """Whether the link exists and is as `create_dummy` makes it."""
         state = await self.read(name)
         return state is not None and state.is_right
 
     async def create_dummy(self, name: str) -> None:
-        """Make a dummy interface that is up, NOARP and never has an IPv6 link-local address.
+        """Make a dummy interface that is up and NOARP, and that never has an IPv6 link-local address.
 
-        KernelError EEXIST when a link of that name exists, EOPNOTSUPP when the dummy module is missing. One message
-        cannot do it: the kernel takes the address generation mode only for a link that exists, so the link is made
-        down, told its mode, and then set up.
+        Raises KernelError: EEXIST if a link of that name exists, EOPNOTSUPP if the dummy module is missing. It takes
+        three messages, because the kernel accepts the address generation mode only for a link that exists: the link is
+        made down, gets its mode, and is then set up.
         """
         made = LINK_HEADER.pack(AF_UNSPEC, 0, 0, IFF_NOARP, IFF_NOARP)
         made += text(IFLA_IFNAME, name) + nested(IFLA_LINKINFO, text(IFLA_INFO_KIND, DUMMY))
@@ -86,7 +86,7 @@ class Links(NetlinkClient):
         await self.repair(name)
 
     async def repair(self, name: str) -> None:
-        """Set the link up and NOARP, without IPv6 link-local address. KernelError ENODEV when it is gone."""
+        """Set the link up and NOARP, without an IPv6 link-local address. Raises KernelError ENODEV if it is missing."""
         index = interface_index(name)
         if index is None:
             raise KernelError(f"cannot repair {name}: it is gone; create it again", errno=errno.ENODEV)
@@ -96,12 +96,12 @@ class Links(NetlinkClient):
         up = message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags))
         refused = await self._netlink.transact([no_link_local, up])
         if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
-            del refused[0]  # no IPv6 in this kernel: no link-local address either
+            del refused[0]  # without IPv6 in this kernel there is no link-local address either
         for number in refused.values():
             raise KernelError(f"cannot set {name} up: {describe_errno(number)}; trying later", errno=number)
 
     async def delete(self, name: str) -> None:
-        """Delete the link with its addresses and routes; nothing happens when there is none."""
+        """Delete the link with its addresses and routes. Does nothing if it does not exist."""
         index = interface_index(name)
         if index is None:
             return

@@ -1,7 +1,7 @@
-"""What changes on the node: links, addresses, and the routes of table local, as rtnetlink tells it.
+"""Events of the node's links, addresses and routes of table local, from rtnetlink.
 
-Binding thousands of VIPs makes tens of thousands of events, so that a message is looked at by its fixed header first:
-those of the wrong interface or table are dropped before their attributes are parsed.
+Binding thousands of VIPs makes tens of thousands of events. So a message's fixed header is read first, and a message
+for another interface or table is dropped before its attributes are parsed.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from kroute.kernel.netlink.rtnetlink import (
 )
 
 RECEIVE_BUFFER = 32 * 1024 * 1024
-"""Bytes of kernel memory at most: 20,000 events of about 1 KiB each as the kernel accounts for them."""
+"""The most bytes of kernel memory for waiting events: 20,000 events, which the kernel counts as about 1 KiB each."""
 DATAGRAMS_A_TURN = 500
-"""How many datagrams (an event each) `next` takes at once, so that other tasks get their turn."""
+"""How many more datagrams (one event each) `next` takes before other tasks run."""
 ROUTE_TABLE_OFFSET = 4
 AF_BRIDGE = 7
 
 
 class LinkEvent(NamedTuple):
-    """A link is there (new, or changed), or is gone."""
+    """A link was made or changed, or was deleted (`gone`)."""
 
     gone: bool
     interface: str
@@ -51,7 +51,7 @@ class LinkEvent(NamedTuple):
 
 
 class AddressEvent(NamedTuple):
-    """An address is there (new, or its flags changed), or is gone; the fields are those of InterfaceAddress."""
+    """An address was added or its flags changed, or it was deleted (`gone`). Other fields are InterfaceAddress's."""
 
     gone: bool
     interface: str
@@ -64,7 +64,10 @@ class AddressEvent(NamedTuple):
 
 
 class RouteEvent(NamedTuple):
-    """A route of table local to one address is there or is gone. The routes that go with a link make no events."""
+    """A route of table local to one address was added, or was deleted (`gone`).
+
+    The kernel sends no events for routes that it deletes together with a link.
+    """
 
     gone: bool
     interface: str
@@ -74,7 +77,7 @@ class RouteEvent(NamedTuple):
 
 
 class Overrun(NamedTuple):
-    """The kernel dropped events, or one cannot be understood: read everything again."""
+    """The kernel dropped events, or one could not be parsed. The caller must read the state again."""
 
 
 Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
@@ -83,9 +86,9 @@ Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
 class Monitor:
     """The events of the calling process's network namespace, from `open()` on.
 
-    `only_interface` keeps all events of one interface; `except_interface` drops the address and route events of one;
-    `routes=False` asks for no route events at all, `addresses=False` for no address events. With `other_addresses` the
-    address events are those of all interfaces but `only_interface`.
+    `only_interface` keeps only the events of one interface. `except_interface` drops the address and route events of
+    one. `routes=False` subscribes to no route events, `addresses=False` to no address events. With `other_addresses`
+    the address events are those of all interfaces but `only_interface`.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Monitor:
         self._names: dict[int, str] = {}
 
     async def open(self) -> None:
-        """Subscribe; what happens from now on is not missed. Read the state afterwards."""
+        """Subscribe. No later event is missed, so read the state after this."""
         await self._netlink.open(self._groups)
         self._names = dict(socket.if_nameindex())
 
@@ -124,9 +127,10 @@ class Monitor:
         await self.close()
 
     async def next(self) -> list[Event | Overrun]:
-        """Wait for events, and return every one that waits (some hundreds at most): never an empty list.
+        """Wait for events, and return those that wait: at least one, at most some hundreds.
 
-        After an Overrun the state must be read again: what happened before it is lost.
+        After an Overrun the state must be read again, because earlier events are lost. Raises KernelError when the
+        socket fails.
         """
         while True:
             events = await self._take()
@@ -154,7 +158,7 @@ class Monitor:
         return events
 
     def _drain(self) -> None:
-        """Drop what still waits: it is older than the state that will be read, and must not be taken for news."""
+        """Drop the events that still wait: they are older than the state that the caller will read."""
         while True:
             try:
                 if self._netlink.receive_now() is None:
@@ -198,7 +202,7 @@ class Monitor:
     def _parse_link(self, kind: int, payload: bytes) -> LinkEvent | None:
         family, _type, index, flags, _change = LINK_HEADER.unpack_from(payload)
         if family == AF_BRIDGE:
-            return None  # a bridge speaks of its ports with the same messages
+            return None  # a bridge reports its ports with the same messages
         name = to_text(attributes(payload, LINK_HEADER.size)[IFLA_IFNAME])
         gone = kind == RTM_DELLINK
         if not gone:

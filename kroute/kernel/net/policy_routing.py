@@ -1,6 +1,6 @@
-"""Policy routing rules (`ip rule`) and the routes of tables beside the kernel's own. kroute makes none; others do.
+"""Policy routing rules (`ip rule`), and routes in tables that other programs made. kroute makes neither.
 
-A deletion repeats every attribute of the dump, so that the kernel finds that rule or route or none.
+A deletion repeats every attribute of the dump, so the kernel deletes exactly that rule or route, or refuses.
 """
 
 import errno
@@ -24,12 +24,12 @@ from kroute.kernel.netlink.rtnetlink import (
 
 RTM_DELRULE, RTM_GETRULE = 33, 34
 FRA_PRIORITY, FRA_FWMARK, FRA_TABLE = 6, 10, 15
-"""include/uapi/linux/fib_rules.h; the header is that of a route."""
+"""Attributes of a rule (include/uapi/linux/fib_rules.h). Its header is the same as a route's."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class PolicyRule(NamedTuple):
-    """A rule that sends packets to a table; `mark` None: of any mark. `payload` is the kernel's own word for it."""
+    """A rule that sends packets to a table. `mark` None: packets of any mark. `payload` is the kernel's message."""
 
     family: int
     priority: int
@@ -43,7 +43,7 @@ class PolicyRule(NamedTuple):
 
 
 class TableRoute(NamedTuple):
-    """A route of some table; `destination` "default" or ADDRESS/LENGTH, `interface` "" for none."""
+    """A route of some table. `destination` is "default" or ADDRESS/LENGTH; `interface` is "" if it has none."""
 
     family: int
     table: int
@@ -82,7 +82,7 @@ class PolicyRouting(NetlinkClient):
         return found
 
     async def delete(self, things: Sequence[PolicyRule | TableRoute]) -> list[Failure[PolicyRule | TableRoute]]:
-        """Delete them; what is gone already is no failure."""
+        """Delete rules and routes. One that no longer exists is no failure."""
         kinds = {PolicyRule: RTM_DELRULE, TableRoute: RTM_DELROUTE}
         refused = await self._netlink.transact([message(kinds[type(it)], 0, it.payload) for it in things])
         return [
@@ -92,7 +92,7 @@ class PolicyRouting(NetlinkClient):
 
 @contextmanager
 def _without_ipv6(family: int) -> Iterator[None]:
-    """A kernel without IPv6 has none of its rules."""
+    """Ignore that a kernel without IPv6 refuses to list its rules."""
     try:
         yield
     except KernelError as error:

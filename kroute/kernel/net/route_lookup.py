@@ -1,4 +1,4 @@
-"""The route of a packet of this node, as `ip route get` shows it."""
+"""Looks up the route of a packet that this node sends, as `ip route get` does."""
 
 import socket
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from kroute.kernel.netlink.rtnetlink import ROUTE_HEADER, RTA_DST, RTA_OIF, RTA_
 
 
 class Way(NamedTuple):
-    """`is_local`: the packet is for this node itself. `source`: the address that a process of this node has there."""
+    """A route. `is_local`: it delivers to this node. `source`: the source address that the kernel chooses for it."""
 
     is_local: bool
     interface: str
@@ -32,7 +32,7 @@ class RouteLookup(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def towards(self, address: str) -> Way | None:
-        """The way to an address; None when there is none."""
+        """The route to an address; None if no packet can go there."""
         packed = pack_address(address)
         header = ROUTE_HEADER.pack(address_family(address), len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
         query = message(RTM_GETROUTE, 0, header + attribute(RTA_DST, packed))
@@ -41,7 +41,7 @@ class RouteLookup(NetlinkClient):
         except KernelError as error:
             if error.errno is None:
                 raise
-            return None  # unreachable, prohibited, or no such family: in all cases no packet goes there
+            return None  # unreachable, prohibited, or no such family
         return found[0] if found else None
 
 

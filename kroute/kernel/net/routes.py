@@ -1,13 +1,12 @@
 """Routes of table local, which say what source address the node itself uses towards a VIP.
 
 What the kernel does with them, measured on Linux 6.1 (tests/kernel/contracts_network.py, test_routes.py):
-- IPv4: routes to one address form a list, the first wins. A route that was there before the address stays first. The
-  kernel's own route (source = the address) goes with the address; ours stays, unless the interface loses its last IPv4
-  address, which takes all its routes without a word. `replace` changes the first one, whosever it is, and is refused
-  (EEXIST) when an equal one stands behind it.
-- IPv6: the metric decides. The kernel's own route has metric 0, which a route of ours cannot have. A deletion cannot
-  ask for metric 0 either (0 means any) nor for a source; the protocol is all that tells the two apart: ours is
-  `static`.
+- IPv4: routes to one address form a list, of which the first wins. A route that was added before the address stays
+  first. With an address the kernel deletes its own route (source = the address), but not ours. When an interface loses
+  its last IPv4 address, the kernel deletes all its IPv4 routes and sends no event. `replace` changes the first route,
+  whoever made it. It is refused (EEXIST) when an equal route is in the list behind that.
+- IPv6: the metric decides. The kernel's own route has metric 0, which a route of ours cannot have. A deletion can name
+  neither metric 0 (0 means any) nor a source. So only the protocol tells the two apart: ours is `static`.
 """
 
 import errno
@@ -50,12 +49,12 @@ from kroute.kernel.netlink.rtnetlink import (
 )
 
 IPV6_METRIC = 1024
-"""What the kernel makes of an IPv6 route without metric."""
+"""The metric that the kernel gives to an IPv6 route without one."""
 WRITE_SLICE = 1024
 
 
 class LocalRoute(NamedTuple):
-    """A route to one address in table local. `source` None: the kernel chooses."""
+    """A route to one address in table local. `source` None: the kernel chooses the source."""
 
     address: str
     source: str | None
@@ -63,9 +62,9 @@ class LocalRoute(NamedTuple):
 
 
 class SetLocalRoute(NamedTuple):
-    """Make `source` what the node uses towards the address, whether or not that is bound. No moment without route.
+    """Make the node use `source` towards the address, whether or not that is bound. There is always a route meanwhile.
 
-    Refused: EINVAL when the source is not an address of this node (IPv6: or still tentative), ENODEV without interface.
+    Refused: EINVAL if the source is not an address of this node (IPv6: or still tentative), ENODEV without interface.
     """
 
     address: str
@@ -76,7 +75,7 @@ class SetLocalRoute(NamedTuple):
 
 
 class DeleteLocalRoute(NamedTuple):
-    """Delete our route. IPv4: the one with this source (None: the first one). Refused: ESRCH when it is not there."""
+    """Delete our route. IPv4: the one with this source (None: the first one). Refused: ESRCH if it does not exist."""
 
     address: str
     source: str | None = None
@@ -95,7 +94,7 @@ class Routes(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
-        """The routes on the interface by address, in the kernel's order: the first one of an address wins."""
+        """The routes on the interface by address, in the kernel's order. The first of an IPv4 address wins."""
         index = interface_index(interface)
         if index is None:
             return {}
@@ -127,11 +126,11 @@ class Routes(NetlinkClient):
             if ":" in change.address:
                 messages.append(delete_kernel_route(index, change.address))
         refused = await self._netlink.transact(messages)
-        # only the routes themselves count: mostly there is no route of the kernel's to delete (ESRCH)
+        # ignore the deletions of kernel routes: mostly none exists (ESRCH)
         return [Failure(causes[at], number) for at, number in refused.items() if at in causes]
 
     async def _uncover(self, index: int, changes: Sequence[SetLocalRoute]) -> list[Failure[RouteChange]]:
-        """IPv4 routes that are there but not first: delete what stands before them."""
+        """Make existing IPv4 routes the first of their address: delete the routes before them."""
         routes = await self._read(index)
         messages: list[bytes] = []
         causes: list[RouteChange] = []
@@ -154,7 +153,7 @@ class Routes(NetlinkClient):
                 found = await self._netlink.request(query, lambda _, payload: parse_route(payload))
             except KernelError as error:
                 if error.errno == errno.ENODEV:
-                    return {}  # the interface went away meanwhile
+                    return {}  # the interface was deleted meanwhile
                 raise
             for on_interface, route in found:
                 # a kernel without IPv6 answers the second query with the IPv4 routes again
@@ -169,7 +168,7 @@ def set_route(index: int, address: str, source: str) -> bytes:
 
 
 def delete_route(index: int, address: str, source: str | None) -> bytes:
-    """The message that deletes our route; of IPv4 any route with that source."""
+    """The message that deletes our route. For IPv4, it deletes the first route with that source, whoever made it."""
     return message(RTM_DELROUTE, 0, _encode_route(index, address, source))
 
 
@@ -183,7 +182,7 @@ def delete_kernel_route(index: int, address: str) -> bytes:
 
 
 def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
-    """The interface index and the route in a message; None when it is not one address of table local."""
+    """The interface index and the route in a message; None if that is no route of table local to one address."""
     family, length, _, _, table, _protocol, _scope, kind, _flags = ROUTE_HEADER.unpack_from(payload)
     if table != RT_TABLE_LOCAL or kind != RTN_LOCAL or length != (32 if family == socket.AF_INET else 128):
         return None

@@ -1,1 +1,1 @@
-"""Netlink: sockets, messages, generic netlink, rtnetlink's numbers."""
+"""Netlink: sockets, messages, generic netlink, the constants of rtnetlink."""

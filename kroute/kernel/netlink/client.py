@@ -1,11 +1,11 @@
 """A netlink socket that sends many messages at once.
 
-The kernel works through all messages of one `send()` before it returns, and, without NLM_F_ACK, answers only those that
-it refuses, each answer with its request's sequence number. So a chunk of messages costs two system calls: NLM_F_ACK on
-its last message says that the chunk is done, and everything refused has been reported before that.
+The kernel handles all messages of one `send()` before that returns. Without NLM_F_ACK it answers only the messages that
+it refuses; each answer has its request's sequence number. So a chunk of messages costs two system calls: only its last
+message has NLM_F_ACK, and when the answer to that arrives, all refusals have arrived before it.
 
-One request is in flight at a time (a lock sees to it). A request that was cancelled leaves answers behind; their
-sequence numbers are below those of the next request, which skips them.
+A lock allows one request in flight at a time. A cancelled request leaves answers behind. Their sequence numbers are
+lower than those of the next request, which skips them.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ NETLINK_GET_STRICT_CHK = 12
 SO_RCVBUFFORCE = 33
 
 SEND_TIMEOUT = 5.0
-"""Seconds for which a send may wait for room."""
+"""Seconds for which a send may wait for room in the socket's buffer."""
 OUT_OF_MEMORY_WAITS = (0.01, 0.05, 0.25)
 """Seconds between attempts to send when the kernel has no memory for a message (ENOBUFS)."""
 RECEIVE_SIZE = 64 * 1024
-"""The kernel's dumps come in buffers of at most 32 KiB."""
+"""Bytes for one datagram. The kernel's dumps come in buffers of at most 32 KiB."""
 DUMP_ATTEMPTS = 10
 FLAGS_OFFSET = 6
 SEQUENCE_OFFSET = 8
@@ -67,7 +67,7 @@ class NetlinkSocket:
         self._datagram = memoryview(bytearray(RECEIVE_SIZE))
 
     async def open(self, groups: Sequence[int] = ()) -> None:
-        """Make the socket and join the multicast groups; KernelError when the kernel lacks the protocol."""
+        """Make the socket and join the multicast groups. Raises KernelError if the kernel lacks the protocol."""
         try:
             netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
         except OSError as error:
@@ -84,7 +84,7 @@ class NetlinkSocket:
         self._socket = netlink
 
     async def close(self) -> None:
-        """Close the socket; nothing happens when it is closed already."""
+        """Close the socket, if it is open."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -92,8 +92,9 @@ class NetlinkSocket:
     async def transact(self, messages: Sequence[bytes]) -> dict[int, int]:
         """Send the messages in order; return the refused ones as {index: errno}.
 
-        Between chunks other tasks run. Cancelled between two chunks, the chunks that were sent stay done. KernelError
-        when the kernel's answers are lost: the outcome is then unknown, and the caller must read the state again.
+        Other tasks run between chunks. When this is cancelled, the changes of the chunks that were sent stay. Raises
+        KernelError when the kernel's answers are lost: the outcome is unknown then, and the caller must read the state
+        again.
         """
         refused: dict[int, int] = {}
         start = 0
@@ -111,10 +112,10 @@ class NetlinkSocket:
         return refused
 
     async def request(self, message: bytes, parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
-        """Send one request and parse each of its answers from (message type, payload); None leaves an answer out.
+        """Send one request and return its parsed answers. `parse` gets (message type, payload); None omits an answer.
 
-        A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. KernelError with the
-        errno when the kernel refuses, EBADMSG when an answer cannot be understood.
+        A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. Raises KernelError: the
+        kernel's errno when it refuses, EBADMSG when an answer cannot be parsed, EINTR after DUMP_ATTEMPTS dumps.
         """
         is_dump = HEADER.unpack_from(message)[2] & NLM_F_DUMP == NLM_F_DUMP
         async with self._busy:
@@ -126,14 +127,14 @@ class NetlinkSocket:
         raise KernelError("the kernel's state changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def receive(self) -> bytes:
-        """The next datagram, for subscribers. OSError ENOBUFS when the kernel dropped some."""
+        """Wait for the next datagram. Raises OSError ENOBUFS when the kernel dropped some."""
         while (datagram := self.receive_now()) is None:
             loop = asyncio.get_running_loop()
             await _ready(self._opened(), loop.add_reader, loop.remove_reader)
         return datagram
 
     def receive_now(self) -> bytes | None:
-        """The next datagram if one waits."""
+        """The next datagram; None if none waits."""
         try:
             size = self._opened().recv_into(self._datagram)
         except BlockingIOError:
@@ -178,7 +179,7 @@ class NetlinkSocket:
         return first
 
     async def _send_bytes(self, buffer: bytearray) -> None:
-        """Send all in one datagram, when there is room and memory for it: the kernel then takes it whole."""
+        """Send all messages in one datagram, once there is room and memory. The kernel takes all of it or nothing."""
         waits = iter(OUT_OF_MEMORY_WAITS)
         is_sent = False
         while not is_sent:
@@ -209,7 +210,7 @@ class NetlinkSocket:
     async def _collect_answers(
         self, sequence: int, parse: Callable[[int, bytes], Parsed | None]
     ) -> list[Parsed] | None:
-        """All answers, or None when a change interrupted the dump."""
+        """All answers; None if a change interrupted the dump."""
         answers: list[Parsed] = []
         interrupted = False
         while True:
@@ -240,7 +241,7 @@ class NetlinkSocket:
 
 
 class NetlinkClient:
-    """What speaks to the kernel over one netlink socket: open, use, close; or `async with`."""
+    """The base of clients with one netlink socket: call `open` and `close`, or use `async with`."""
 
     def __init__(self, protocol: int) -> None:
         self._netlink = NetlinkSocket(protocol)
@@ -265,7 +266,7 @@ class NetlinkClient:
 
 
 def only(answers: list[Parsed]) -> Parsed:
-    """The answer to a request that has one; KernelError when there is none."""
+    """The only answer to a request. Raises KernelError EBADMSG if there is none."""
     if not answers:
         raise KernelError("the kernel did not answer a request; trying later", errno=errno.EBADMSG)
     return answers[0]
@@ -280,7 +281,7 @@ async def _ready(
     watch: Callable[[socket.socket, Callable[[], None]], None],
     unwatch: Callable[[socket.socket], bool],
 ) -> None:
-    """Wait until the socket can be read or written, as `watch` and `unwatch` of the loop say."""
+    """Wait until the socket is ready. `watch` and `unwatch` are the event loop's methods for reading or writing."""
     is_ready = asyncio.Event()
     watch(netlink, is_ready.set)
     try:
@@ -290,7 +291,7 @@ async def _ready(
 
 
 def _enlarge_receive_buffer(netlink: socket.socket, size: int) -> None:
-    """Past net.core.rmem_max where the privilege allows it."""
+    """Set the receive buffer's size in bytes; with the privilege, beyond net.core.rmem_max."""
     try:
         netlink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
     except PermissionError:

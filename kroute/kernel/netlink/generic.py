@@ -1,4 +1,4 @@
-"""Generic netlink: the header of its messages and the look-up of a family's number."""
+"""Generic netlink: its message header, and the lookup of a family's number."""
 
 import struct
 
@@ -20,7 +20,7 @@ def generic_message(family: int, flags: int, command: int, payload: bytes = b"")
 
 
 async def find_family(netlink: NetlinkSocket, name: str) -> int:
-    """The number that stands for the family until its module is unloaded; KernelError when there is none."""
+    """The number of the family, valid until its module is unloaded. Raises KernelError if the kernel has none."""
     request = generic_message(GENL_ID_CTRL, 0, CTRL_CMD_GETFAMILY, text(CTRL_ATTR_FAMILY_NAME, name))
     try:
         return only(await netlink.request(request, _parse_family))

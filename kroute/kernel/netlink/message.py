@@ -34,7 +34,7 @@ _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
 def message(kind: int, flags: int, payload: bytes) -> bytes:
-    """A request with sequence number 0; the socket fills the number in."""
+    """A request with sequence number 0; `NetlinkSocket` fills in the number."""
     return HEADER.pack(HEADER_SIZE + len(payload), kind, NLM_F_REQUEST | flags, 0, 0) + payload
 
 
@@ -51,13 +51,13 @@ def iterate_messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded to four bytes."""
+    """One attribute, padded to a multiple of four bytes."""
     length = 4 + len(payload)
     return _ATTRIBUTE.pack(length, kind) + payload + _PADDING[length & 3]
 
 
 def nested(kind: int, *attributes: bytes) -> bytes:
-    """An attribute made of attributes."""
+    """An attribute that holds attributes."""
     return attribute(kind | NLA_F_NESTED, b"".join(attributes))
 
 
@@ -112,12 +112,12 @@ def to_be16(payload: bytes) -> int:
 
 
 def to_text(payload: bytes) -> str:
-    """Read what `text` wrote. A name of an interface or a set need not be UTF-8: other bytes become surrogates."""
+    """Read what `text` wrote. Names of interfaces and sets need not be UTF-8; other bytes become surrogates."""
     return os.fsdecode(payload.rstrip(b"\0"))
 
 
 def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:
-    """The attributes that start at `offset`, by type; of a repeated type the last one."""
+    """The attributes that start at `offset`, by type. If a type is repeated, its last one counts."""
     return dict(iterate_attributes(payload, offset))
 
 
@@ -138,10 +138,10 @@ def address_family(address: str) -> int:
 
 
 def pack_address(address: str) -> bytes:
-    """4 or 16 bytes."""
+    """The address as 4 or 16 bytes in network byte order."""
     return socket.inet_pton(address_family(address), address)
 
 
 def unpack_address(payload: bytes) -> str:
-    """Canonical text of 4 or 16 bytes."""
+    """The canonical text of an address of 4 or 16 bytes."""
     return socket.inet_ntop(socket.AF_INET if len(payload) == 4 else socket.AF_INET6, payload)

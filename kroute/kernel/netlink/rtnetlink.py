@@ -1,4 +1,4 @@
-"""What links, addresses and routes share: rtnetlink's numbers and header structs (include/uapi/linux/rtnetlink.h)."""
+"""rtnetlink's constants and headers for links, addresses and routes (include/uapi/linux/rtnetlink.h)."""
 
 import socket
 import struct
@@ -39,7 +39,7 @@ RT_SCOPE_NOWHERE = 255
 
 
 def interface_index(name: str) -> int | None:
-    """The index of a link, None when there is none of that name."""
+    """The index of a link; None if no link has that name."""
     try:
         return socket.if_nametoindex(name)
     except OSError:

@@ -1,14 +1,14 @@
-"""What a netlink socket counts."""
+"""The counters of a netlink socket."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class NetlinkStatistics:
-    """What one socket has done so far.
+    """What one socket has sent so far.
 
-    `transactions` are the chunks that `transact` has sent, and the rest is about these: how many seconds they took,
-    when by the monotonic clock the first one began, and when the last one was over.
+    `transactions` counts the chunks that `transact` has sent, and `seconds` how long they took. `first` is when the
+    first one began, and `last` when the last one ended, on the monotonic clock.
     """
 
     messages: int = 0
