@@ -22,7 +22,8 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
-from kroute.reconcile.ledger import AddressDeleted, AddressMade, Ledger
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import AddressDeleted, AddressMade
 from kroute.reconcile.pass_status import PassStatus, names_of
 
 log = structlog.get_logger(__name__)

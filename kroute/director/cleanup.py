@@ -5,7 +5,8 @@ from errno import EADDRNOTAVAIL, ENODEV
 from kroute.kernel.clients import AddressClient, SyncDaemonClient
 from kroute.kernel.net.addresses import UnbindAddress
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.ledger import AddressDeleted, Ledger, SyncDaemonStopped
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import AddressDeleted, SyncDaemonStopped
 
 
 async def undo(ledger: Ledger, ipvs: SyncDaemonClient, addresses: AddressClient, report: CleanupReport) -> None:

@@ -140,7 +140,7 @@ class DirectRouting(Controller):
         if not self._is_owner_settled:
             if self._ledger.exists:
                 there = await self._ipvs.read()
-                ours = [planned_key(key) for key in there if key in self._ledger.virtual_servers]
+                ours = [planned_key(key) for key in there if self._names(key)]
                 self._ledger.adopt(ours, self._ledger.links)
             self._is_owner_settled = True
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
@@ -169,6 +169,11 @@ class DirectRouting(Controller):
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove what only a director has. The rest is cleaned up as on a node."""
         await undo(self._ledger, self._ipvs, self._addresses, report)
+
+    def _names(self, key: tuple[int, str, int]) -> bool:
+        """Whether the ledger names this virtual server, or, where it lacks lines, a VIP of ours that it is on."""
+        on_ours = not self._ledger.is_whole and any(key[1] == address for _, address in self._ledger.addresses)
+        return on_ours or key in self._ledger.virtual_servers
 
     async def _give_up(self) -> None:
         """Unbind the VIPs that no plan names, or all of them if another director is active."""

@@ -8,7 +8,8 @@ from kroute.controllers.service_proxy.sysctls import Circumstances, Row
 from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import SyncDaemon, SyncRole
-from kroute.reconcile.ledger import Ledger, SyncDaemonStarted, SyncDaemonStopped
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import SyncDaemonStarted, SyncDaemonStopped
 
 log = structlog.get_logger(__name__)
 

@@ -7,8 +7,9 @@ that kroute changed. A line is written before the kernel is changed. The line th
 change was undone. So the ledger may name an object that does not exist, but never misses one that does. When the last
 line has no newline, kroute or the machine stopped while writing it, and its change never began.
 
-With a ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed it)
-the caller decides from what the kernel has, and records that with `adopt`.
+With a whole ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed
+or emptied it) the caller decides from what the kernel has. With one that lacks lines it decides from both. It records
+the result with `adopt`. `ledger_file` knows the format of the file.
 """
 
 import os
@@ -20,97 +21,45 @@ import msgspec
 import structlog
 
 from kroute.model.plan import VirtualServerKey
+from kroute.reconcile import ledger_file
+from kroute.reconcile.ledger_entries import (
+    AddressDeleted,
+    AddressMade,
+    Entry,
+    LinkMade,
+    SyncDaemonStarted,
+    SyncDaemonStopped,
+    SysctlChanged,
+    TimeoutsChanged,
+    VirtualServerDeleted,
+    VirtualServerMade,
+    check_address,
+)
 
 log = structlog.get_logger(__name__)
 
 _SLACK = 1024
 """How many stale lines the file may have, beside one for each entry that holds, before it is rewritten."""
+_MOST_WARNINGS = 5
+"""How many lines that make no sense are named in the log."""
+_SENSELESS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
+"""What decoding raises, whatever the bytes."""
 
 
 class LedgerError(Exception):
     """The ledger cannot be written; nothing may be made in the kernel until it can."""
 
 
-class VirtualServerMade(msgspec.Struct, frozen=True, tag_field="event", tag="virtual-server-made"):
-    """kroute is about to make this virtual server."""
-
-    key: VirtualServerKey
-
-
-class VirtualServerDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="virtual-server-deleted"):
-    """This virtual server was deleted, or was never ours."""
-
-    key: VirtualServerKey
-
-
-class LinkMade(msgspec.Struct, frozen=True, tag_field="event", tag="link-made"):
-    """kroute is about to make this link."""
-
-    name: str
-
-
-class SysctlChanged(msgspec.Struct, frozen=True, tag_field="event", tag="sysctl-changed"):
-    """kroute is about to change this sysctl, or the kernel changed it when kroute changed another."""
-
-    name: str
-    old: str
-    new: str
-
-
-class TimeoutsChanged(msgspec.Struct, frozen=True, tag_field="event", tag="ipvs-timeouts-changed"):
-    """kroute is about to change the IPVS timeouts (tcp, tcpfin, udp; seconds)."""
-
-    old: tuple[int, int, int]
-    new: tuple[int, int, int]
-
-
-class AddressMade(msgspec.Struct, frozen=True, tag_field="event", tag="address-made"):
-    """A director is about to bind this address to an interface that it did not make."""
-
-    interface: str
-    address: str
-
-
-class AddressDeleted(msgspec.Struct, frozen=True, tag_field="event", tag="address-deleted"):
-    """This address was deleted, or was never ours."""
-
-    interface: str
-    address: str
-
-
-class SyncDaemonStarted(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-started"):
-    """A director is about to start the connection synchronization daemon of this role (`ip_vs.h`)."""
-
-    role: int
-    interface: str
-    sync_id: int
-
-
-class SyncDaemonStopped(msgspec.Struct, frozen=True, tag_field="event", tag="sync-daemon-stopped"):
-    """The daemon of this role was stopped, or was never ours."""
-
-    role: int
-
-
-Entry = (
-    VirtualServerMade
-    | VirtualServerDeleted
-    | LinkMade
-    | SysctlChanged
-    | TimeoutsChanged
-    | AddressMade
-    | AddressDeleted
-    | SyncDaemonStarted
-    | SyncDaemonStopped
-)
-
-
 class Ledger:
-    """The ledger of one state directory. All calls block, but briefly: the file is small and on a tmpfs."""
+    """The ledger of one state directory. All calls are short and blocking: the file is small and in memory.
+
+    `exists` says whether there was one that could be told from nothing, `is_whole` whether no line of it is missing.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "ledger"
         self.exists = False
+        self.is_whole = False
         self.taken_over = 0
         self.virtual_servers: set[VirtualServerKey] = set()
         self.links: set[str] = set()
@@ -120,26 +69,28 @@ class Ledger:
         self.timeouts: TimeoutsChanged | None = None
         self._encoder = msgspec.json.Encoder()
         self._descriptor: int | None = None
+        self._head: int | None = None
         self._lines = 0
+        self._size = 0
 
     @classmethod
     def open(cls, state_dir: Path) -> Self:
         """Read the file, if it exists. A line that cannot be decoded is skipped with a warning. Raises LedgerError."""
         ledger = cls(state_dir)
         try:
-            ledger._read(ledger.path.read_bytes())
+            ledger._read(ledger_file.read(ledger.path))
         except FileNotFoundError:
             return ledger
         except OSError as error:
             raise LedgerError(f"cannot read {ledger.path}: {error.strerror} (check its owner and mode)") from error
-        ledger.exists = True
         return ledger
 
     def adopt(self, virtual_servers: Iterable[VirtualServerKey], links: Iterable[str]) -> None:
         """Replace the virtual servers and links that the ledger names, and rewrite the file."""
+        named = self.virtual_servers
         self.virtual_servers = set(virtual_servers)
         self.links = set(links)
-        self.taken_over = 0 if self.exists else len(self.virtual_servers)
+        self.taken_over = 0 if self.is_whole else len(self.virtual_servers - named)
         self._rewrite()
 
     def record(self, entries: Iterable[Entry]) -> None:
@@ -150,17 +101,24 @@ class Ledger:
         descriptor = self._descriptor
         if descriptor is None or self._lines > 2 * self._live() + _SLACK:
             descriptor = self._rewrite()
-        self._append(descriptor, entries)
+        try:
+            self._append(descriptor, entries)
+        except (OSError, LedgerError) as error:
+            self.close()  # the next write rewrites the file, so that a torn line is never followed by another
+            if isinstance(error, LedgerError):
+                raise
+            raise LedgerError(f"cannot write {self.path}: {error.strerror} (make room on its file system)") from error
         for entry in entries:
             self._apply(entry)
 
     def restore(self) -> bool:
-        """Rewrite the file if somebody has removed or replaced it; returns whether somebody had."""
+        """Rewrite the file if somebody has removed, replaced or shortened it; returns whether somebody had."""
         if self._descriptor is None:
             return False
         try:
             ours, present = os.fstat(self._descriptor), self.path.stat()
-            intact = (ours.st_dev, ours.st_ino) == (present.st_dev, present.st_ino)
+            is_same = (ours.st_dev, ours.st_ino) == (present.st_dev, present.st_ino)
+            intact = is_same and present.st_size >= self._size
         except OSError:
             intact = False
         if not intact:
@@ -168,14 +126,15 @@ class Ledger:
         return not intact
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        for descriptor in (self._descriptor, self._head):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptor = self._head = None
 
     def remove(self) -> bool:
         """Delete the file; returns whether it existed."""
         self.close()
-        self.exists = False
+        self.exists = self.is_whole = False
         try:
             self.path.unlink()
         except FileNotFoundError:
@@ -186,21 +145,29 @@ class Ledger:
 
     def _read(self, text: bytes) -> None:
         decoder = msgspec.json.Decoder(Entry)
-        whole = text[: text.rfind(b"\n") + 1]
-        try:
-            entries = decoder.decode_lines(whole)
-        except msgspec.DecodeError:
-            self._read_one_by_one(whole.splitlines(), decoder)
-            return
-        for entry in entries:
-            self._apply(entry)
-
-    def _read_one_by_one(self, lines: Iterable[bytes], decoder: "msgspec.json.Decoder[Entry]") -> None:
-        for number, line in enumerate(lines, 1):
+        contents = ledger_file.contents(text)
+        senseless = [(line.number, "its checksum is wrong") for line in contents.damaged]
+        is_legacy = not contents.has_head
+        for number, line in contents.lines:
             try:
-                self._apply(decoder.decode(line))
-            except msgspec.DecodeError as error:
-                log.warning("ledger.line_skipped", path=str(self.path), line=number, error=str(error))
+                entry = decoder.decode(line)
+                if is_legacy:
+                    check_address(entry)
+            except _SENSELESS as error:
+                senseless.append((number, str(error)))
+            else:
+                self._apply(entry)
+        self.exists = contents.has_head or len(contents.lines) > 0
+        self.is_whole = contents.is_whole and not (is_legacy and senseless)
+        self._warn(senseless)
+
+    def _warn(self, senseless: list[tuple[int, str]]) -> None:
+        path = str(self.path)
+        for number, error in senseless[:_MOST_WARNINGS]:
+            log.warning("ledger.line_skipped", path=path, line=number, error=error[:200])
+        if not self.is_whole:
+            consequence = "what is on the dummy interface is taken for kroute's, as without a ledger"
+            log.warning("ledger.damaged", path=path, skipped=len(senseless), consequence=consequence)
 
     def _apply(self, entry: Entry) -> None:
         match entry:
@@ -229,21 +196,21 @@ class Ledger:
         return made + len(self.sysctls) + (self.timeouts is not None)
 
     def _append(self, descriptor: int, entries: Iterable[Entry]) -> None:
-        entries = list(entries)
-        text = self._encoder.encode_lines(entries)
-        try:
-            written = os.write(descriptor, text)
-        except OSError as error:
-            self.close()  # the next write rewrites the file, so that a torn line is never followed by another
-            raise LedgerError(f"cannot write {self.path}: {error.strerror} (make room on its file system)") from error
-        if written != len(text):
-            self.close()
-            raise LedgerError(f"cannot write all of {self.path} (make room on its file system)")
-        self._lines += len(entries)
+        """Write the lines, then the head that counts them."""
+        lines = [ledger_file.sealed(self._encoder.encode(entry)) for entry in entries]
+        self._write(descriptor, b"".join(lines))
+        self._lines += len(lines)
+        head = ledger_file.head(self._lines)
+        if self._head is None or os.pwrite(self._head, head, 0) != len(head):
+            raise LedgerError(f"cannot write the head of {self.path} (make room on its file system)")
 
-    def _rewrite(self) -> int:
-        """Write a new file with the entries that hold now, and rename it over the old one."""
-        self.close()
+    def _write(self, descriptor: int, text: bytes) -> None:
+        if os.write(descriptor, text) != len(text):
+            raise LedgerError(f"cannot write all of {self.path} (make room on its file system)")
+        self._size += len(text)
+
+    def _entries(self) -> list[Entry]:
+        """The entries that hold now."""
         entries: list[Entry] = [VirtualServerMade(key) for key in self.virtual_servers]
         entries += [LinkMade(name) for name in sorted(self.links)]
         entries += [AddressMade(*pair) for pair in sorted(self.addresses)]
@@ -251,16 +218,26 @@ class Ledger:
         entries += self.sysctls.values()
         if self.timeouts is not None:
             entries.append(self.timeouts)
+        return entries
+
+    def _rewrite(self) -> int:
+        """Write a new file with the entries that hold now, and rename it over the old one."""
+        self.close()
         fresh = self.path.with_suffix(".new")
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._descriptor = descriptor
-            self._lines = 0
-            self._append(descriptor, entries)
+            self._head = os.open(fresh, os.O_WRONLY | os.O_CLOEXEC)  # O_APPEND would put the head behind the lines
+            self._lines = self._size = 0
+            self._write(descriptor, ledger_file.head(0))
+            self._append(descriptor, self._entries())
             fresh.replace(self.path)
         except OSError as error:
             self.close()
             raise LedgerError(f"cannot write {fresh}: {error.strerror} (check the state directory)") from error
-        self.exists = True
+        except LedgerError:
+            self.close()
+            raise
+        self.exists = self.is_whole = True
         return descriptor

@@ -226,12 +226,12 @@ class ServiceProxy(Controller):
         if self._is_owner_settled:
             return
         links = {self._interface.name} if await self._interface.exists() else set()
-        if self._ledger.exists:
-            ours = self._ledger.virtual_servers
+        ours = self._ledger.virtual_servers
+        if self._ledger.is_whole:
             links &= self._ledger.links
         else:
             bound = await self._addresses.read(self._interface.name)
-            ours = {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
+            ours = ours | {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
         if self._ledger.exists or ours or links:
             self._ledger.adopt(ours, links)
         self._is_owner_settled = True

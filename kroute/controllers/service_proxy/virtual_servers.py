@@ -51,7 +51,8 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
 from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger, VirtualServerDeleted, VirtualServerMade
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 
 from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.net.addresses import UnbindAddress
-from kroute.reconcile.ledger import Ledger, LinkMade
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import LinkMade
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server
 
 WEB = (6, "10.96.0.1", 80)
@@ -241,3 +242,19 @@ async def test_what_a_reading_of_the_kernel_lacks_stays_ours(tmp_path: Path, mon
         patch.setattr(again.ipvs, "read", read_without_web)
         await again.cleanup()
     assert again.kernel.virtual_servers == {}
+
+
+@pytest.mark.parametrize("kept", [0, 30, 120, 300, 10_000], ids=lambda kept: f"{kept} bytes of it")
+async def test_a_ledger_that_was_cut_short_leaves_ours_ours_and_foreign_ones_foreign(tmp_path: Path, kept: int) -> None:
+    web = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("10.96.0.2", 80, "10.1.0.1"))
+    old = plan("old", 1, server("10.96.0.8", 80, "10.1.0.1"))
+    node = await FakeNode(tmp_path).start(web, old)
+    foreign = (6, "192.168.123.201", 80)
+    node.kernel.virtual_servers[foreign] = FOREIGN
+    path = tmp_path / "ledger"
+    path.write_bytes(path.read_bytes()[:kept])
+    node = await node.restarted().start(web)
+    assert set(node.kernel.virtual_servers) == {WEB, (6, "10.96.0.2", 80), foreign}
+    assert node.kernel.virtual_servers[foreign] == FOREIGN
+    assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.1", "10.96.0.2"}
+    assert Ledger.open(tmp_path).is_whole
