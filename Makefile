@@ -5,13 +5,13 @@ PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
 ARGS ?=
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: ## watch a three-node cluster load-balance through IPVS
 	@scripts/demo
 
-test: ## run every test, those that send packets too
+test: ## run every test, also those that send packets
 	@scripts/setup test
 	@$(PYTEST) $(ARGS)
 
@@ -19,15 +19,15 @@ unit: ## run the tests that need no kernel and no browser
 	@scripts/setup unit
 	@$(PYTEST) -m 'not lab and not browser and not machine' $(ARGS)
 
-fuzz: ## run the tests with hostile bytes at length (EXAMPLES=10000 of each property)
+fuzz: ## run the tests with hostile bytes at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit
 	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
 
-conformance: ## run the Kubernetes end-to-end tests that concern a proxy; write docs/conformance.md
+conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and write docs/conformance.md
 	@scripts/setup lab
 	@.venv/bin/python -m tests.conformance $(ARGS)
 
-bench: ## measure kroute beside the batch tools in C; write docs/performance.md (QUICK=1: a few minutes, no page)
+bench: ## measure kroute and the batch tools in C, and write docs/performance.md (QUICK=1: a few minutes, no page)
 	@scripts/setup lab
 	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(ARGS)
 
@@ -38,7 +38,7 @@ lint: ## check style, types and the direction of imports
 	.venv/bin/mypy --strict kroute tests/fakes
 	.venv/bin/lint-imports
 
-lab: ## a shell beside a running three-node cluster with kroute on it (NODE=node2: inside that node)
+lab: ## open a shell beside a running three-node cluster with kroute on it (NODE=node2: inside that node)
 	@scripts/setup demo
 	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell $(NODE)
 
