@@ -1,9 +1,9 @@
-"""What may be asked of the kernel: one Protocol for each client of `NodeKernel`.
+"""One Protocol for each client of `NodeKernel`: its methods that read and write the kernel.
 
-A controller's constructor names these and not the classes with the sockets. The classes with the sockets, those that
-record (`kroute.inspect.dry_run`) and the fakes of the tests have nothing in common but these methods, so that a
-recording client cannot inherit a way to the kernel, and mypy finds a client that lacks a method. Opening and closing
-are left out on purpose: they belong to whoever opened the bundle.
+A controller's constructor takes these Protocols, not the classes with sockets. The classes with sockets, the recording
+clients (`kroute.inspect.dry_run`) and the fakes of the tests share nothing but these methods. So a recording client
+cannot inherit a method that writes to the kernel, and mypy finds a client that lacks a method. The Protocols do not
+have `open` and `close`, because only the code that makes the bundle may call those.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
@@ -30,13 +30,13 @@ from kroute.kernel.net.routes import LocalRoute, RouteChange
 
 
 class LinkClient(Protocol):
-    """Links, by their names."""
+    """Links, which are named by their interface names."""
 
     async def index(self, name: str) -> int | None:
-        """The kernel's number of the link; None if there is none."""
+        """The link's index in the kernel; None if it does not exist."""
 
     async def read(self, name: str) -> LinkState | None:
-        """Its state; None if there is none."""
+        """The link's state; None if it does not exist."""
 
     async def create_dummy(self, name: str) -> None:
         """Make a dummy link that is up and does no ARP."""
@@ -45,7 +45,7 @@ class LinkClient(Protocol):
         """Set the link up, without ARP and without a link-local address."""
 
     async def delete(self, name: str) -> None:
-        """Delete the link, if it is there."""
+        """Delete the link, if it exists."""
 
 
 class VirtualServerTable(Protocol):
@@ -54,7 +54,7 @@ class VirtualServerTable(Protocol):
     def scan(
         self, expected: Collection[VirtualServerKey] = ()
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
-        """All of them, in parts; `expected` are looked up one by one if the kernel's listing left them out."""
+        """All virtual servers, in parts. Those of `expected` that the kernel's listing omits are looked up singly."""
 
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
@@ -69,23 +69,23 @@ class TimeoutClient(Protocol):
     """The timeouts of IPVS: TCP, TCP after FIN, UDP, in seconds."""
 
     async def timeouts(self) -> tuple[int, int, int]:
-        """Those of now."""
+        """The timeouts that are in force."""
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
-        """Set them; 0 leaves one as it is."""
+        """Set the timeouts; 0 leaves one as it is."""
 
 
 class SyncDaemonClient(Protocol):
-    """The daemons that send the connections of IPVS to another machine, or take them from there."""
+    """The daemons that send the connections of IPVS to other machines, or receive them from there."""
 
     async def sync_daemons(self) -> set[SyncDaemon]:
-        """Those that run."""
+        """The daemons that are running."""
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Start one."""
+        """Start a daemon."""
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Stop one."""
+        """Stop a daemon."""
 
 
 class IpvsClient(VirtualServerTable, TimeoutClient, SyncDaemonClient, Protocol):
@@ -95,17 +95,17 @@ class IpvsClient(VirtualServerTable, TimeoutClient, SyncDaemonClient, Protocol):
         """The whole table."""
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
-        """What each virtual server has counted since it was made."""
+        """Each virtual server's traffic counters since it was made."""
 
 
 class AddressClient(Protocol):
     """The addresses of interfaces."""
 
     async def read(self, interface: str) -> set[str]:
-        """Those of one interface."""
+        """The addresses of one interface."""
 
     async def of_node(self) -> list[InterfaceAddress]:
-        """Those of all interfaces."""
+        """The addresses of all interfaces."""
 
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
         """Make the changes in order; returns those that the kernel refused."""
@@ -115,7 +115,7 @@ class RouteClient(Protocol):
     """The routes of table local to single addresses."""
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
-        """Those of one interface, by address; the first of an address wins."""
+        """The routes of one interface, by address; the first of an IPv4 address wins."""
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         """Make the changes in order; returns those that the kernel refused."""
@@ -128,19 +128,19 @@ class IpsetClient(Protocol):
         """The names of all sets."""
 
     async def definition(self, name: str) -> SetDefinition | None:
-        """The set's type and size; None if there is no such set."""
+        """The set's type and size; None if it does not exist."""
 
     async def create(self, definition: SetDefinition) -> bool:
-        """Make the set; whether it was not there. KernelError if there is one of another type."""
+        """Make the set; returns False if one that fits exists. Raises KernelError EEXIST for one that does not fit."""
 
     async def read(self, name: str) -> set[Element]:
-        """The elements of a set. KernelError (ENOENT) if there is no such set."""
+        """The elements of a set. Raises KernelError ENOENT if it does not exist."""
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Make the changes in order; returns those that the kernel refused."""
 
     async def destroy(self, name: str) -> None:
-        """Destroy the set, if it is there. KernelError (EBUSY) while a rule uses it."""
+        """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set uses it."""
 
 
 class ConntrackClient(Protocol):
@@ -150,14 +150,14 @@ class ConntrackClient(Protocol):
         """The flows to these destinations. `family` is AF_INET or AF_INET6."""
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:
-        """Forget these flows; one that is gone already is no failure."""
+        """Delete these flows. One that no longer exists is no failure."""
 
 
 class XtablesClient(Protocol):
     """The iptables rules of one family."""
 
     async def ensure(self, rules: TableRules) -> list[str]:
-        """Make the rules of a table so; returns what was wrong, in words."""
+        """Write the rules of a table that are missing or wrong; returns what was wrong, in words."""
 
     async def differences(self, rules: TableRules) -> list[str]:
         """What `ensure` would find wrong."""
@@ -166,37 +166,37 @@ class XtablesClient(Protocol):
         """Delete every chain whose name has the prefix, and every jump to one; returns what was deleted, in words."""
 
     async def is_used(self, table: str) -> bool:
-        """Whether anybody has used the table since the machine started: reading another one makes it."""
+        """Whether the table exists. The kernel makes a table when a program first reads or writes it."""
 
     async def chains(self, table: str) -> list[str]:
-        """The names of a table's chains; none if nobody has used it."""
+        """The names of a table's chains; none if the table does not exist."""
 
     async def supports_random_fully(self) -> bool:
-        """Whether MASQUERADE knows --random-fully."""
+        """Whether MASQUERADE supports --random-fully."""
 
 
 class SysctlClient(Protocol):
     """Sysctls, by names such as `net.ipv4.ip_forward`."""
 
     def read(self, name: str) -> str | None:
-        """The value; None if there is no such sysctl."""
+        """The value; None if the kernel has no such sysctl."""
 
     def write(self, name: str, value: str) -> None:
-        """Set it. KernelError if that cannot be done."""
+        """Set the value. Raises KernelError when the kernel refuses."""
 
     def is_writable(self, name: str) -> bool:
-        """Whether this process may set it."""
+        """Whether this process may set the sysctl."""
 
 
 class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
-    """Events of the kernel, from when it is entered."""
+    """Events of the kernel, from the moment at which the context manager is entered."""
 
     async def next(self) -> list[Event | Overrun]:
-        """Wait for events, and return every one that waits. After an Overrun the state must be read again."""
+        """Wait for events, and return those that wait. After an Overrun the state must be read again."""
 
 
 class MonitorFactory(Protocol):
-    """Makes an event source; what the arguments mean is said at `kroute.kernel.net.monitor.Monitor`."""
+    """Makes an event source; `kroute.kernel.net.monitor.Monitor` explains the arguments."""
 
     def __call__(
         self,
@@ -207,4 +207,4 @@ class MonitorFactory(Protocol):
         other_addresses: bool = False,
         routes: bool = True,
     ) -> EventSource:
-        """Make one that is not yet open."""
+        """Make an event source that is not open yet."""

@@ -1,4 +1,4 @@
-"""The connection tracker's UDP flows: read them, delete some."""
+"""Reads and deletes UDP flows of the connection tracker (conntrack)."""
 
 import errno
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ __all__ = ["Conntrack", "DeleteFlow", "Endpoint", "Flow"]
 
 MODULE = "nf_conntrack_netlink"
 WRITE_SLICE = 256
-"""How many deletions are encoded before other tasks get a turn."""
+"""How many deletions are encoded before other tasks run."""
 
 
 class DeleteFlow(NamedTuple):
-    """Delete just this entry."""
+    """Delete exactly this entry."""
 
     flow: Flow
 
@@ -27,7 +27,7 @@ class DeleteFlow(NamedTuple):
 class Conntrack(NetlinkClient):
     """The connection tracker of the calling process's network namespace.
 
-    Its module is loaded by the kernel itself when it is first spoken to; opening this tells nothing about it.
+    The kernel loads its module at the first request, so a successful `open` does not show that it exists.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Conntrack(NetlinkClient):
     async def udp_flows(self, family: int, destinations: Iterable[Endpoint]) -> list[Flow]:
         """The UDP flows of a family that clients have opened to these addresses and ports.
 
-        The whole table is asked for, in pieces between which other tasks run: what comes or goes meanwhile may be in
-        the answer or not. KernelError when the kernel cannot tell, EINVAL when it lacks ctnetlink.
+        The kernel dumps its whole table, in pieces between which other tasks run. A flow that begins or ends meanwhile
+        may be in the result or not. Raises KernelError when the kernel refuses: EINVAL if it lacks ctnetlink.
         """
         wanted = frozenset(map(pack_endpoint, destinations))
         try:
@@ -49,9 +49,9 @@ class Conntrack(NetlinkClient):
             raise KernelError(sentence, errno=error.errno) from error
 
     async def delete(self, flows: Sequence[Flow]) -> list[Failure[DeleteFlow]]:
-        """Delete exactly these entries, not others that have taken their place; one that is gone is no failure.
+        """Delete exactly these entries, not newer ones in their place. One that no longer exists is no failure.
 
-        Those that the kernel refuses do not stop the others. Refused: EBUSY while a flow is offloaded to a flow table.
+        A refusal does not stop the others. Refused: EBUSY while a flow is offloaded to a flow table.
         """
         failures: list[Failure[DeleteFlow]] = []
         for start in range(0, len(flows), WRITE_SLICE):

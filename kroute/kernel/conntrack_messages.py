@@ -1,7 +1,7 @@
 """ctnetlink requests and answers about UDP flows (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 
-An answer holds two tuples: the original one is what the client wrote, the reply one is what an answer to it looks like.
-Its source is therefore the real server, and its destination whom the real server saw.
+An answer holds two tuples: the original one has the addresses of the client's packets, the reply one those of the
+replies. So the reply tuple's source is the real server, and its destination is the client as the real server sees it.
 """
 
 import struct
@@ -39,7 +39,7 @@ Endpoint: TypeAlias = tuple[str, int]
 """Address and port."""
 
 PackedEndpoint: TypeAlias = tuple[bytes, bytes]
-"""Address and port as they are in packets."""
+"""Address and port as bytes, as in a packet."""
 
 _NFGEN = struct.Struct("=BBH")
 """family, version, resource id."""
@@ -47,10 +47,11 @@ _BE32 = struct.Struct("!I")
 
 
 class Flow(NamedTuple):
-    """One UDP entry of conntrack, with what names exactly this one.
+    """One UDP entry of conntrack, with the fields that identify it.
 
-    `zone` is the zone of its replies, 0 for the default one. `id` is the kernel's number for the entry, made of its
-    place in memory and of what the client wrote: an entry that is made anew may lie there again and have it again.
+    `zone` is the zone of its replies; 0 is the default. `id` is the kernel's number for the entry, made of its place in
+    memory and its original tuple. A later entry with the same original tuple may get the same place, and so the same
+    id.
     """
 
     source: str
@@ -90,9 +91,10 @@ def encode_dump(family: int) -> bytes:
 def encode_delete(flow: Flow) -> bytes:
     """The message that deletes the flow.
 
-    It names the flow by its reply tuple: an entry that the same client has meanwhile made through another real server
-    has the same original tuple, and may have the same id, but not the same reply. The message always holds a tuple:
-    without one it would empty the table. A kernel built without zones refuses the mention of one.
+    It names the flow by its reply tuple. The same client may have made a new entry through another real server since
+    then: that has the same original tuple, and perhaps the same id, but another reply tuple. The message always holds a
+    tuple, because the kernel empties its whole table without one. It holds a zone only if that is not 0, because a
+    kernel built without zones refuses the attribute.
     """
     return conntrack_message(
         MSG_CT_DELETE,
@@ -105,7 +107,7 @@ def encode_delete(flow: Flow) -> bytes:
 
 
 def encode_tuple(kind: int, source: Endpoint, destination: Endpoint, protocol: int = UDP) -> bytes:
-    """One direction of a flow."""
+    """The tuple of one direction of a flow."""
     is_ipv6 = ":" in source[0]
     return nested(
         kind,
@@ -124,16 +126,16 @@ def encode_tuple(kind: int, source: Endpoint, destination: Endpoint, protocol: i
 
 
 def pack_endpoint(endpoint: Endpoint) -> PackedEndpoint:
-    """What `parse_flow` compares destinations with."""
+    """The form of an endpoint in which `parse_flow` looks it up."""
     address, port = endpoint
     return pack_address(address), port.to_bytes(2, "big")
 
 
 def parse_flow(payload: bytes, destinations: Container[PackedEndpoint]) -> Flow | None:
-    """One answer to `encode_dump`; None when it is no UDP flow whose original destination is one of these.
+    """One answer to `encode_dump`; None if it is no UDP flow, or its original destination is not among `destinations`.
 
-    Flows of other destinations are dropped as early as possible: there may be 100,000 flows and one virtual server to
-    look at.
+    Flows to other destinations are dropped as early as possible: there may be 100,000 flows and one virtual server that
+    matters.
     """
     found = attributes(payload, _NFGEN.size)
     original = attributes(found[CTA_TUPLE_ORIG])
@@ -144,7 +146,7 @@ def parse_flow(payload: bytes, destinations: Container[PackedEndpoint]) -> Flow 
     if (_destination(addresses), ports[CTA_PROTO_DST_PORT]) not in destinations:
         return None
     reply = attributes(found[CTA_TUPLE_REPLY])
-    # An entry whose zone holds in one direction only has it in that direction's tuple.
+    # If an entry's zone applies to one direction only, it is in that direction's tuple.
     zone = found.get(CTA_ZONE) or reply.get(CTA_TUPLE_ZONE)
     return Flow(
         *_endpoints(addresses, ports),

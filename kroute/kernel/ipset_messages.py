@@ -31,7 +31,7 @@ FLAG_LIST_HEADER = 1 << 2
 
 ENTRY_IP, ENTRY_CIDR, ENTRY_PORT, ENTRY_PROTO, ENTRY_IP2, ENTRY_CIDR2 = 1, 3, 4, 7, 20, 21
 ADDRESS_KINDS = ((ENTRY_IP, ENTRY_CIDR), (ENTRY_IP2, ENTRY_CIDR2))
-"""The attributes of an element's first and second address."""
+"""The attributes of an element's first and second address, each with that of its prefix length."""
 CREATE_HASHSIZE, CREATE_MAXELEM = 18, 19
 IPADDR_IPV4, IPADDR_IPV6 = 1, 2
 
@@ -55,7 +55,7 @@ def _entry_head(name: str) -> bytes:
 
 
 def entry_message(command: int, name: str, entry: bytes) -> bytes:
-    """The request to put an encoded entry into a set, or to take it out."""
+    """The request to add an encoded entry to a set (CMD_ADD), or to delete it (CMD_DEL)."""
     return message(NFNL_SUBSYS_IPSET << 8 | command, 0, _entry_head(name) + entry)
 
 
@@ -65,14 +65,14 @@ def set_name(name: str) -> bytes:
 
 
 def encode_create(name: str, type_name: str, revision: int, family: int, hashsize: int, maxelem: int) -> bytes:
-    """What makes a hash set: its name, type, family and sizes (elements)."""
+    """The attributes that define a hash set: its name, type, family and sizes in elements."""
     sizes = _be32(CREATE_HASHSIZE, hashsize) + _be32(CREATE_MAXELEM, maxelem)
     kind = text(ATTR_TYPENAME, type_name) + u8(ATTR_REVISION, revision) + u8(ATTR_FAMILY, family)
     return set_name(name) + kind + nested(ATTR_DATA, sizes)
 
 
 def encode_type_query(type_name: str, family: int) -> bytes:
-    """The request for the newest revision of a set type that the kernel has."""
+    """The request for the newest revision that the kernel has of a set type."""
     return set_message(CMD_TYPE, 0, text(ATTR_TYPENAME, type_name), u8(ATTR_FAMILY, family), family=family)
 
 
@@ -82,14 +82,14 @@ def parse_type(payload: bytes) -> int:
 
 
 def encode_list_flags(flags: int) -> bytes:
-    """The attribute that says what a listing is to contain."""
+    """The attribute that says what a listing contains."""
     return attribute(ATTR_FLAGS | NLA_F_NET_BYTEORDER, _BE32.pack(flags))
 
 
 def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
-    """One element as the ADD and DEL commands take it; `words` are those of the set's type ("ip", "port", ...).
+    """One element as CMD_ADD and CMD_DEL take it; `words` are those of the set's type ("ip", "port", ...).
 
-    ValueError when the element does not fit the type.
+    Raises ValueError if the element does not fit the type.
     """
     fields = iter(element)
     parts: list[bytes] = []
@@ -112,12 +112,12 @@ def encode_entry(words: tuple[str, ...], element: Element) -> bytes:
 
 
 def parse_name(payload: bytes) -> str:
-    """The name of the set that an answer is about."""
+    """The name of the set in an answer."""
     return to_text(attributes(payload, _NFGEN.size)[ATTR_SETNAME])
 
 
 def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
-    """Name, type, family, hashsize and maxelem from a listing's header; sizes are 0 where the type has none."""
+    """Name, type, family, hashsize and maxelem from a listing's header; None if it has none. A missing size is 0."""
     found = attributes(payload, _NFGEN.size)
     if ATTR_TYPENAME not in found:
         return None
@@ -142,7 +142,7 @@ def _fields(words: tuple[str, ...], entry: dict[int, bytes]) -> Iterator[str | i
     address_kinds = iter(ADDRESS_KINDS)
     for word in words:
         if word == "port":
-            if ENTRY_PROTO in entry:  # a bitmap of ports has none
+            if ENTRY_PROTO in entry:  # a bitmap of ports has no protocol
                 yield entry[ENTRY_PROTO][0]
             yield to_be16(entry[ENTRY_PORT])
             continue
@@ -162,7 +162,7 @@ def _encode_address(kind: int, address: str) -> bytes:
 
 
 def _decode_address(payload: bytes) -> str:
-    """The one attribute inside holds nothing but the address."""
+    """Skip the header of the one attribute inside, which holds just the address."""
     return unpack_address(payload[4:])
 
 

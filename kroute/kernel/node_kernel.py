@@ -1,7 +1,7 @@
-"""One bundle of all that kroute asks of a node's kernel, so that its parts are made and injected in one place.
+"""The bundle of all kernel clients that kroute uses, so that they are made and injected in one place.
 
-There are three of this shape: the real one (`open_kernel`), one that writes down what it is asked to change
-(`kroute.inspect.dry_run.recording_kernel`), and that of the tests (`tests/fakes/node_kernel.py`).
+There are three such bundles: the real one (`open_kernel`), one that only records writes
+(`kroute.inspect.dry_run.recording_kernel`), and the fake of the tests (`tests/fakes/node_kernel.py`).
 """
 
 import socket
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from kroute.kernel.netlink.client import NetlinkClient
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables"]
-"""What has to be opened before it is used."""
+"""A client that must be opened before it is used."""
 EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKernel:
-    """The kernel's parts that kroute reads and writes.
+    """The clients for the parts of the kernel that kroute reads and writes.
 
-    `xtables` has a client for AF_INET and one for AF_INET6. `monitor` makes a source of events, which its user opens.
-    `version` is that of the kernel, such as (6, 1). `sockets` counts what each netlink socket has done, by the name of
-    its client; the numbers grow, and there are none without sockets.
+    `xtables` has a client for AF_INET and one for AF_INET6. `monitor` makes an event source, which the caller opens.
+    `version` is the kernel's version, such as (6, 1). `sockets` has the counters of each netlink socket, by the name of
+    its client; the counters change as the sockets are used. It is empty where the clients have no sockets.
     """
 
     links: LinkClient
@@ -70,8 +70,8 @@ async def open_kernel(
 ) -> AsyncIterator[NodeKernel]:
     """The kernel of the calling thread's network namespace, open until the end of the `with` block.
 
-    Each kind of object has a netlink socket of its own. `only` names the clients that are needed: the others stay
-    closed, and raise KernelError when they are used.
+    Each client has its own netlink socket. Only the clients in `only` are opened; the others raise KernelError when
+    they are used.
 
     Raises:
         KernelError: the kernel lacks a protocol, or a library is missing.

@@ -1,4 +1,4 @@
-"""The lock that every program takes which changes iptables rules."""
+"""The lock that every program takes to change iptables rules."""
 
 import errno
 import fcntl
@@ -11,12 +11,12 @@ from pathlib import Path
 from kroute.kernel.errors import KernelError
 
 POLL_INTERVAL = 0.02
-"""Seconds between two attempts: flock has no time-out of its own, and this runs in a thread of its own."""
+"""Seconds between two attempts. flock has no timeout, so the xtables thread polls."""
 
 
 @contextmanager
 def xtables_lock(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock; KernelError EAGAIN when another program holds it for longer than `timeout` seconds."""
+    """Hold the lock. Raises KernelError EAGAIN when another program holds it for longer than `timeout` seconds."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

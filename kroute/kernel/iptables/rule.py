@@ -1,4 +1,4 @@
-"""The text of a rule, as iptables-save prints it without "-A CHAIN", taken apart."""
+"""Parses the text of a rule, as iptables-save prints it without "-A CHAIN"."""
 
 import ipaddress
 import shlex
@@ -6,11 +6,11 @@ import socket
 from typing import NamedTuple
 
 PROTOCOL_ALIASES = {"ipv6-icmp": "icmpv6"}
-"""iptables-save says the first, python-iptables the second."""
+"""From iptables-save's name of a protocol to python-iptables'."""
 
 
 class Parameter(NamedTuple):
-    """`--name values`; `inverted` when a `!` stands before it."""
+    """`--name values`; `inverted` if a `!` is before it."""
 
     name: str
     values: tuple[str, ...]
@@ -25,7 +25,7 @@ class Extension(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule. Addresses, protocol and interfaces begin with `!` when inverted; "" when the rule does not say."""
+    """A rule. Addresses, protocol and interfaces begin with `!` if inverted, and are "" if the rule has none."""
 
     source: str
     destination: str
@@ -65,7 +65,7 @@ class _Tokens:
 
 
 def parse_rule(text: str, family: int) -> Rule:
-    """Take a rule apart; ValueError when it is not one of this address family (AF_INET, AF_INET6)."""
+    """Parse a rule. Raises ValueError if it is malformed, or not of this address family (AF_INET, AF_INET6)."""
     tokens = _Tokens(text)
     header = dict.fromkeys(_HEADER_OPTIONS.values(), "")
     extensions: list[tuple[str, str, list[Parameter]]] = []
@@ -92,7 +92,7 @@ def parse_rule(text: str, family: int) -> Rule:
 
 
 def comment(text: str) -> str:
-    """The match that tells the reader of a rule what it is for; at most 255 characters, no quotation marks."""
+    """The match that comments a rule. The text has at most 255 characters and no quotation marks."""
     return f'-m comment --comment "{text}"'
 
 

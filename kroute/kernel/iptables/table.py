@@ -1,7 +1,7 @@
-"""One table read from the kernel: how it differs from what it should be, and how it is made so.
+"""One table that was read from the kernel: compares it with the desired rules, and changes it.
 
-Rules are compared as the kernel holds them, not as text: the header of the entry byte for byte, and of each match and
-target the part that libxtables declares as the user's. Import this module in the xtables thread only.
+Rules are compared as the kernel holds them, not as text: the entry's header byte for byte, and the part of each match
+and target that libxtables declares as the user's. Import this module in the xtables thread only.
 """
 
 import ctypes
@@ -28,22 +28,25 @@ class _Extension(NamedTuple):
 
 
 class TableChangedError(KernelError):
-    """Somebody changed the table between its reading and its commit."""
+    """Another program changed the table after it was read and before it was committed."""
 
 
 class OpenTable:
-    """A table between its reading and its commit."""
+    """A table that was read and not yet committed."""
 
     def __init__(self, family: int, name: str) -> None:
         self._family = family
         self._table = open_table(family, name)
 
     def close(self) -> None:
-        """Forget the table; what was not committed is lost."""
+        """Forget the table; changes that were not committed are lost."""
         self._table.close()
 
     def commit(self) -> None:
-        """Give the table to the kernel, which takes all of it or nothing. TableChangedError: read it again."""
+        """Write the table to the kernel, which takes all of it or nothing.
+
+        Raises TableChangedError when the table must be read again.
+        """
         try:
             self._table.commit()
         except iptc.IPTCError as error:
@@ -53,15 +56,15 @@ class OpenTable:
             raise TableChangedError(sentence, errno=errno.EAGAIN) from error
 
     def chain_names(self) -> list[str]:
-        """All chains, the built-in ones too."""
+        """The names of all chains, the built-in ones too."""
         return [chain.name for chain in self._table.chains]
 
     def is_builtin(self, chain: str) -> bool:
-        """Whether the kernel brings the chain with it."""
+        """Whether the chain is the kernel's own, such as INPUT."""
         return bool(self._table.builtin_chain(chain))
 
     def accepts(self, rule: str) -> bool:
-        """Whether libxtables knows every word of the rule."""
+        """Whether libxtables supports every option of the rule."""
         try:
             self._build([rule])
         except iptc.XTablesError:
@@ -69,7 +72,7 @@ class OpenTable:
         return True
 
     def create_missing(self, chains: Mapping[str, Sequence[str]]) -> list[str]:
-        """Create the chains that are not there; return their names."""
+        """Create the chains that are missing; return their names."""
         missing = [name for name in chains if not self._table.is_chain(name)]
         for name in missing:
             self._table.create_chain(name)
@@ -96,7 +99,7 @@ class OpenTable:
         return not any(self._target_name(entry) in targets for entry in rest)
 
     def put_first(self, chain: str, jumps: Sequence[str], targets: frozenset[str]) -> None:
-        """Begin the chain with these jumps; other jumps to the targets go. Nothing else moves."""
+        """Make the chain begin with these jumps, and delete its other jumps to the targets. Other rules stay."""
         self.drop_jumps(chain, targets)
         for position, rule in enumerate(self._build(jumps)):
             self._drop_equal(chain, rule)
@@ -109,7 +112,7 @@ class OpenTable:
         return len(found)
 
     def delete_chain(self, chain: str) -> None:
-        """Delete an empty chain that nothing jumps to."""
+        """Delete a chain that is empty and to which no rule jumps."""
         self._table.delete_chain(chain)
 
     def _drop_equal(self, chain: str, rule: Any) -> None:
@@ -132,7 +135,7 @@ class OpenTable:
         return (self._table.get_target(entry) or b"").decode()
 
     def _equals(self, entry: Any, rule: Any) -> bool:
-        """Whether an entry of the kernel's is what was built of a rule."""
+        """Whether an entry of the kernel equals a built rule."""
         header = bytes(rule.get_ip())
         contents = ctypes.string_at(ctypes.addressof(entry), entry.next_offset)
         if contents[: len(header)] != header or self._target_name(entry) != rule.target.name:
@@ -161,7 +164,7 @@ def _extensions(contents: bytes, start: int, end: int) -> list[_Extension]:
 
 
 def _until_nul(name: bytes) -> bytes:
-    """A C string in a field: behind its NUL the kernel leaves what happened to be there."""
+    """The C string in a field. The bytes after its NUL are arbitrary."""
     return name.partition(b"\0")[0]
 
 

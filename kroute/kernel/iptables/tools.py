@@ -1,8 +1,8 @@
-"""The rules of other programs, in both variants of iptables, read and deleted by the iptables package's own tools.
+"""Reads and deletes the rules of other programs, in both variants of iptables, with the iptables package's tools.
 
-kroute's rules are in the legacy tables, by way of python-iptables, which speaks no other variant. What another proxy
-has left may be in nf_tables instead, and only the tools know both. They delete a rule by its text, so that whatever has
-changed since it was read is not touched, and take the xtables lock where the variant has one.
+kroute writes its own rules to the legacy tables with python-iptables, which supports no other variant. Another proxy's
+leftovers may be in nf_tables instead, and only the tools support both. They delete a rule by its text, so a rule that
+was changed since it was read is not deleted. They take the xtables lock where the variant has one.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from kroute.kernel.errors import KernelError
 
 LOCK_SECONDS = 5
-"""How long the tools wait for the xtables lock."""
+"""For how many seconds the tools wait for the xtables lock."""
 
 
 class Variant(NamedTuple):
-    """One of the rule sets that a node may have: of one address family, in one variant."""
+    """One of the four rule sets that a node may have: one address family in one variant, legacy or nft."""
 
     family: int
     name: str
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
         return f"{'IPv6' if self.family == socket.AF_INET6 else 'IPv4'} {self.name}"
 
     def tool(self, action: str) -> str:
-        """The program's name: `iptables-legacy-save`, `ip6tables-nft-restore`."""
+        """The program's name, such as `iptables-legacy-save` or `ip6tables-nft-restore`."""
         return f"{'ip6tables' if self.family == socket.AF_INET6 else 'iptables'}-{self.name}-{action}"
 
 
@@ -36,13 +36,13 @@ class XtablesTools:
     """The iptables tools, in the network namespace of the calling thread."""
 
     async def save(self, variant: Variant) -> str | None:
-        """All tables that are in use, as iptables-save prints them; None when the tool is not installed."""
+        """All tables that are in use, as iptables-save prints them; None if the tool is not installed."""
         return await _run([variant.tool("save")], "")
 
     async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
-        """Delete rules (`CHAIN …`, as the tool has printed them behind `-A`), then chains with all that is in them.
+        """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.
 
-        All of it or nothing. KernelError when a rule is not there any more, or a chain is still jumped to.
+        Raises KernelError if a rule no longer exists, or another rule still jumps to a chain.
         """
         lines = [f"*{table}", *(f"-D {rule}" for rule in rules)]
         lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains), "COMMIT", ""]

@@ -1,7 +1,7 @@
-"""iptables and ip6tables rules (the legacy tables), by python-iptables.
+"""iptables and ip6tables rules in the legacy tables, by python-iptables.
 
-libiptc reads a whole table, changes it in memory, and commits it whole, without any lock; and its library keeps global
-state. So all of it happens in a thread of its own, one at a time (`_LIBRARY`), under /run/xtables.lock.
+libiptc reads a whole table, changes it in memory, and commits it whole. It takes no lock, and python-iptables has
+global state. So each client calls it in its own thread, one call at a time (`_LIBRARY`), under /run/xtables.lock.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
 COMMIT_ATTEMPTS = 5
-"""How often a table is tried that somebody changes, without the lock, between our reading and our commit."""
+"""How often to try when other programs change the table, without the lock, between our read and our commit."""
 RANDOM_FULLY_KERNEL = (3, 14)
 RANDOM_FULLY_RULE = "-j MASQUERADE --random-fully"
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class TableRules(NamedTuple):
-    """What one table should have: our chains whole, and jumps, first in their built-in chains, in this order."""
+    """The desired rules of one table: our chains with all their rules, and the jumps that begin built-in chains."""
 
     table: str
     chains: Mapping[str, Sequence[str]]
@@ -71,7 +71,7 @@ class Xtables:
         self._executor: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """Start the thread, and load python-iptables in it. KernelError when its shared libraries are missing."""
+        """Start the thread, and load python-iptables in it. Raises KernelError if its shared libraries are missing."""
         name = "ip6tables" if self.family == socket.AF_INET6 else "iptables"
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         try:
@@ -82,7 +82,7 @@ class Xtables:
             raise
 
     async def close(self) -> None:
-        """Stop the thread; waits for what it does."""
+        """Stop the thread, after the work in progress."""
         await self._ipset.close()
         if self._executor is not None:
             executor, self._executor = self._executor, None
@@ -96,10 +96,10 @@ class Xtables:
         await self.close()
 
     async def ensure(self, rules: TableRules) -> list[str]:
-        """Make our chains exactly so and the jumps first; return what was wrong, in words. [] commits nothing.
+        """Write our chains and jumps, if any is missing or wrong; return what was wrong, in words.
 
-        Foreign rules and chains stay as they are, with their counters. KernelError: no such table, the lock is held,
-        a set that a rule names is missing (ENOENT).
+        Foreign rules and chains stay as they are, with their counters. Raises KernelError if the kernel has no such
+        table, another program holds the lock, or a set that a rule names is missing (ENOENT).
         """
         await self._check(rules)
         return await self._in_thread(lambda: self._locked(rules.table, lambda table: _ensure(table, rules)))
@@ -112,30 +112,30 @@ class Xtables:
     async def remove(self, table: str, prefix: str) -> list[str]:
         """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
 
-        A table that nobody has used yet is not made for it, nor is it an error if the kernel could not make it.
+        A table that does not exist yet is not made, and counts as empty even if the kernel could not make it.
         """
         return await self._in_thread(
             lambda: self._locked(table, lambda opened: _remove(opened, prefix)) if self._is_used(table) else []
         )
 
     async def is_used(self, table: str) -> bool:
-        """Whether the table exists: the kernel makes it for the first who reads or writes it."""
+        """Whether the table exists. The kernel makes a table when a program first reads or writes it."""
         return await self._in_thread(lambda: self._is_used(table))
 
     async def chains(self, table: str) -> list[str]:
-        """The names of all chains of a table, the built-in ones too; none if nobody has used the table yet."""
+        """The names of all chains of a table, the built-in ones too; none if the table does not exist yet."""
         if not await self.is_used(table):
             return []
         return await self._in_thread(lambda: self._locked(table, lambda opened: opened.chain_names()))
 
     async def supports_random_fully(self) -> bool:
-        """Whether MASQUERADE --random-fully is known to the kernel (3.14) and to libxtables (1.6.2)."""
+        """Whether the kernel (since 3.14) and libxtables (since 1.6.2) support MASQUERADE --random-fully."""
         if kernel_version() < RANDOM_FULLY_KERNEL:
             return False
         return await self._in_thread(lambda: self._locked("nat", lambda table: table.accepts(RANDOM_FULLY_RULE)))
 
     async def _check(self, rules: TableRules) -> None:
-        """Find out what is wrong with the rules before libxtables does, which is no good at failing."""
+        """Find errors in the rules before libxtables does: it leaves Python's frames by longjmp when it fails."""
         desired: set[str] = set()
         for text in rules.texts():
             parse_rule(text, self.family)
@@ -146,12 +146,12 @@ class Xtables:
             raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
 
     def _is_used(self, table: str) -> bool:
-        """In the thread: whether the table exists. The kernel makes it for the first who asks for it."""
+        """Whether the table exists. Call it in the xtables thread, whose network namespace counts."""
         names = "ip6_tables_names" if self.family == socket.AF_INET6 else "ip_tables_names"
         try:
             return table in Path("/proc/thread-self/net", names).read_text().split()
         except FileNotFoundError:
-            return False  # no table of this family
+            return False  # this family has no tables
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         if self._executor is None:
@@ -159,7 +159,10 @@ class Xtables:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
-        """In the thread: read the table under both locks and do the work on it, again if it changed meanwhile."""
+        """Read the table under both locks and do the work on it, again if the table changed meanwhile.
+
+        Call it in the xtables thread.
+        """
         from kroute.kernel.iptables.table import TableChangedError  # noqa: PLC0415 (slow: `open` loads it)
 
         with _LIBRARY, xtables_lock(self._lock_path, self._lock_timeout):
@@ -192,7 +195,7 @@ def _load_library() -> None:
 
 
 def _compare(table: "OpenTable", rules: TableRules) -> list[str]:
-    """What is wrong, in words. Missing chains are created in memory: a rule that jumps to one could not be built."""
+    """What is wrong, in words. Creates missing chains in memory: a rule that jumps to a missing one cannot be built."""
     missing = table.create_missing(rules.chains)
     found = [f"chain {name} is missing" for name in missing]
     for name, desired in rules.chains.items():

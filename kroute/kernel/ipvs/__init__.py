@@ -1,1 +1,1 @@
-"""IPVS: virtual servers, real servers, connections, marks, counters, the sync daemons."""
+"""IPVS: virtual servers, real servers, connections, firewall marks, counters, synchronization daemons."""

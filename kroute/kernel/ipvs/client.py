@@ -1,4 +1,4 @@
-"""The kernel's IPVS table: read it whole, change it in batches."""
+"""Reads the kernel's IPVS table as a whole, and changes it in batches."""
 
 import asyncio
 import errno
@@ -76,9 +76,9 @@ __all__ = [
 
 TABLE = Path("/proc/net/ip_vs")
 ENCODE_SLICE = 256
-"""How many changes are encoded before other tasks get a turn."""
+"""How many changes are encoded before other tasks run."""
 BYTES_A_READ = 64 * 1024
-"""The kernel gives about 4 KiB at a time: some tenths of a millisecond."""
+"""The most bytes of one read. The kernel returns about 4 KiB at a time, in some tenths of a millisecond."""
 
 
 class Ipvs(NetlinkClient):
@@ -89,7 +89,7 @@ class Ipvs(NetlinkClient):
         self._family = 0
 
     async def open(self) -> None:
-        """Find the IPVS family; KernelError when ip_vs is not loaded."""
+        """Open the socket and find the IPVS family. Raises KernelError if ip_vs is not loaded."""
         await super().open()
         try:
             self._family = await find_family(self._netlink, FAMILY_NAME)
@@ -104,17 +104,17 @@ class Ipvs(NetlinkClient):
     async def scan(
         self, expected: Collection[VirtualServerKey] = ()
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
-        """All virtual servers but those of firewall marks, foreign ones too, with their real servers and connections.
+        """All virtual servers but those of firewall marks, foreign ones too, with real servers and connection counts.
 
-        It comes in parts, as it is read, so that nobody need hold all of it, and others have their turn in between.
-        /proc/net/ip_vs is read once; when some virtual server has options that it does not print, also one netlink dump
-        of the virtual servers. One that vanishes between the two is left out.
+        They come in parts as the file is read, so the table is never in memory as a whole, and other tasks run between
+        two parts. /proc/net/ip_vs is read once. If a virtual server has options that the file does not print, a netlink
+        dump of the virtual servers is read too. A virtual server that is deleted between the two is left out.
 
-        That file is made page by page, and where a page begins is counted among this network namespace's virtual
-        servers, but was found among all namespaces' (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
-        ip_vs_info_array): with others' about, it lacks some, and some are there twice; so it is when virtual servers
-        come and go between two pages. Netlink does not, so what is `expected` and was not seen is looked up there, and
-        comes as the last part.
+        The kernel writes that file page by page. It counts the start of a page among this network namespace's virtual
+        servers, but looks it up among those of all namespaces (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and
+        ip_vs_info_array). If other namespaces have virtual servers, the file omits some of ours and repeats others. The
+        same happens when virtual servers are added or deleted between two pages. Netlink omits none, so those of
+        `expected` that the file omits are looked up there, and come as the last part.
         """
         missing = set(expected)
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
@@ -135,17 +135,17 @@ class Ipvs(NetlinkClient):
     async def real_servers(
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
-        """The real servers of these virtual servers; of one that is not there, none. One netlink dump each."""
+        """The real servers of these virtual servers: one netlink dump each. One that does not exist has none."""
         return {key: await self._real_servers_of(key) for key in keys}
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
-        """What has gone through each virtual server but those of firewall marks; one dump."""
+        """The traffic of each virtual server but those of firewall marks: one dump."""
         return dict(await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_traffic(payload)))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.
 
-        An unknown scheduler is loaded by the kernel itself (module ip_vs_NAME).
+        The kernel loads the module of a scheduler that it does not have yet (ip_vs_NAME).
         """
         failures: list[Failure[IpvsChange]] = []
         for start in range(0, len(changes), ENCODE_SLICE):
@@ -155,7 +155,7 @@ class Ipvs(NetlinkClient):
         return failures
 
     async def _look_up(self, keys: Collection[VirtualServerKey]) -> list[tuple[VirtualServerKey, VirtualServerState]]:
-        """Those of these virtual servers that are there, by netlink."""
+        """Look up these virtual servers by netlink; returns those that exist."""
         options = await self._read_options()
         there = [key for key in keys if key in options]
         return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
@@ -171,28 +171,28 @@ class Ipvs(NetlinkClient):
         return dict(await self._netlink.request(query, lambda _, payload: parse_virtual_server(payload)))
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
-        """Connection timeouts in seconds; the kernel keeps its own where 0 is given."""
+        """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""
         for number in (await self._netlink.transact([encode_timeouts(self._family, tcp, tcpfin, udp)])).values():
             sentence = f"cannot set the IPVS timeouts {tcp}/{tcpfin}/{udp} s: {describe_errno(number)}"
             raise KernelError(f"{sentence}; choose values between 1 and 2147483 s", errno=number)
 
     async def timeouts(self) -> tuple[int, int, int]:
-        """Connection timeouts in seconds: tcp, tcpfin, udp."""
+        """The connection timeouts in seconds: tcp, tcpfin, udp."""
         query = encode_timeouts_query(self._family)
         return only(await self._netlink.request(query, lambda _, payload: parse_timeouts(payload)))
 
     async def sync_daemons(self) -> set[SyncDaemon]:
-        """The connection synchronization daemons that run: at most one of each role."""
+        """The connection synchronization daemons that are running: at most one of each role."""
         found = await self._netlink.request(encode_daemon_dump(self._family), lambda _, payload: parse_daemon(payload))
         return set(found)
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Start a daemon. KernelError EEXIST when one of its role runs, ENODEV without its interface."""
+        """Start a daemon. Raises KernelError: EEXIST if one of its role is running, ENODEV without its interface."""
         for number in (await self._netlink.transact([encode_start_daemon(self._family, daemon)])).values():
             raise KernelError(f"cannot start the {daemon}: {describe_errno(number)}; trying later", errno=number)
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
-        """Stop the daemon of this role; nothing happens when none runs."""
+        """Stop the daemon of this role, if one is running."""
         for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
             if number != errno.ESRCH:
                 raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)

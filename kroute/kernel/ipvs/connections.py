@@ -1,4 +1,4 @@
-"""/proc/net/ip_vs_conn: every connection that IPVS knows (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_conn_seq_show)."""
+"""Reads /proc/net/ip_vs_conn: every connection of IPVS (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_conn_seq_show)."""
 
 import asyncio
 import errno
@@ -17,9 +17,9 @@ _PROTOCOLS = {name: number for number, name in PROTOCOL_NAMES.items()}
 
 
 class Connection(NamedTuple):
-    """A client's connection to a real server by way of a virtual server; it is forgotten after `expires` seconds.
+    """A client's connection through a virtual server to a real server; IPVS forgets it after `expires` seconds.
 
-    A template of persistence is one as well: its client has port 0.
+    A persistence template is listed as a connection whose client has port 0.
     """
 
     client: str
@@ -31,10 +31,10 @@ class Connection(NamedTuple):
 
 
 async def read_connections(virtual_servers: Collection[VirtualServerKey], path: Path = CONNECTIONS) -> list[Connection]:
-    """The connections by these virtual servers, in the kernel's order. The whole file is read, in a thread.
+    """The connections through these virtual servers, in the kernel's order. A thread reads the whole file.
 
     Raises:
-        KernelError: it is no such file.
+        KernelError: a line of the file cannot be parsed.
     """
     return await asyncio.to_thread(_read, frozenset(virtual_servers), path)
 
@@ -49,7 +49,7 @@ def _read(wanted: frozenset[VirtualServerKey], path: Path) -> list[Connection]:
 
 
 def _parse(line: str) -> Connection | None:
-    """A line; None for one of a firewall mark or of a protocol that is none of Services."""
+    """Parse a line; None if its protocol is not TCP, UDP or SCTP, as for a firewall mark."""
     words = line.split()
     protocol, client, client_port, address, port, server, server_port, state, expires = words[:9]
     if protocol not in _PROTOCOLS:
@@ -65,7 +65,7 @@ def _parse(line: str) -> Connection | None:
 
 
 def _address(text: str) -> str:
-    """Canonical text of eight hexadecimal digits, or of an IPv6 address written in full."""
+    """The canonical text of an address: eight hexadecimal digits, or IPv6 written in full."""
     if ":" in text:
         return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text.replace(":", "")))
     return socket.inet_ntop(socket.AF_INET, bytes.fromhex(text))

@@ -1,4 +1,4 @@
-"""The virtual servers that are named by a firewall mark in place of an address. kroute makes none; others do."""
+"""Virtual servers that have a firewall mark in place of an address. Other programs make them; kroute makes none."""
 
 import errno
 import socket
@@ -20,7 +20,7 @@ from kroute.kernel.netlink.message import attributes, nested, to_u16, to_u32, u1
 
 
 class DeleteMarkServer(NamedTuple):
-    """A virtual server of a firewall mark, to be deleted; its real servers go with it."""
+    """Delete the virtual server of a firewall mark, with its real servers."""
 
     family: int
     mark: int
@@ -30,18 +30,18 @@ class DeleteMarkServer(NamedTuple):
 
 
 class IpvsMarks(NetlinkClient):
-    """The mark's virtual servers of the calling process's network namespace."""
+    """The virtual servers of firewall marks in the calling process's network namespace."""
 
     def __init__(self) -> None:
         super().__init__(NETLINK_GENERIC)
 
     async def read(self) -> list[tuple[int, int]]:
-        """Address family and mark of each, in order. KernelError when ip_vs is not loaded."""
+        """The address family and mark of each, sorted. Raises KernelError if ip_vs is not loaded."""
         query = encode_dump(await find_family(self._netlink, FAMILY_NAME))
         return sorted(await self._netlink.request(query, lambda _, payload: _parse(payload)))
 
     async def delete(self, deletions: Iterable[DeleteMarkServer]) -> list[Failure[DeleteMarkServer]]:
-        """Delete them; one that is gone already is no failure."""
+        """Delete virtual servers. One that no longer exists is no failure."""
         sent = list(deletions)
         family = await find_family(self._netlink, FAMILY_NAME)
         messages = [

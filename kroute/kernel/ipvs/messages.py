@@ -1,8 +1,8 @@
 """IPVS changes as netlink messages (include/uapi/linux/ip_vs.h), encoded for speed.
 
-A virtual server comes with all of its real servers, so everything up to a real server's address is the same in message
-after message and is kept for the next one; the rest is one pack() and a tail that hundreds of messages share. To keep
-the encoded form of every real server would cost more memory than the time is worth.
+The changes of a virtual server's real servers come one after the other, and their messages are equal up to the real
+server's address. So that head is cached. The rest is one pack() and a tail that hundreds of messages share. Caching the
+encoded form of every real server would cost more memory than the saved time is worth.
 """
 
 import struct
@@ -68,7 +68,7 @@ FORWARDING_MASK = 0x7
 _FORWARDING_NAMES = {0: MASQUERADING, 1: "Local", 2: "Tunnel", 3: DIRECT_ROUTING}
 ALL_FLAGS = 0xFFFFFFFF
 CACHED_HEADS = 64
-"""Messages about one virtual server stand together: few heads are in use at any time."""
+"""How many heads are cached. Few are in use at a time, because the messages of a virtual server are consecutive."""
 
 _COMMANDS: dict[type[object], int] = {
     AddVirtualServer: CMD_NEW_SERVICE,
@@ -80,7 +80,7 @@ _COMMANDS: dict[type[object], int] = {
 }
 _NEST = struct.Struct("=HH")
 _ENDPOINT = struct.Struct("=HH16sHHHxx")
-"""The attributes of an address (IPv4 is padded to the length of IPv6) and a port in network byte order."""
+"""The attributes of an address (IPv4 is padded to IPv6's length) and of a port, in network byte order."""
 _FLAGS = struct.Struct("=II")
 
 
@@ -102,7 +102,7 @@ def encode_dump(family: int) -> bytes:
 
 
 def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
-    """One answer to `encode_dump`; None for a virtual server that is named by a firewall mark."""
+    """One answer to `encode_dump`; None for a virtual server of a firewall mark."""
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
     key = parse_key(service)
     if key is None:
@@ -117,7 +117,7 @@ def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServe
 
 
 def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
-    """The key in the attributes of a virtual server; None when a firewall mark names it."""
+    """The key in the attributes of a virtual server; None if it has a firewall mark instead."""
     if SVC_FWMARK in service:
         return None
     is_ipv6 = to_u16(service[SVC_AF]) == AF_INET6
@@ -126,7 +126,7 @@ def parse_key(service: Mapping[int, bytes]) -> VirtualServerKey | None:
 
 
 def encode_real_server_dump(family: int, key: VirtualServerKey) -> bytes:
-    """The request for the real servers of one virtual server; one that is not there has none."""
+    """The request for the real servers of one virtual server. If that does not exist, the answer is empty."""
     return generic_message(family, NLM_F_DUMP, CMD_GET_DEST, _nest(ATTR_SERVICE, _encode_key(key)))
 
 
@@ -140,7 +140,7 @@ def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServer
 
 
 def encode_timeouts(family: int, tcp: int, tcpfin: int, udp: int) -> bytes:
-    """The message that sets the connection timeouts (seconds); the kernel keeps those that are 0."""
+    """The message that sets the connection timeouts, in seconds. One of 0 is left out: the kernel keeps its own."""
     wanted = ((ATTR_TIMEOUT_TCP, tcp), (ATTR_TIMEOUT_TCP_FIN, tcpfin), (ATTR_TIMEOUT_UDP, udp))
     return generic_message(family, 0, CMD_SET_CONFIG, b"".join(u32(kind, value) for kind, value in wanted if value))
 
@@ -170,7 +170,7 @@ def _encode_key(key: VirtualServerKey) -> bytes:
 
 @lru_cache(CACHED_HEADS)
 def _encode_head(family: int, command: int, key: VirtualServerKey, tail: int) -> bytes:
-    """A message about a real server up to its address; `tail` is how many bytes follow the address and port."""
+    """A message about a real server, up to its address. `tail` is how many bytes follow the address and port."""
     service = _nest(ATTR_SERVICE, _encode_key(key))
     dest = _NEST.pack(_NEST.size + _ENDPOINT.size + tail, ATTR_DEST | NLA_F_NESTED)
     body = GENERIC_HEADER.pack(command, 1, 0) + service + dest

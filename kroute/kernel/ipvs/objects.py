@@ -15,11 +15,11 @@ FLAG_SCHEDULER_1 = 0x8
 FLAG_SCHEDULER_2 = 0x10
 FLAG_SCHEDULER_3 = 0x20
 MASQUERADING = "Masq"
-"""How packets reach a real server: with its address as their destination. The kernel's word for it."""
+"""The forwarding method, in the kernel's word, that replaces a packet's destination by the real server's address."""
 DIRECT_ROUTING = "Route"
-"""Packets reach the real server as they are, with its MAC address, and the answers do not come back this way."""
+"""The forwarding method that sends a packet unchanged to the real server's MAC address. Answers bypass this machine."""
 OPTION_FLAGS = FLAG_ONE_PACKET | FLAG_SCHEDULER_1 | FLAG_SCHEDULER_2 | FLAG_SCHEDULER_3
-"""The flags that are a choice; the kernel also keeps FLAG_PERSISTENT (the timeout says it) and a private one."""
+"""The flags that can be chosen. The kernel also keeps FLAG_PERSISTENT, which the timeout implies, and a private one."""
 
 
 def describe_endpoint(address: str, port: int) -> str:
@@ -34,10 +34,10 @@ def describe_virtual_server(key: VirtualServerKey) -> str:
 
 
 class VirtualServerOptions(NamedTuple):
-    """How a virtual server chooses: scheduler, its flags (0x8, 0x10, 0x20), persistence.
+    """How a virtual server chooses a real server: the scheduler, its flags (0x8, 0x10, 0x20), and persistence.
 
-    `persistence_timeout` is in seconds, 0 for none; `persistence_prefix` is the length of the client network that is
-    kept together, and means something only with a timeout.
+    `persistence_timeout` is in seconds; 0 means no persistence. Clients in one network of the prefix length
+    `persistence_prefix` get the same real server; it has no meaning without a timeout.
     """
 
     scheduler: str = "rr"
@@ -47,7 +47,10 @@ class VirtualServerOptions(NamedTuple):
 
 
 class RealServerState(NamedTuple):
-    """A real server as the kernel has it; `method` is Masq, Route, Tunnel or Local."""
+    """A real server as the kernel has it, with its active and inactive connections.
+
+    `method` is Masq, Route, Tunnel or Local.
+    """
 
     weight: int
     active: int = 0
@@ -63,7 +66,7 @@ class VirtualServerState(NamedTuple):
 
 
 class AddVirtualServer(NamedTuple):
-    """Refused: EEXIST when it is there, ENOENT when the kernel has no such scheduler."""
+    """Make a virtual server. Refused: EEXIST if it exists, ENOENT if the kernel does not have the scheduler."""
 
     key: VirtualServerKey
     options: VirtualServerOptions
@@ -73,7 +76,7 @@ class AddVirtualServer(NamedTuple):
 
 
 class SetVirtualServer(NamedTuple):
-    """Change the options in place; connections stay. Refused: ESRCH when it is not there, ENOENT as above."""
+    """Change the options; connections stay. Refused: ESRCH if it does not exist, ENOENT as for AddVirtualServer."""
 
     key: VirtualServerKey
     options: VirtualServerOptions
@@ -83,7 +86,7 @@ class SetVirtualServer(NamedTuple):
 
 
 class DeleteVirtualServer(NamedTuple):
-    """Its real servers go with it. Refused: ESRCH when it is not there."""
+    """Delete a virtual server with its real servers. Refused: ESRCH if it does not exist."""
 
     key: VirtualServerKey
 
@@ -92,7 +95,7 @@ class DeleteVirtualServer(NamedTuple):
 
 
 class AddRealServer(NamedTuple):
-    """`method` is Masq or Route. Refused: EEXIST when it is there, ESRCH when its virtual server is not."""
+    """Add a real server. `method` is Masq or Route. Refused: EEXIST if it exists, ESRCH without the virtual server."""
 
     key: VirtualServerKey
     real_server: RealServerKey
@@ -104,7 +107,7 @@ class AddRealServer(NamedTuple):
 
 
 class SetRealServer(NamedTuple):
-    """Change weight and method; connections stay. Refused: ENOENT when it is not there, ESRCH as above."""
+    """Change weight and method; connections stay. Refused: ENOENT if it is missing, ESRCH without virtual server."""
 
     key: VirtualServerKey
     real_server: RealServerKey
@@ -117,7 +120,7 @@ class SetRealServer(NamedTuple):
 
 
 class DeleteRealServer(NamedTuple):
-    """Refused: ENOENT when it is not there, ESRCH when its virtual server is not."""
+    """Delete a real server. Refused: ENOENT if it is missing, ESRCH without the virtual server."""
 
     key: VirtualServerKey
     real_server: RealServerKey

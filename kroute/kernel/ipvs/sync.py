@@ -1,7 +1,7 @@
-"""The daemons that carry connections from director to director, as netlink messages (net/netfilter/ipvs/ip_vs_sync.c).
+"""Netlink messages for the daemons that copy connections between directors (net/netfilter/ipvs/ip_vs_sync.c).
 
-A master sends what it knows of its connections to a multicast group (224.0.0.81, port 8848) on one interface; a backup
-takes what masters with its synchronization id send. A network namespace has at most one daemon of each role.
+A master sends the state of its connections to a multicast group (224.0.0.81, port 8848) on one interface. A backup
+accepts what masters with its synchronization id send. A network namespace has at most one daemon of each role.
 """
 
 from enum import IntEnum
@@ -23,7 +23,7 @@ class SyncRole(IntEnum):
 
 
 class SyncDaemon(NamedTuple):
-    """A daemon; `sync_id` is 1 to 255, and the same on all who share connections."""
+    """A daemon. `sync_id` is 1 to 255, and the same on all machines that share connections."""
 
     role: SyncRole
     interface: str

@@ -1,7 +1,7 @@
-"""/proc/net/ip_vs: the whole IPVS table in one file.
+"""Parses /proc/net/ip_vs: the whole IPVS table in one file.
 
-What it does not say (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_show): the scheduler flags, and the persistence
-timeout in seconds (it prints jiffies, whose length nobody tells). `Section.is_complete` is False where that matters.
+The file lacks the scheduler flags, and has the persistence timeout in jiffies, whose length is not known, instead of
+seconds (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_show). `Section.is_complete` is False where that matters.
 """
 
 import errno
@@ -34,7 +34,7 @@ _PROTOCOLS = {name.encode(): number for number, name in PROTOCOL_NAMES.items()}
 
 
 class Section(NamedTuple):
-    """A virtual server with its real servers, and whether the file says all of its options."""
+    """A virtual server with its real servers. `is_complete`: the file has all of its options."""
 
     key: VirtualServerKey
     state: VirtualServerState
@@ -42,9 +42,9 @@ class Section(NamedTuple):
 
 
 def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
-    """Parse the file in slices, between which other tasks may run, as it is read.
+    """Parse the file, given in pieces that may end anywhere, in slices between which the caller may let others run.
 
-    Pieces may end anywhere. Virtual servers of a firewall mark are left out. KernelError for what is no such file.
+    Virtual servers of a firewall mark are left out. Raises KernelError EBADMSG for a line that cannot be parsed.
     """
     text = b""
     heading = HEADING_LINES
@@ -63,9 +63,10 @@ def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:
 
 
 def _last_virtual_server(text: bytes, start: int) -> int:
-    """Where the last one begins, some of whose real servers may be yet to come. Theirs are the lines with a space.
+    """The offset of the last virtual server, whose real servers may not all have been read yet; 0 if it is the first.
 
-    What is before `start` has been looked through: one virtual server may have 100,000 real servers.
+    Lines of real servers begin with a space. Text before `start` was searched by an earlier call and is skipped,
+    because one virtual server may have 100,000 real servers.
     """
     line = len(text)
     while line := text.rfind(b"\n", start, line) + 1:
@@ -84,7 +85,7 @@ def _parse_slice(lines: list[bytes]) -> list[Section]:
 
 
 def _sections(lines: list[bytes]) -> list[Section]:
-    """Parse some virtual servers with all of their real servers."""
+    """Parse the lines of some virtual servers with all of their real servers."""
     sections: list[Section] = []
     real_servers: dict[RealServerKey, RealServerState] = {}
     for line in lines:
@@ -112,13 +113,13 @@ def _decode_virtual_server(words: list[bytes], real_servers: dict[RealServerKey,
 
 @lru_cache(1024)
 def _decode_state(columns: bytes) -> RealServerState:
-    """Forwarding, weight, and how many connections are active and inactive; most lines say the same."""
+    """Parse method, weight, active and inactive connections. It is cached because most lines have equal columns."""
     method, weight, active, inactive = columns.split()
     return RealServerState(int(weight), int(active), int(inactive), method.decode())
 
 
 def _decode_endpoint(word: bytes) -> tuple[str, int]:
-    """`0A600001:0050` or `[fd00:0000:…:0001]:0050`."""
+    """Parse `0A600001:0050` or `[fd00:0000:…:0001]:0050`."""
     if word.startswith(b"["):
         address, _, port = word.rpartition(b":")
         text = socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address[1:-1].decode()))

@@ -1,6 +1,7 @@
-"""What has gone through each virtual server since it was made (include/uapi/linux/ip_vs.h, IPVS_SVC_ATTR_STATS64).
+"""The traffic of each virtual server since it was made (include/uapi/linux/ip_vs.h, IPVS_SVC_ATTR_STATS64).
 
-The kernel adds its processors' counters up every two seconds (net/netfilter/ipvs/ip_vs_est.c): so late these may be.
+The kernel sums up its processors' counters every two seconds (net/netfilter/ipvs/ip_vs_est.c), so the numbers may be
+two seconds old.
 """
 
 from typing import NamedTuple
@@ -15,9 +16,9 @@ STATS_CONNS, STATS_IN_PACKETS, STATS_OUT_PACKETS, STATS_IN_BYTES, STATS_OUT_BYTE
 
 
 class Traffic(NamedTuple):
-    """Connections that were scheduled, packets and bytes from clients (in) and to them (out).
+    """Scheduled connections, and packets and bytes from clients (in) and to them (out).
 
-    Real servers that answer the clients themselves (direct routing) leave no trace in the last two.
+    Real servers with direct routing answer the clients directly, so their answers do not count as packets or bytes out.
     """
 
     connections: int = 0
@@ -28,7 +29,7 @@ class Traffic(NamedTuple):
 
 
 def parse_traffic(payload: bytes) -> tuple[VirtualServerKey, Traffic] | None:
-    """One answer to `encode_dump`; None for a virtual server that is named by a firewall mark."""
+    """One answer to `encode_dump`; None for a virtual server of a firewall mark."""
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
     key = parse_key(service)
     if key is None:
