@@ -28,7 +28,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the bench and write what it has found."""
+    """Run the bench and write its results."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")), help="a few minutes")
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 async def _measure(chosen: argparse.Namespace, file: Path) -> None:
-    """Measure, and write what there is after each size: a later one that fails loses nothing."""
+    """Measure, and write the results after each size, so that a later failure loses none of them."""
     sizes = chosen.services or (QUICK_SIZES if chosen.quick else SIZES)
     lengths = phases.QUICK if chosen.quick else phases.FULL
     wanted = frozenset(chosen.phases.split(","))

@@ -15,7 +15,7 @@ _SETS = {"CLUSTER-IP": "hash:ip,port", "HAIRPIN": "hash:ip,port,ip", "VIP": "has
 
 
 def measure(services: int, endpoints: int) -> dict[str, float]:
-    """Seconds that each tool takes. Raises ValueError when they have not made all of it."""
+    """Seconds that each tool takes. Raises ValueError if the kernel does not hold everything afterwards."""
     workload = Workload(services, endpoints)
     place = Namespace(f"kl-tools-{os.getpid()}")
     try:
@@ -40,7 +40,7 @@ def measure(services: int, endpoints: int) -> dict[str, float]:
 
 
 def expected_content(workload: Workload) -> dict[str, int]:
-    """What the kernel holds when all of the workload is served, as `kernel_content.count` counts it."""
+    """What the kernel holds when the whole workload is served, in the form of `kernel_content.count`."""
     services = workload.services
     return {
         "virtual_servers": services,

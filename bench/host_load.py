@@ -1,7 +1,8 @@
-"""How much of a processor a process and all below it have used: for a lab machine, its kernel and its processes alike.
+"""How much processor time a process and all its descendants have used.
 
-The machine's own accounts count in ticks of 10 ms, which miss whatever begins and ends between two of them. Each of its
-processes, and its kernel, is a process of the host, which counts in nanoseconds.
+Applied to a lab machine, this covers its kernel and its processes. The machine's own accounting is in ticks of 10 ms,
+and misses whatever begins and ends within a tick. Each of the machine's processes, and its kernel, is a process of the
+host, which counts in nanoseconds.
 """
 
 import os
@@ -13,7 +14,7 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(root: int) -> float:
-    """Seconds on a processor, of this process and of all below it. Those that have ended count in ticks of 10 ms."""
+    """Seconds of processor time of this process and its descendants. Ended processes count in ticks of 10 ms."""
     stats = dict(_stats())
     parents = {pid: int(fields[1]) for pid, fields in stats.items()}
     return sum(_time_of(pid, stats[pid]) for pid in stats if _is_below(pid, root, parents))
@@ -34,7 +35,7 @@ def _stats() -> Iterator[tuple[int, list[str]]]:
             try:
                 yield int(directory.name), (directory / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended meanwhile
+                continue  # the process has ended
 
 
 def _time_of(pid: int, fields: list[str]) -> float:
@@ -44,5 +45,5 @@ def _time_of(pid: int, fields: list[str]) -> float:
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0])
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it has ended meanwhile
+        pass  # the process has ended
     return total * _NANOSECOND + ended

@@ -1,4 +1,4 @@
-"""How much the kernel of this network namespace holds of what a service proxy makes."""
+"""Count the objects of a service proxy in the kernel of this network namespace."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ INTERFACE = "kube-dummy-if"
 
 
 def count() -> dict[str, int]:
-    """The number of objects by kind: virtual and real servers, addresses, routes, and entries of sets."""
+    """The number of objects by kind: virtual and real servers, addresses, routes, and set entries."""
     table = Path("/proc/thread-self/net/ip_vs").read_text()
-    real_servers = table.count("\n  -> ") - 1  # the table's heading looks like one
+    real_servers = table.count("\n  -> ") - 1  # the table's heading looks like a real server
     return {
         "virtual_servers": table.count("\nTCP ") + table.count("\nUDP ") + table.count("\nSCTP "),
         "real_servers": real_servers,
@@ -24,9 +24,10 @@ def count() -> dict[str, int]:
 
 
 def differences(expected: Mapping[str, Sequence[str]], port: int, target_port: int) -> int:
-    """How many of the virtual servers, by their addresses, serve from others than these real servers, or are too many.
+    """How many virtual servers have other real servers than expected, or are not expected at all.
 
-    Those with weight 0 do not serve: they drain.
+    `expected` has the addresses of the real servers by the address of the virtual server. Real servers of weight 0 are
+    not counted: they drain.
     """
     found: dict[tuple[str, int], set[tuple[str, int]]] = {}
     real_servers: set[tuple[str, int]] = set()

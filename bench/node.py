@@ -1,7 +1,8 @@
-"""The node under test, as it is driven from where the API stand-in is: a lab machine, or a namespace of this host.
+"""The node under test, controlled from the process of the API stand-in.
 
-With a lab machine the two are on one wire, a tap device: so the stand-in costs the machine's one processor nothing but
-the packets that it would receive from a real API server, too. This end is in a network namespace of this host's.
+The node is a lab machine, or a namespace of this host. With a lab machine, a tap device is the wire between the two. So
+the stand-in costs the machine's one processor only the packets that a real API server would send as well. This end of
+the wire is in a network namespace of this host.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ _LINE_LIMIT = 1 << 26
 
 
 class RunnerError(Exception):
-    """The node could not do what it was asked to; the text says why."""
+    """The node could not fulfil a request. The message says why."""
 
 
 class NodeUnderTest:
-    """Asks the node's runner (bench/runner.py), one request at a time. `shared` is a directory that both see."""
+    """Sends requests to the node's runner (bench/runner.py), one at a time. `shared` is a directory that both see."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Path, process: int) -> None:
         self.shared = shared
@@ -45,7 +46,7 @@ class NodeUnderTest:
         self._busy = asyncio.Lock()
 
     async def ask(self, command: str, **arguments: Any) -> Any:
-        """Have the runner do something, and return its answer."""
+        """Have the runner execute a command, and return its answer."""
         async with self._busy:
             self._writer.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
             answer = json.loads(await self._reader.readline() or b'{"error": "the node has gone"}')
@@ -54,13 +55,13 @@ class NodeUnderTest:
         return answer["answer"]
 
     def cpu(self) -> float:
-        """Seconds of a processor that the whole node has used so far: its kernel and all its processes."""
+        """Seconds of processor time that the whole node has used: its kernel and all its processes."""
         return cpu_seconds(self._process)
 
 
 @contextlib.asynccontextmanager
 async def node_under_test() -> AsyncIterator[NodeUnderTest]:
-    """A node with its runner, for the length of an `async with`; this process is on the other end of its wire.
+    """A node with its runner, for the length of an `async with`; this process is on the other end of the wire.
 
     Raises:
         MachineError, OSError: the lab cannot run here (docs/lab.md says what it needs; the wire needs root).
@@ -70,7 +71,7 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
         stack.callback(wire.delete)
         boot = _in_machine if lab_mode() == "vm" else _in_namespace
         shared, process = boot(wire, stack)
-        enter(wire.fd)  # whatever this process opens from now on is on the wire
+        enter(wire.fd)  # every socket that this process opens from now on is on the wire
         stack.callback(enter, home.fileno())
         reader, writer = await _connect()
         stack.callback(writer.close)

@@ -1,4 +1,4 @@
-"""What is measured, phase by phase. Each returns numbers under names that bench/report.py knows."""
+"""The measurements, phase by phase. Each returns numbers under names that bench/report.py knows."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,17 @@ from bench.workload import PORT, TARGET_PORT
 Figures = dict[str, Any]
 
 NEVER = "24h"
-"""The resync period while single changes are measured: no resync comes between."""
+"""The resync period while single changes are measured, so that no resync happens."""
 USUAL_SECONDS = 30
 USUAL = f"{USUAL_SECONDS}s"
-"""The default resync period: resyncs come as they do on every node."""
+"""The default resync period, so that resyncs happen as on every node."""
 
 
 class Lengths(NamedTuple):
-    """How much there is of each phase: single changes, Services added, seconds of storm and of idling, resyncs.
+    """The size of each phase: single changes, Services added, seconds of storm and of idling, resyncs.
 
-    `calm` seconds are taken for what the node uses at rest: some of the kernel's two-second rounds of IPVS estimation.
+    The node's use of the processor at rest is measured for `calm` seconds: several of the kernel's two-second rounds of
+    IPVS estimation.
     """
 
     changes: int
@@ -37,7 +38,7 @@ FULL = Lengths(changes=200, services=20, storm=60.0, idle=60.0, resyncs=1, calm=
 QUICK = Lengths(changes=60, services=8, storm=15.0, idle=15.0, resyncs=1, calm=4.0)
 
 STORM_RATE = 100
-"""Changes a second."""
+"""Changes per second."""
 _CHANGE_SPACING = 0.08
 _SERVICE_SPACING = 0.4
 _CALM_WITHIN = 120.0
@@ -45,11 +46,11 @@ _RESYNC_WITHIN = 300.0
 
 
 class BenchError(Exception):
-    """What was measured is not what should have been: a figure would say nothing."""
+    """The state after a measurement is wrong, so its figures would be meaningless."""
 
 
 async def start(session: Session, resync_period: str, *, profile: bool = False) -> Figures:
-    """Start the agent; the time from each step of its start to the next, and what it costs."""
+    """Start the agent. Returns the seconds from each step of its start to the next, and the costs."""
     cpu = session.node.cpu()
     started = await session.start_agent(resync_period, profile=profile)
     cpu = session.node.cpu() - cpu
@@ -71,12 +72,12 @@ async def start(session: Session, resync_period: str, *, profile: bool = False) 
 
 
 async def _steps(session: Session, started: float, cost: Cost) -> dict[str, float]:
-    """The moments of a start, as seconds between them; `list_to_ready` is from the first list that was asked for."""
+    """The seconds between the steps of a start. `list_to_ready` begins with the agent's first list request."""
     log = await session.node.ask("log")
     times: dict[str, float] = {}
     for line in log:
         at = datetime.fromisoformat(line["timestamp"]).timestamp() - session.clock_ahead
-        times[line["event"]] = at  # the last one of its kind counts
+        times[line["event"]] = at  # the last event of its kind counts
     listed = session.first_list
     statistics = cost.end
     assert statistics is not None
@@ -125,7 +126,7 @@ async def updates(session: Session, lengths: Lengths) -> Figures:
 
 
 async def additions_and_deletions(session: Session, lengths: Lengths) -> dict[str, Figures]:
-    """Add Services, then delete them, each alone. Timed from the API's change to the last change of the kernel's."""
+    """Add Services, then delete them, each alone. The time is from the API's change to the kernel's last change."""
     first = session.workload.services
     numbers = range(first, first + lengths.services)
     results = {}
@@ -148,7 +149,7 @@ async def additions_and_deletions(session: Session, lengths: Lengths) -> dict[st
 
 
 def _last_changes(log: list[dict[str, Any]], moments: list[float], clock_ahead: float) -> list[float]:
-    """From each moment to the last line that was logged before the next."""
+    """The time from each moment to the last line that was logged before the next moment."""
     times = [datetime.fromisoformat(line["timestamp"]).timestamp() - clock_ahead for line in log]
     taken = []
     for begin, end in zip(moments, [*moments[1:], moments[-1] + _SERVICE_SPACING], strict=True):
@@ -159,7 +160,10 @@ def _last_changes(log: list[dict[str, Any]], moments: list[float], clock_ahead: 
 
 
 async def storm(session: Session, lengths: Lengths) -> Figures:
-    """Replace endpoints at a constant rate: a tenth of all, or as long as `lengths` say, whichever is more."""
+    """Replace endpoints at a constant rate, for the seconds in `lengths` or until a tenth of all endpoints is replaced.
+
+    The longer of the two applies; with QUICK lengths only the seconds.
+    """
     seconds = max(lengths.storm, session.workload.pods / 10 / STORM_RATE if lengths is FULL else 0)
     series: list[dict[str, float]] = []
     async with session.measured() as cost:
@@ -198,7 +202,7 @@ async def _blow(session: Session, began: float, changes: int) -> None:
 
 
 async def _watch_storm(session: Session, began: float, series: list[dict[str, float]]) -> None:
-    """Once a second: for how long the oldest change that is not in the kernel has waited, and the memory."""
+    """Sample once a second how long the oldest pending change has waited, the memory, and the deepest queue."""
     while True:
         statistics = await session.statistics()
         now = time.monotonic()
@@ -215,7 +219,10 @@ async def _watch_storm(session: Session, began: float, series: list[dict[str, fl
 
 
 async def _calm(session: Session) -> None:
-    """Until everything that was sent is in the kernel, or has had two minutes: what is missing then is lost."""
+    """Wait until every change is in the kernel, for two minutes at most.
+
+    Changes that are missing then count as lost.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_CALM_WITHIN):
             while True:
@@ -231,14 +238,14 @@ async def _is_calm(session: Session) -> bool:
 
 
 async def idle(session: Session, lengths: Lengths) -> float:
-    """The share of a processor that the node uses while nothing changes and no resync comes, all that runs on it."""
+    """The share of a processor that the whole node uses while nothing changes and no resync happens."""
     began, before = time.monotonic(), session.node.cpu()
     await asyncio.sleep(lengths.idle)
     return (session.node.cpu() - before) / (time.monotonic() - began)
 
 
 async def resync(session: Session, lengths: Lengths) -> Figures:
-    """Wait for resyncs of all controllers; the slowest counts."""
+    """Wait for resyncs of all controllers. The slowest counts."""
     costs = []
     for _ in range(lengths.resyncs):
         async with session.measured() as cost:
@@ -249,10 +256,10 @@ async def resync(session: Session, lengths: Lengths) -> Figures:
 
 
 async def _resynced(session: Session) -> None:
-    """Until every controller has resynced once more, and a second longer."""
+    """Wait until every controller has resynced once more, and one second longer."""
     before = {name: it.last_resync for name, it in (await session.statistics()).controllers.items()}
     due = max(before.values()) + USUAL_SECONDS - session.clock_ahead - time.time()
-    await asyncio.sleep(max(0.0, due))  # without questions: answers would count as part of the resync
+    await asyncio.sleep(max(0.0, due))  # no queries meanwhile: their answers would count as part of the resync
     async with asyncio.timeout(_RESYNC_WITHIN):
         while True:
             await asyncio.sleep(1)

@@ -14,7 +14,7 @@ COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df")
 def line_chart(
     title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[Point]], *, logarithmic: bool = False
 ) -> str:
-    """A chart of named lines. Logarithmic: both axes, and only points above zero are shown."""
+    """A chart of named lines. If `logarithmic`, both axes are, and only points above zero are shown."""
     shown = {name: [point for point in points if not logarithmic or min(point) > 0] for name, points in series.items()}
     points = [point for line in shown.values() for point in line]
     if not points:
@@ -73,7 +73,7 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
 
 
 def _axis(values: Sequence[float], *, logarithmic: bool) -> list[float]:
-    """Ticks from below the least value, or from 0, to above the greatest."""
+    """Ticks from below the least value, or from 0, to above the greatest value."""
     if logarithmic:
         first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
         return [10.0**power for power in range(first, max(last, first + 1) + 1)]

@@ -1,4 +1,4 @@
-"""A result as people read it: tables in Markdown, charts, and their place in docs/performance.md."""
+"""A result for readers: tables in Markdown and charts, and their place in docs/performance.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,7 +89,7 @@ ROWS: Sequence[tuple[str, Value]] = (
 
 
 def markdown(result: Result) -> str:
-    """The targets with what became of them, then all figures by size."""
+    """The targets with their verdicts, then all figures by size."""
     runs = _by_size(result)
     size = f"{max(run['services'] for run in runs):,} Services x {runs[0]['endpoints']}"
     lines = [_circumstances(result), "", f"| target at {size} | limit | measured | |", "|---|---|---|---|"]
@@ -109,7 +109,7 @@ def _by_size(result: Result) -> list[Run]:
 
 
 def _growth(runs: Sequence[Run]) -> list[str]:
-    """The straight lines through the cold starts' time and memory, where there are enough points for one."""
+    """The straight lines through the cold starts' time and memory, if there are enough points."""
     if len(runs) < 3:
         return []
     seconds = straight_line([(run["services"], run["cold"]["list_to_ready"]) for run in runs])
@@ -141,13 +141,13 @@ def _cell(value_of: Value, run: Run) -> str:
 
 
 def _brief(value: float, unit: str) -> str:
-    """Three digits that say something."""
+    """The value with three significant digits."""
     number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return (number + unit).rstrip()
 
 
 def charts(result: Result) -> dict[str, str]:
-    """The charts that this result has the figures for, by file name."""
+    """The charts for which this result has the figures, by file name."""
     runs = _by_size(result)
     drawn = {}
     if len(runs) > 1:
@@ -197,14 +197,17 @@ def _distribution(ordered: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def write(result: Result, directory: Path) -> None:
-    """Write the tables and the charts beside the figures."""
+    """Write the tables and the charts into the directory of the figures."""
     (directory / "bench.md").write_text(markdown(result))
     for name, chart in charts(result).items():
         (directory / name).write_text(chart)
 
 
 def publish(result: Result, page: Path, charts_from_page: str) -> None:
-    """Put the tables and the charts into the page, between the two marks. ValueError when the page lacks them."""
+    """Put the tables and the charts into the page, between the two marks.
+
+    Raises ValueError if the marks are missing.
+    """
     text = page.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

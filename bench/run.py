@@ -1,4 +1,4 @@
-"""One run of the bench: every size, every phase, one after the other, and the figures as plain data."""
+"""One run of the bench: every size and phase in sequence, and the figures as plain data."""
 
 import os
 import platform
@@ -24,7 +24,10 @@ Say = Callable[[str], None]
 async def run(
     sizes: Iterable[int], endpoints: int, lengths: Lengths, wanted: Set[str], say: Say, *, profile: bool = False
 ) -> AsyncIterator[dict[str, Any]]:
-    """Measure every size on a node of its own, and give the result so far after each; `say` is told how it goes."""
+    """Measure every size on its own node.
+
+    Yields the result so far after each size. `say` is called with the progress.
+    """
     result: dict[str, Any] = {**_circumstances(), **lengths._asdict(), "runs": []}
     for services in sizes:
         async with node_under_test() as node:
@@ -75,7 +78,7 @@ async def _measure(
 async def _measure_with_resyncs(
     session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]
 ) -> None:
-    """The phases of a second agent, which was started where the first has left all in place."""
+    """Run the phases of a second agent, started on the kernel state that the first has left."""
     if "storm" in wanted:
         done(storm=await phases.storm(session, lengths))
     if "resync" in wanted:
@@ -83,7 +86,7 @@ async def _measure_with_resyncs(
 
 
 async def _stop(session: Session, say: Say, *, profile: bool) -> None:
-    """Stop the agent, and show where its time went if that was sampled."""
+    """Stop the agent, and print the profile if it was sampled."""
     await session.node.ask("stop")
     if profile:
         say((session.node.shared / "profile").read_text())
@@ -96,7 +99,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _circumstances() -> dict[str, Any]:
-    """When, what, and where."""
+    """The time, the versions and the machine of the run."""
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False)
     return {

@@ -1,8 +1,8 @@
-"""What runs on the node under test: does what it is asked over a TCP connection, one JSON line each way.
+"""The bench's process on the node under test: executes commands from a TCP connection, one JSON line each way.
 
     python -m bench.runner SHARED_DIRECTORY
 
-It starts and stops the agent, passes questions on to it, reads what the kernel has, and times the batch tools.
+It starts and stops the agent, passes queries on to it, reads the kernel's state, and times the batch tools.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LINE_LIMIT = 1 << 26
 
 
 class Runner:
-    """Each method `do_…` is a command; its arguments and its answer are JSON."""
+    """Each method `do_…` is a command. Its arguments and its answer are JSON."""
 
     def __init__(self, shared: Path, state_dir: Path) -> None:
         self._shared = shared
@@ -36,7 +36,7 @@ class Runner:
         self._log = shared / "agent.log"
 
     async def do_start(self, argv: list[str], profile: bool) -> float:
-        """Start `kroute ARGV...` with an empty log; returns the Unix time just before."""
+        """Start `kroute ARGV...` with an empty log. Returns the Unix time just before the start."""
         (self._state_dir / "ready").unlink(missing_ok=True)
         module = ["bench.sampling", str(self._shared / "profile")] if profile else ["kroute"]
         with self._log.open("wb") as log:
@@ -47,7 +47,7 @@ class Runner:
         return started
 
     async def do_ready(self, within: float) -> None:
-        """Wait until the agent has applied everything."""
+        """Wait until the agent is ready: everything of the initial sync is in the kernel."""
         async with asyncio.timeout(within):
             while not (self._state_dir / "ready").exists():
                 if self._running().poll() is not None:
@@ -55,13 +55,13 @@ class Runner:
                 await asyncio.sleep(_READY_POLL)
 
     async def do_stop(self) -> int:
-        """End the agent in order; returns its exit code."""
+        """End the agent by SIGTERM. Returns its exit code."""
         agent = self._running()
         agent.send_signal(signal.SIGTERM)
         return await asyncio.to_thread(agent.wait, 60)
 
     async def do_question(self, question: str) -> Any:
-        """Pass a question on to the agent's socket."""
+        """Pass a query on to the agent's socket."""
         return json.loads(await agent_socket.ask(self._state_dir, question))
 
     async def do_memory(self) -> dict[str, int]:
@@ -79,15 +79,15 @@ class Runner:
         return time.time()
 
     async def do_content(self) -> dict[str, int]:
-        """How much the kernel holds of each kind of object."""
+        """How many objects of each kind the kernel holds."""
         return await asyncio.to_thread(kernel_content.count)
 
     async def do_differences(self, expected: dict[str, list[str]], port: int, target_port: int) -> int:
-        """How many virtual servers have other real servers than those expected."""
+        """How many virtual servers have other real servers than expected."""
         return await asyncio.to_thread(kernel_content.differences, expected, port, target_port)
 
     async def do_batch_tools(self, services: int, endpoints: int) -> dict[str, float]:
-        """Time the batch tools on this content, in a fresh namespace; seconds by the tool's name."""
+        """Time the batch tools on this content, in a new namespace. Returns seconds by the tool's name."""
         return await asyncio.to_thread(batch_tools.measure, services, endpoints)
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -96,13 +96,13 @@ class Runner:
         return self._agent
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer requests until the other end hangs up."""
+        """Answer requests until the other end closes the connection."""
         while line := await reader.readline():
             request = json.loads(line)
             command: Callable[..., Awaitable[Any]] = getattr(self, f"do_{request.pop('command')}")
             try:
                 answer = {"answer": await command(**request)}
-            except Exception as error:  # noqa: BLE001 - whatever it is, who asked has to know
+            except Exception as error:  # noqa: BLE001 - the caller gets every error
                 answer = {"error": f"{type(error).__name__}: {error}"}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

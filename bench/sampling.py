@@ -1,8 +1,8 @@
-"""Where kroute spends its processor time: `python -m bench.sampling FILE ARGV...` runs `kroute ARGV...` under samples.
+"""Sample where kroute spends its processor time: `python -m bench.sampling FILE ARGV...` runs `kroute ARGV...`.
 
-A profiler that looks at the clock at every call cannot be used in a lab machine, whose kernel takes many microseconds
-to tell the time. This one looks at the stack a hundred times a second of processor time, and writes two tables: by the
-line on top, and by all functions that were on the stack.
+A profiler that reads the clock at every call is useless in a lab machine, whose kernel needs many microseconds to tell
+the time. This one samples the stack a hundred times per second of processor time, and writes two tables: by the line on
+top, and by all functions on the stack.
 """
 
 import signal
@@ -16,19 +16,19 @@ ROWS = 60
 
 
 class Samples:
-    """Counts of lines seen on top of the stack, and of functions seen anywhere on it."""
+    """Counts of the lines on top of the stack, and of the functions anywhere on it."""
 
     def __init__(self) -> None:
         self.on_top: Counter[tuple[CodeType, int]] = Counter()
         self.anywhere: Counter[CodeType] = Counter()
 
     def start(self) -> None:
-        """Take the first sample soon. Each one orders the next, so that a slow one is not followed at once."""
+        """Begin to sample. Each sample schedules the next, so that none follows a slow one at once."""
         signal.signal(signal.SIGPROF, self._take)
         signal.setitimer(signal.ITIMER_PROF, INTERVAL)
 
     def stop(self) -> None:
-        """Take no more."""
+        """Stop sampling."""
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _take(self, _number: int, frame: FrameType | None) -> None:
@@ -57,10 +57,10 @@ def _name(code: CodeType) -> str:
 
 
 def main(output: Path, arguments: list[str]) -> None:
-    """Run kroute and write the tables when it has ended."""
+    """Run kroute, and write the tables when it has ended."""
     samples = Samples()
     samples.start()
-    from kroute.cli import main as cli  # noqa: PLC0415  its imports are part of the picture
+    from kroute.cli import main as cli  # noqa: PLC0415  its imports are to be sampled, too
 
     try:
         cli.main(arguments)

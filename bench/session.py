@@ -1,4 +1,4 @@
-"""One cluster of one size: the API stand-in, the node under test, and what happens between two moments."""
+"""One cluster of one size: the API stand-in, the node under test, and the costs between two moments."""
 
 import asyncio
 import bisect
@@ -43,7 +43,7 @@ class Cost:
 
 
 class Session:
-    """What the phases work with. `sent` holds the time and the resourceVersion of each change of a slice."""
+    """The state that the phases share. `sent` holds the time and the resourceVersion of each change of a slice."""
 
     def __init__(self, node: NodeUnderTest, api: ApiServer, workload: Workload) -> None:
         self.node = node
@@ -59,7 +59,7 @@ class Session:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, node: NodeUnderTest, workload: Workload) -> AsyncIterator["Session"]:
-        """A session whose API stand-in has the workload; the node has no agent yet."""
+        """A session whose API stand-in has the workload. The node has no agent yet."""
         async with ApiServer(host=API_ADDRESS) as api:
             for item in workload.objects():
                 api.apply(item)
@@ -68,13 +68,13 @@ class Session:
             yield cls(node, api, workload)
 
     async def calibrate(self, seconds: float) -> None:
-        """Learn what the node uses as it is, with nothing to do: what comes on top of that is what is measured."""
+        """Measure the node's baseline, its use of the processor at rest. Costs are what exceeds it."""
         began, before = time.monotonic(), self.node.cpu()
         await asyncio.sleep(seconds)
         self.baseline = (self.node.cpu() - before) / (time.monotonic() - began)
 
     async def compare_clocks(self) -> None:
-        """Learn how far the node's clock is ahead of this one."""
+        """Measure how far the node's clock is ahead of this one."""
         readings = []
         for _ in range(_CLOCK_READINGS):
             asked = time.time()
@@ -84,7 +84,7 @@ class Session:
         self.clock_ahead = min(readings)[1]
 
     async def start_agent(self, resync_period: str, *, profile: bool = False) -> float:
-        """Start kroute and wait until it is ready; returns when it was started, by this clock."""
+        """Start kroute and wait until it is ready. Returns when it was started, by this clock."""
         self.api.requests.clear()
         argv = ["run", "--kubeconfig", str(self._kubeconfig), "--node-name", NODE, "--cluster-cidr", POD_NETWORK]
         argv += ["--log-format", "json", "--resync-period", resync_period]
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def first_list(self) -> float:
-        """When the agent asked for its first list, by this clock."""
+        """When the agent requested its first list, by this clock."""
         return self.api.requests[0].at
 
     def next_slice(self, number: int) -> Object:
@@ -103,7 +103,7 @@ class Session:
         return self.workload.slice(number, self._replaced[number])
 
     def expected_table(self) -> dict[str, list[str]]:
-        """Every ClusterIP with the addresses of its endpoints as they are now."""
+        """Every ClusterIP with the current addresses of its endpoints."""
         return {
             self.workload.cluster_ip(number): self.workload.pod_ips(number, self._replaced[number])
             for number in range(self.workload.services)
@@ -120,27 +120,26 @@ class Session:
             self.api.delete(item["kind"], item["metadata"]["name"], item["metadata"]["namespace"])
 
     def change_slice(self, item: Object) -> None:
-        """Replace an EndpointSlice, and keep in mind when."""
+        """Replace an EndpointSlice, and record the time."""
         stored = self.api.apply(item)
         self.sent_at.append(time.monotonic())
         self.sent_versions.append(int(stored["metadata"]["resourceVersion"]))
 
     def unread_for(self, resource_version: str, now: float) -> float:
-        """For how many seconds the first change has waited that an agent at this version has not read."""
+        """For how many seconds the oldest change has waited that an agent at this version has not read."""
         first = bisect.bisect_right(self.sent_versions, int(resource_version or 0))
         return now - self.sent_at[first] if first < len(self.sent_at) else 0.0
 
     async def statistics(self) -> Statistics:
-        """What the agent counts."""
         return msgspec.convert(await self.node.ask("question", question=QUESTION), Statistics)
 
     async def newest(self) -> NewestMeasurements:
-        """What the agent has measured one by one."""
+        """The agent's individual measurements."""
         return msgspec.convert(await self.node.ask("question", question=NEWEST_QUESTION), NewestMeasurements)
 
     @contextlib.asynccontextmanager
     async def measured(self) -> AsyncIterator[Cost]:
-        """Measure what happens in the length of an `async with`; the `Cost` is complete at its end."""
+        """Measure the costs within an `async with`. The `Cost` is complete at its end."""
         cost = Cost()
         before = await self.statistics()
         began, cpu = time.monotonic(), self.node.cpu()
@@ -153,7 +152,7 @@ class Session:
         cost.latencies = sorted(it.seconds for it in newest.latencies if it.end > before.now)
 
     async def cost_since_start(self, started: float) -> Cost:
-        """What the agent has done since it was started, but for processor time; rounds count from its first list on."""
+        """What the agent has done since its start, without processor time. Rounds count from its first list on."""
         cost = Cost(wall=time.time() - started)
         statistics = await self.statistics()
         self._count(cost, statistics, None)
@@ -162,7 +161,7 @@ class Session:
         return cost
 
     def epoch_of(self, statistics: Statistics) -> float:
-        """What the agent's monotonic clock has to be added to, for a Unix time by this clock."""
+        """What to add to a time of the agent's monotonic clock to get a Unix time by this clock."""
         return statistics.unix_time - statistics.now - self.clock_ahead
 
     @staticmethod
@@ -178,7 +177,7 @@ class Session:
 
 
 def writes(statistics: Statistics) -> int:
-    """Everything that an agent has written: changes by the controllers' count, and chunks by the sockets'."""
+    """The number of an agent's writes: changes by the controllers, and chunks by the sockets."""
     return sum(it.writes for it in statistics.controllers.values()) + sum(
         it.transactions for it in statistics.sockets.values()
     )
@@ -191,5 +190,5 @@ def _count_rounds(cost: Cost, rounds: Sequence[float]) -> None:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value that so many percent of the sorted values do not exceed; not a number where there are none."""
+    """The least value that `percent` % of the sorted values do not exceed; NaN if there are no values."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan

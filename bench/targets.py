@@ -1,4 +1,4 @@
-"""What kroute has set itself, and whether a run has met it. Ratios are taken within one run."""
+"""kroute's performance targets, and whether a run meets them. Ratios are taken within one run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import log10
@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 MIB = 1 << 20
 EMULATION = 10
-"""How many times longer than on a native kernel the event loop may stand still in the lab's machine."""
+"""How many times longer than on a native kernel the event loop may be blocked in the lab's machine."""
 FLAT = 1.05
-"""How much memory may grow from the first to the second half of a storm, and still be called flat."""
+"""The ratio of memory in the second half of a storm to the first half that still counts as flat."""
 LINEAR = 1.1
-"""The greatest exponent of growth that is still called linear."""
+"""The greatest exponent of growth that still counts as linear."""
 
 Run = dict[str, Any]
 
 
 class Target(NamedTuple):
-    """A figure, how it reads, and the limit. `value` raises KeyError where a run lacks a phase."""
+    """A figure, its name for readers, and the limit. `value` raises KeyError if a run lacks a phase."""
 
     figure: str
     value: Callable[[Run, dict[int, Run]], float]
@@ -25,7 +25,7 @@ class Target(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A straight line: its value at 0, what it gains with each step, and how well it fits (1: it is one)."""
+    """A straight line: its value at 0, its slope, and how well it fits (1: exactly)."""
 
     start: float
     slope: float
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def straight_line(points: Sequence[tuple[float, float]]) -> Line:
-    """The line of least squares through the points."""
+    """The least-squares line through the points."""
     count = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
@@ -43,24 +43,24 @@ def straight_line(points: Sequence[tuple[float, float]]) -> Line:
 
 
 class Verdict(NamedTuple):
-    """A target with the value of a run; None: this run cannot say."""
+    """A target and the value of a run, None if the run has no such value."""
 
     target: Target
     value: float | None
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the value is within the limit."""
+        """Whether the value is within the limit; None if there is no value."""
         return None if self.value is None else self.value <= self.target.limit
 
 
 def tools_seconds(run: Run) -> float:
-    """The batch tools, one after the other."""
+    """Seconds of all batch tools together."""
     return float(sum(run["tools"].values()))
 
 
 def _largest(run: Run, figure: str) -> float:
-    """Of a cold start and a warm one."""
+    """The larger figure of the cold and the warm start."""
     return float(max(run[start][figure] for start in ("cold", "warm")))
 
 
@@ -139,7 +139,7 @@ TARGETS = (
 
 
 def verdicts(runs: Iterable[Run]) -> list[Verdict]:
-    """Every target, held against the largest size of a result."""
+    """The verdict on every target, for the largest size of a result."""
     by_size = {run["services"]: run for run in runs}
     largest = by_size[max(by_size)]
     found = []

@@ -1,7 +1,7 @@
-"""What the bench serves: Services with their EndpointSlices and the Nodes that the pods are on, as the API has them.
+"""The objects that the bench serves: Services, their EndpointSlices, and the Nodes that the pods are on.
 
 Everything follows from the two counts, so that two runs, and the batch tools, have the same content. A Node has
-`PODS_ON_A_NODE` pods, as a full node of a real cluster has; so the node under test has as many local endpoints in a
+`PODS_ON_A_NODE` pods, as many as a full node of a real cluster. So the node under test has as many local endpoints in a
 cluster of 100 Services as in one of 10,000.
 """
 
@@ -33,18 +33,18 @@ _UIDS = uuid.UUID("8a8e2d4c-35a2-4c0b-9a5e-0d3c2f8f0a11")
 
 @dataclass(frozen=True)
 class Workload:
-    """`services` Services of one TCP port, each with `endpoints` endpoints in one slice."""
+    """`services` Services with one TCP port, each with `endpoints` endpoints in one slice."""
 
     services: int
     endpoints: int = 10
 
     @property
     def pods(self) -> int:
-        """How many endpoints there are in all."""
+        """The number of all endpoints."""
         return self.services * self.endpoints
 
     def objects(self) -> Iterator[Object]:
-        """Every object, as the API server has it."""
+        """Every object, as the API server stores it."""
         for number in range(max(1, -(-self.pods // PODS_ON_A_NODE))):
             yield self.node(number)
         for number in range(self.services):
@@ -52,11 +52,10 @@ class Workload:
             yield self.slice(number)
 
     def cluster_ip(self, number: int) -> str:
-        """The ClusterIP of a Service."""
         return str(IPv4Address(_FIRST_CLUSTER_IP + number))
 
     def pod_ips(self, number: int, replaced: int = 0) -> list[str]:
-        """The addresses of a Service's endpoints after so many of its pods have been replaced, one after the other."""
+        """The addresses of a Service's endpoints after `replaced` of its pods were replaced in sequence."""
         addresses = [_FIRST_POD_IP + number * self.endpoints + index for index in range(self.endpoints)]
         for earlier in range(replaced):
             lap, index = divmod(earlier, self.endpoints)
@@ -73,7 +72,6 @@ class Workload:
         ]
 
     def service(self, number: int) -> Object:
-        """A Service."""
         address = self.cluster_ip(number)
         return {
             "kind": "Service",
@@ -98,7 +96,7 @@ class Workload:
         }
 
     def slice(self, number: int, replaced: int = 0) -> Object:
-        """A Service's EndpointSlice after so many of its pods have been replaced."""
+        """A Service's EndpointSlice after `replaced` of its pods were replaced."""
         addresses = self.pod_ips(number, replaced)
         names = _names("slice", number, f"service-{number}-x7k2p")
         return {
@@ -135,7 +133,6 @@ class Workload:
         }
 
     def node(self, number: int) -> Object:
-        """A Node."""
         address = NODE_ADDRESS if number == 0 else str(IPv4Address(_FIRST_NODE_IP + number))
         return {
             "kind": "Node",

@@ -1,4 +1,4 @@
-"""Objects for tests: each builder makes a plain, valid object, so that a test names only what it is about."""
+"""Builders of objects for tests. Each makes a plain, valid object, so that a test names only what it tests."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ from kroute.settings import Settings
 
 NODE = "node1"
 LISTED = tuple(Listed(kind.type) for kind in WATCHED)
-"""The initial sync is complete."""
+"""The changes that complete the initial sync."""
 NODE_IPV4 = "192.168.123.250"
 NODE_IPV6 = "fd00:123::250"
 
@@ -64,7 +64,7 @@ def facts(
     pod_cidrs: tuple[str, ...] = (),
     own: Iterable[str] = (),
 ) -> NodeFacts:
-    """A node; node ports are served on all of its `own` addresses."""
+    """Facts of a node, with node ports served on all of its `own` addresses."""
     return NodeFacts(name, ipv4, ipv6, zone, pod_cidrs, frozenset(own), tuple(sorted(own)))
 
 
@@ -74,7 +74,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     pod_cidrs: tuple[str, ...] | None = None,
 ) -> Node:
-    """A Node; each address is a pair of its type and itself."""
+    """A Node. Each address is a pair of its type and itself."""
     return Node(
         NodeMeta(name=name, labels=dict(labels or {})),
         NodeSpec(pod_cidrs=pod_cidrs),
@@ -100,9 +100,9 @@ def service(
     balanced: Iterable[LoadBalancerIngress | str] = (),
     **spec: object,
 ) -> Service:
-    """A Service; without addresses it has ClusterIP 10.96.0.10. A bare number is an unnamed TCP port.
+    """A Service. Without addresses it has ClusterIP 10.96.0.10. A bare number is an unnamed TCP port.
 
-    `balanced` are the addresses of its load balancer; `spec` takes any further field.
+    `balanced` are the addresses of its load balancer. `spec` takes any further field.
     """
     ips = cluster_ips or ("10.96.0.10",)
     config = SessionAffinityConfig(ClientIPConfig(affinity_timeout)) if affinity_timeout is not None else None
@@ -141,7 +141,7 @@ def endpoint(
     zones: Iterable[str] = (),
     nodes: Iterable[str] = (),
 ) -> Endpoint:
-    """An endpoint on another node, with the API's default conditions, and hints if there are any."""
+    """An endpoint on another node, with the API's default conditions, and with hints if any are given."""
     hints = EndpointHints(tuple(map(NamedHint, zones)), tuple(map(NamedHint, nodes))) if zones or nodes else None
     return Endpoint((address,), EndpointConditions(ready, serving, terminating), node_name=on, hints=hints)
 
@@ -166,7 +166,7 @@ def endpoint_slice(
 
 
 def read(*slices: EndpointSlice) -> list[BackendSlice]:
-    """The slices as planning keeps them."""
+    """The slices in the form that planning keeps."""
     return [read_slice(it) for it in slices]
 
 
@@ -183,7 +183,7 @@ def virtual_server(
 def plan(
     name: str = "web", *virtual_servers: VirtualServer, generation: int = 1, source: str = NODE_IPV4
 ) -> ServicePlan:
-    """The plan of a Service with these virtual servers, else with one on 10.96.0.10:80."""
+    """The plan of a Service with these virtual servers, by default with one on 10.96.0.10:80."""
     servers = virtual_servers or (virtual_server(),)
     return ServicePlan(
         ObjectKey("default", name),
@@ -201,7 +201,7 @@ def plan(
 
 
 def stage_gate() -> StageGate:
-    """A gate at which somebody says each stage of going live, and no candidate passes by itself."""
+    """A stage gate that a test must open: no plan passes a stage of going live until the test says so."""
     gate = StageGate()
     gate.join(asyncio.Event(), says=dict.fromkeys(GOING_LIVE, lambda _: False))
     return gate

@@ -1,3 +1,3 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 pytest_plugins = ("tests.lab.plugin", "tests.lab.fixtures")

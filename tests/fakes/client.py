@@ -1,4 +1,4 @@
-"""What all fakes share: the kernel they belong to, and opening and closing."""
+"""The base of all fakes: the kernel that they belong to, and opening and closing."""
 
 from typing import Self
 
@@ -6,7 +6,7 @@ from tests.fakes.kernel import FakeKernel
 
 
 class FakeClient:
-    """Opened and closed like the real one; using it unopened is an error in the real one, so it is in this one."""
+    """A client that must be opened before use, like the real one. Using it unopened is an error."""
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel

@@ -44,7 +44,7 @@ class FakeConntrack(FakeClient):
         return failures
 
     def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
-        """Clients open flows. An id comes of the original tuple alone, as if it lay where the last one like it lay."""
+        """Add flows, as clients open them. An id depends on the original tuple alone, so equal flows have equal ids."""
         for flow in flows:
             clashes = [
                 present
@@ -55,7 +55,7 @@ class FakeConntrack(FakeClient):
             self.kernel.flows.append((protocol, flow._replace(id=zlib.crc32(repr(flow[:4]).encode()))))
 
     def _delete(self, flow: Flow) -> int:
-        """The kernel looks an entry up by its reply tuple and zone, then compares the id."""
+        """Delete an entry by its reply tuple and zone, as the kernel looks it up."""
         for entry in self.kernel.flows:
             protocol, present = entry
             if protocol == UDP and present[4:10] == flow[4:10]:

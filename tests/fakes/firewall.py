@@ -1,4 +1,4 @@
-"""A firewall in memory: refuses what a kernel refuses, whatever its tool is."""
+"""A firewall in memory. It refuses what every kernel refuses, whichever backend is used."""
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from ipaddress import ip_address, ip_network
@@ -19,8 +19,8 @@ NO_SET, OTHER_SHAPE, FULL = "there is no such set", "the element does not fit th
 class FakeFirewall:
     """Same shape as kroute.firewall.protocol.Firewall.
 
-    `sets` are those that were made, `written_for` the facts that the rules were last written for; tests damage both.
-    `room` is what each set holds.
+    `sets` are those that were made, `written_for` the facts that the rules were last written for. Tests damage both.
+    `room` is the capacity of each set.
     """
 
     def __init__(self, settings: Settings, *, room: int = MAX_ELEMENTS) -> None:
@@ -92,7 +92,7 @@ class FakeFirewall:
 
 
 def _fits(entry: SetEntry) -> bool:
-    """Whether the element consists of what its set's elements consist of, in one family."""
+    """Whether the element has the parts that its set needs, in one family."""
     fields = iter(entry.element)
     version = 6 if entry.family is Family.IPV6 else 4
     try:

@@ -1,4 +1,4 @@
-"""What the rules are to do, said without any rule: backends are held against it."""
+"""The effect of the rules, written without any rule. Backends are compared with it."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network

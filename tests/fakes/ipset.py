@@ -12,7 +12,7 @@ from tests.fakes.kernel import FakeSet
 IPSET_ERR_TYPE_MISMATCH = 4102
 IPSET_ERR_HASH_FULL = 4352
 FIELDS = {"ip": 1, "net": 1, "port": 2}
-"""How many fields of an element each word of a set's type stands for: a port has its protocol before it."""
+"""How many fields of an element each word of a set's type needs: a port is preceded by its protocol."""
 
 
 class FakeIpset(FakeClient):

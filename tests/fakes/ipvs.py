@@ -90,7 +90,7 @@ class FakeIpvs(FakeClient):
         self.kernel.sync_daemons.pop(daemon.role, None)
 
     def set_connections(self, key: VirtualServerKey, real_server: tuple[str, int], active: int, inactive: int) -> None:
-        """Clients connect or leave."""
+        """Set a real server's connections, as clients connect or leave."""
         state = self.kernel.virtual_servers[key].real_servers
         state[real_server] = state[real_server]._replace(active=active, inactive=inactive)
 
@@ -137,5 +137,5 @@ class FakeIpvs(FakeClient):
 
 
 def _as_read(options: VirtualServerOptions) -> VirtualServerOptions:
-    """The prefix length means nothing without a timeout, and is not read back."""
+    """The options as the kernel returns them: without a timeout, the prefix length is not kept."""
     return options if options.persistence_timeout else options._replace(persistence_prefix=0)

@@ -1,4 +1,4 @@
-"""One node's kernel in memory. The fake classes beside it are views of it, and refuse what the kernel refuses."""
+"""One node's kernel in memory. The fake clients beside it are views of it, and refuse what the kernel refuses."""
 
 import errno
 from collections import defaultdict
@@ -19,7 +19,7 @@ SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "
 
 
 class Operation(NamedTuple):
-    """A single write that has no change object of its own: ("create dummy", "kube-dummy-if")."""
+    """A write for which there is no change object: ("create dummy", "kube-dummy-if")."""
 
     verb: str
     subject: str
@@ -29,7 +29,7 @@ class Operation(NamedTuple):
 
 
 FORGETS_IPV6_SOURCES = (6, 6)
-"""From this version on a route forgets its IPv6 source when that leaves the node."""
+"""From this version on, a route loses its IPv6 source when that address is removed from the node."""
 
 
 @dataclass
@@ -41,9 +41,9 @@ class FakeLink:
     link_local: bool = False
     addresses: dict[str, InterfaceAddress] = field(default_factory=dict)
     routes: dict[str, list[LocalRoute]] = field(default_factory=lambda: defaultdict(list))
-    """Of table local; the first one of an address wins."""
+    """Routes of table local. The first one of an address wins."""
     lifetimes: dict[str, int] = field(default_factory=dict)
-    """Seconds that were asked for, 0 for ever; the fake's clock never moves."""
+    """The requested seconds, 0 for an unlimited lifetime. The fake's clock never moves."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class FakeSet:
 
 
 class FakeTable:
-    """One xtables table: chains with their rules as text, the built-in chains included."""
+    """One xtables table: its chains, including the built-in ones, with their rules as text."""
 
     def __init__(self, builtin_chains: tuple[str, ...]) -> None:
         self.builtin_chains = builtin_chains
@@ -71,8 +71,8 @@ BUILTIN_CHAINS = {
 class FakeKernel:
     """The state that the fakes share.
 
-    `writes` are the changes that were made, in order (refused ones are not in it): a test may clear it and say
-    `assert kernel.writes == []`. `refuse()` makes chosen changes fail.
+    `writes` are the successful changes, in order: a test may clear it and assert `kernel.writes == []`. `refuse()`
+    makes chosen changes fail.
     """
 
     def __init__(self, *, schedulers: frozenset[str] = SCHEDULERS, ipv6: bool = True) -> None:
@@ -81,7 +81,7 @@ class FakeKernel:
         self.links: dict[str, FakeLink] = {}
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
         self.left_out: set[VirtualServerKey] = set()
-        """Virtual servers that a scan does not show, as the kernel's does not show all."""
+        """Virtual servers that a scan omits, as the kernel's dump may."""
         self.timeouts = (900, 120, 300)
         self.sync_daemons: dict[int, SyncDaemon] = {}
         self.flows: list[tuple[int, Flow]] = []  # each with its protocol
@@ -97,18 +97,17 @@ class FakeKernel:
         self._next_index = 1
         self.add_link("lo", kind="loopback", noarp=False)
 
-    # what tests do to the kernel behind kroute's back
+    # for tests: changes by somebody other than kroute
 
     def refuse(self, predicate: Callable[[object], bool], errno_: int) -> None:
-        """From now on every change for which the predicate holds fails with this errno."""
+        """Make every change for which the predicate holds fail with this errno, from now on."""
         self._refusals.append((predicate, errno_))
 
     def accept_all(self) -> None:
-        """Forget every `refuse`."""
+        """Undo every `refuse`."""
         self._refusals.clear()
 
     def add_link(self, name: str, *, kind: str = "ethernet", up: bool = True, noarp: bool = False) -> FakeLink:
-        """A link appears."""
         link = FakeLink(self._next_index, kind, up, noarp)
         self._next_index += 1
         self.links[name] = link
@@ -116,7 +115,7 @@ class FakeKernel:
         return link
 
     def delete_link(self, name: str) -> None:
-        """A link goes, with its addresses and routes. Like the kernel, it sends no event for its IPv4 routes."""
+        """Delete a link with its addresses and routes. Like the kernel, it sends no event for IPv4 routes."""
         link = self.links[name]
         for assigned in list(link.addresses.values()):
             self._drop_address(name, assigned)
@@ -128,7 +127,7 @@ class FakeKernel:
         self.emit(LinkEvent(gone=True, interface=name, ifindex=link.index, up=False))
 
     def add_address(self, interface: str, address: str, prefix_length: int | None = None, *, scope: str = "") -> None:
-        """An address appears on an interface, with the local route that the kernel adds for it."""
+        """Add an address to an interface, with the local route that the kernel adds for it."""
         length = prefix_length if prefix_length is not None else (128 if ":" in address else 32)
         link = self.links[interface]
         assigned = InterfaceAddress(interface, address, length, scope or "global")
@@ -137,30 +136,30 @@ class FakeKernel:
         self._add_kernel_route(interface, address)
 
     def delete_address(self, interface: str, address: str) -> None:
-        """An address goes, with the kernel's own route to it, and, if it was the last IPv4 one, all IPv4 routes."""
+        """Delete an address and the kernel's route to it. With the last IPv4 address, all IPv4 routes are deleted."""
         self._drop_address(interface, self.links[interface].addresses[address])
 
     def has_address(self, address: str) -> bool:
-        """Whether the node has this address on some interface."""
+        """Whether any interface of the node has this address."""
         return any(address in link.addresses for link in self.links.values())
 
     def overrun(self) -> None:
-        """Every monitor loses what waits for it and is told so."""
+        """Have every monitor lose its queued events and get an Overrun."""
         for queue in self._monitors:
             queue.overrun(Overrun())
 
     def table(self, family: int, name: str) -> FakeTable:
-        """A table, made on first use."""
+        """A table, created on first use."""
         return self.tables.setdefault((family, name), FakeTable(BUILTIN_CHAINS[name]))
 
-    # what the fakes use
+    # for the fakes
 
     def refusal(self, change: object) -> int | None:
-        """The errno with which this change is to fail, if a test said so."""
+        """The errno with which this change must fail, or None."""
         return next((number for predicate, number in self._refusals if predicate(change)), None)
 
     def operate(self, verb: str, subject: str) -> None:
-        """Account for a single write; raise when a test refused it."""
+        """Record a write without a change object. Raises if a test refuses it."""
         operation = Operation(verb, subject)
         if (number := self.refusal(operation)) is not None:
             raise KernelError(f"cannot {operation}: {errno.errorcode.get(number, number)}", errno=number)
@@ -171,21 +170,19 @@ class FakeKernel:
         self._monitors.append(queue)
 
     def unsubscribe(self, queue: MonitorQueue) -> None:
-        """Deliver no more."""
         self._monitors.remove(queue)
 
     def emit(self, event: Event) -> None:
-        """Tell every monitor."""
+        """Send an event to every monitor."""
         for queue in self._monitors:
             queue.put(event)
 
     def set_route(self, interface: str, route: LocalRoute, *, position: int = 0) -> None:
-        """Put a route at a place of its address's list."""
+        """Insert a route at a position of its address's list."""
         self.links[interface].routes[route.address].insert(position, route)
         self._emit_route(interface, route, gone=False)
 
     def drop_route(self, interface: str, route: LocalRoute) -> None:
-        """Take a route away."""
         routes = self.links[interface].routes
         routes[route.address].remove(route)
         if not routes[route.address]:

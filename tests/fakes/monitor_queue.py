@@ -1,4 +1,4 @@
-"""The events that wait for one fake monitor."""
+"""The queued events of one fake monitor."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from kroute.kernel.net.monitor import Event, Overrun
 
 
 class MonitorQueue:
-    """A list of events and the flag that says whether there are any."""
+    """A list of events, and an event that is set while there are any."""
 
     def __init__(self) -> None:
         self._events: list[Event | Overrun] = []

@@ -1,4 +1,4 @@
-"""All fakes of one fake kernel, as the bundle that the controllers are given."""
+"""All fakes of one fake kernel, in the bundle that the controllers get."""
 
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -22,7 +22,7 @@ from tests.fakes.xtables import FakeXtables
 
 @dataclass(frozen=True, kw_only=True)
 class FakeNodeKernel(NodeKernel):
-    """A NodeKernel whose clients are known to be fakes, for tests that do more with them than a controller may."""
+    """A NodeKernel whose clients have the types of the fakes, for tests that need more than a controller may do."""
 
     links: FakeLinks
     ipvs: FakeIpvs
@@ -35,7 +35,7 @@ class FakeNodeKernel(NodeKernel):
 
     @classmethod
     def of(cls, kernel: FakeKernel) -> Self:
-        """The clients of this kernel, not yet open."""
+        """The clients of this kernel, not opened yet."""
         return cls(
             links=FakeLinks(kernel),
             ipvs=FakeIpvs(kernel),

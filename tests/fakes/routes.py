@@ -55,7 +55,7 @@ class FakeRoutes(FakeClient):
         return 0
 
     def _replace(self, interface: str, desired: LocalRoute, candidates: list[LocalRoute]) -> None:
-        """Like NLM_F_REPLACE: the first candidate makes room; without one the route is new."""
+        """Replace like NLM_F_REPLACE: the first candidate is removed; without one, the route is added."""
         link = self.kernel.links[interface]
         if not candidates:
             self.kernel.set_route(interface, desired, position=len(link.routes[desired.address]))

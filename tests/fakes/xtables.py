@@ -65,7 +65,7 @@ class FakeXtables(FakeClient):
     async def remove(self, table: str, prefix: str) -> list[str]:
         self.check_open()
         fake = self.kernel.tables.get((self.family, table))
-        if fake is None:  # nobody has used it: it is not made for this
+        if fake is None:  # nobody has used the table: reading must not create it
             return []
         ours = [name for name in fake.chains if name.startswith(prefix)]
         removed = []
@@ -105,6 +105,6 @@ class FakeXtables(FakeClient):
 
 
 def _jump_target(text: str) -> str:
-    """What follows `-j`; "" when the rule has no target."""
+    """The target of `-j`, or "" if the rule has none."""
     words = shlex.split(text)
     return words[words.index("-j") + 1] if "-j" in words[:-1] else ""
