@@ -1,4 +1,4 @@
-"""What kroute's commands answer on a node of the lab."""
+"""The output of kroute's commands on a node of the lab."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from tests.lab.cluster import Node
 
 
 async def ask_json(node: Node, *argv: str) -> tuple[int, Any]:
-    """Run `kroute ARGV... -o json` on the node; returns its exit code and what it has printed (None: no JSON)."""
+    """Run `kroute ARGV... -o json` on the node. Returns its exit code and the parsed output (None: no JSON)."""
     process = await node.kroute(*argv, "-o", "json")
     code = await process.wait()
     text = process.log.read_text()

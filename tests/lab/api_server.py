@@ -26,10 +26,10 @@ class RequestRefusedError(Exception):
 
 
 class ApiServer:
-    """A process in the host network of `node`, filled with `items`; `start` it, `stop` it.
+    """A process in the host network of `node` that serves `items`. `start` it, `stop` it.
 
-    `scratch` is a directory for its objects and for the kubeconfig of its clients. With `service_account` it
-    speaks TLS, asks for a token, and that directory holds what the kubelet mounts into a pod.
+    `scratch` is a directory for its objects and for the kubeconfig of its clients. With `service_account` it uses TLS,
+    requires a token, and that directory holds what the kubelet mounts into a pod.
     """
 
     def __init__(self, node: Node, scratch: Path, items: list[Object], *, service_account: Path | None = None) -> None:
@@ -47,7 +47,7 @@ class ApiServer:
             self._secure(service_account, scratch / "key.pem")
 
     def start(self) -> None:
-        """Start it with the objects that it had at first, and return when it answers (else RequestRefusedError)."""
+        """Start it with its first objects, and return when it answers. Raises RequestRefusedError if it does not."""
         arguments = ["--host", "0.0.0.0", "--port", str(PORT), *self._security, str(self._objects)]
         with self._node.namespace.inside():
             self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class ApiServer:
         raise RequestRefusedError(f"the API server on {self._node} did not start")
 
     def stop(self) -> None:
-        """End it at once: connections break."""
+        """Kill it, so that its connections break."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -74,13 +74,13 @@ class ApiServer:
         self._request("POST", _COLLECTIONS[item["kind"]], item)
 
     def apply(self, item: Object) -> float:
-        """Replace an object; returns the time (time.monotonic) at which the server had taken it."""
+        """Replace an object. Returns the time (time.monotonic) at which the server had stored it."""
         kind, _, name = identity(item)
         self._request("PUT", f"{_COLLECTIONS[kind]}/{name}", item)
         return time.monotonic()
 
     def store_deep(self, item: Object, levels: int) -> None:
-        """Create or replace an object, with `managedFields` that are nested so deep."""
+        """Create or replace an object, with `managedFields` that are nested `levels` deep."""
         self._request("POST", "/deep", {"item": item, "levels": levels})
 
     def list(self, collection: str) -> list[Object]:
@@ -92,11 +92,11 @@ class ApiServer:
         self._request("POST", "/faults", fault)
 
     def forbid(self, *verbs: tuple[str, str]) -> None:
-        """Have the server forbid these verbs, each with the plural of its resource, and no others."""
+        """Have the server forbid exactly these verbs, each with the plural of its resource."""
         self._request("POST", "/forbidden", verbs)
 
     def answers(self, host: Host) -> bool:
-        """Whether another host reaches it by the node's address."""
+        """Whether another host reaches it at the node's address."""
         with host.namespace.inside():
             connection = self._connection(self._node.ip)
             connection.request("GET", "/readyz")
@@ -105,7 +105,7 @@ class ApiServer:
         return status == 200
 
     def _secure(self, directory: Path, key: Path) -> None:
-        """Make a certificate and a token for it, and put what its clients need into `directory`."""
+        """Create a certificate and a token, and write the files that clients need into `directory`."""
         authority = directory / "ca.crt"
         what = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
         names = f"subjectAltName=IP:127.0.0.1,IP:{self._node.ip}"
@@ -138,7 +138,7 @@ class ApiServer:
 
 
 def _kubeconfig(url: str) -> Object:
-    """A kubeconfig file's content for a server that asks for no credentials."""
+    """The content of a kubeconfig file for a server that requires no credentials."""
     return {
         "apiVersion": "v1",
         "kind": "Config",

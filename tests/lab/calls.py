@@ -1,7 +1,7 @@
-"""Calls to a Service or a server of the lab, from inside a namespace, as the kernel routes them.
+"""Calls to a Service or a server of the lab from inside a namespace, as the kernel routes them.
 
-A refusal raises ConnectionRefusedError, a host that cannot be reached another OSError, no answer TimeoutError: which of
-them a client sees is part of what the tests are about.
+A refusal raises ConnectionRefusedError, an unreachable host another OSError, no answer TimeoutError. Which of them a
+client sees is part of what the tests check.
 """
 
 # ruff: noqa: ASYNC109 - how long a call is given is part of what a test says
@@ -16,11 +16,11 @@ import msgspec
 from tests.lab.servers import Answer, SocketFactory, reset_on_close
 
 PATIENCE = 5.0
-"""Seconds after which a call without an answer is given up. Two lost SYNs take 3 s."""
+"""Seconds after which a call without an answer fails. Two lost SYNs take 3 s."""
 
 
 class Connection:
-    """An HTTP connection that stays open, to ask the same server again and again."""
+    """An HTTP connection that stays open for several requests to one server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -43,7 +43,7 @@ class Connection:
         return cls(*await asyncio.open_connection(sock=made))
 
     async def ask(self) -> Answer:
-        """Send one request and return its answer. Raises ConnectionError when the connection is gone."""
+        """Send one request and return its answer. Raises ConnectionError if the connection has ended."""
         head = await self.request("/")
         length = int(head.lower().partition(b"content-length:")[2].split()[0])
         return msgspec.json.decode(await self._reader.readexactly(length), type=Answer)
@@ -57,7 +57,7 @@ class Connection:
             raise ConnectionResetError("the server closed the connection before it answered") from error
 
     async def exchange(self, octet: bytes) -> bytes:
-        """Send a byte to a server that echoes and return what comes back; b"" means the connection has ended."""
+        """Send a byte to a server that echoes, and return the reply; b"" if the connection has ended."""
         self._writer.write(octet)
         return await self._reader.read(1)
 
@@ -74,7 +74,7 @@ class Connection:
 async def ask_http(
     namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None, timeout: float
 ) -> Answer:
-    """Ask over a connection of its own."""
+    """Send one request over a new connection."""
     async with asyncio.timeout(timeout):
         connection = await Connection.open(namespace, address, port, protocol, source)
         with contextlib.closing(connection):
@@ -93,7 +93,7 @@ async def ask_status(namespace: SocketFactory, address: str, port: int, path: st
 async def ask_udp(
     namespace: SocketFactory, address: str, port: int, source: tuple[str, int] | None, timeout: float
 ) -> Answer:
-    """Ask with one datagram; an ICMP error raises ConnectionRefusedError or another OSError."""
+    """Send one datagram and return the answer. An ICMP error raises ConnectionRefusedError or another OSError."""
     loop = asyncio.get_running_loop()
     with namespace.socket(_family(address), socket.SOCK_DGRAM) as made:
         if source is not None:
@@ -105,10 +105,10 @@ async def ask_udp(
 
 
 class Stream:
-    """A long connection that sends one byte after another and waits for each to come back.
+    """A long connection that sends one byte after another and waits for each echo.
 
-    `echoed` counts the bytes that made the round trip. When the connection breaks, or a byte stays away for
-    `patience` seconds, `failure` says how.
+    `echoed` counts the bytes that came back. When the connection breaks, or an echo takes longer than `patience`
+    seconds, `failure` says how.
     """
 
     def __init__(self, connection: Connection, interval: float, patience: float) -> None:
@@ -136,7 +136,7 @@ class Stream:
             self.failure = f"broke at byte {self.echoed}: {error}"
 
     async def close(self) -> None:
-        """End the stream; `failure` keeps what it was."""
+        """End the stream. `failure` keeps its value."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._connection.close()

@@ -34,11 +34,11 @@ _FROM_THE_START = {
     "net.ipv4.icmp_ratelimit": 0,
     "net.ipv6.icmp.ratelimit": 0,
 }
-"""Set in every namespace before it has interfaces: no waiting for duplicate addresses, nothing dropped as martian, and
-no refusal held back, since tests ask more often than the kernel would refuse (once a second)."""
+"""Set in every namespace before it has interfaces. There is no wait for duplicate addresses, nothing is dropped as
+martian, and no refusal is rate-limited: tests connect more often than once a second, the kernel's limit."""
 
 _ROUTER = {"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1}
-"""What a CNI plugin sets on a node, so that pods reach each other."""
+"""The sysctls that a CNI plugin sets on a node, so that pods reach each other."""
 
 
 class Pod(Host):
@@ -51,7 +51,7 @@ class Pod(Host):
 
 
 class Node(Host):
-    """A node of the cluster, with its `pods` and room for kroute."""
+    """A node of the cluster, with its `pods` and its kroute processes."""
 
     def __init__(self, name: str, place: Place, cluster: "Cluster", namespace: Namespace) -> None:
         super().__init__(name, namespace, cluster.traffic, place.ip, place.ip6)
@@ -64,7 +64,7 @@ class Node(Host):
         self.processes: list[KrouteProcess] = []
 
     async def pod(self, name: str, *, http: int | None = None, udp: int | None = None, sctp: int | None = None) -> Pod:
-        """Add a pod with servers at the given ports."""
+        """Add a pod with servers on the given ports."""
         number = next(self._numbers)
         ip, ip6 = self._place.pod_ip(number), self._place.pod_ip6(number)
         namespace = self._cluster.namespace(name)
@@ -83,19 +83,19 @@ class Node(Host):
         return pod
 
     def remove_pod(self, pod: Pod) -> None:
-        """Take a pod away as a crash does: its packets go nowhere, nothing is closed in order."""
+        """Remove a pod as a crash does: its packets are lost, and no connection is closed in order."""
         self.pods.remove(pod)
-        # The kernel takes a namespace's interfaces down some time after its name is gone; until then it would refuse.
+        # The kernel removes a namespace's interfaces some time after its name. Until then it would refuse connections.
         self.namespace.ip(f"link delete {pod.interface}\n")
         pod.close()
 
     async def kroute(
         self, *argv: str, environment: Mapping[str, str] | None = None, fork: bool = True
     ) -> KrouteProcess:
-        """Start `kroute ARGV...` as a process in this node; `--state-dir` is added for the node's own.
+        """Start `kroute ARGV...` as a process in this node. `--state-dir` is added with the node's own.
 
-        It is forked from a process that has kroute imported already; without `fork` it is a new `python -m kroute`,
-        which takes seconds longer and is the same in all else.
+        The process is forked from one that has kroute imported. Without `fork` it is a new `python -m kroute`, which
+        takes seconds longer and is otherwise the same.
         """
         process = await KrouteProcess.start(
             [*argv, "--state-dir", str(self.state_dir)],
@@ -118,16 +118,17 @@ class Node(Host):
 
 
 class Cluster:
-    """Nodes and a client on one wire. `nodes` by name; `client` is outside it; `directory` is scratch space.
+    """Nodes and a client on one wire.
 
-    `wire` is the namespace with the bridge `wire`, in which each host has a port of its name.
+    `nodes` are by name. `client` is outside of the cluster. `directory` is for temporary files. `wire` is the namespace
+    with the bridge `wire`, which has a port for each host, named after it.
     """
 
     alive: ClassVar[set["Cluster"]] = set()
     """The clusters that exist now."""
 
     def __init__(self, names: tuple[str, ...] = tuple(NODES)) -> None:
-        """Build a cluster of the nodes `names`; it exists in full when this returns."""
+        """Build a cluster of the nodes `names`. It is complete when this returns."""
         self.traffic = Traffic()
         self.directory = Path(tempfile.mkdtemp(prefix="kroute-lab-"))
         self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
@@ -146,7 +147,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def start(cls, *names: str) -> AsyncIterator[Self]:
-        """Have a cluster, of all three nodes or of those named, for the length of an `async with`."""
+        """A cluster of all three nodes, or of those in `names`, for the length of an `async with`."""
         cluster = cls(names or tuple(NODES))
         try:
             yield cluster
@@ -158,7 +159,7 @@ class Cluster:
         return self.nodes[name]
 
     def host(self, name: str, place: Place) -> Host:
-        """Add somebody on the wire who is not in the cluster, and knows no route into it."""
+        """Add a host to the wire that is not in the cluster and has no route into it."""
         host = Host(name, self.namespace(name), self.traffic, place.ip, place.ip6)
         self._hosts.append(host)
         self._plug_in(host)
@@ -166,7 +167,7 @@ class Cluster:
         return host
 
     def namespace(self, name: str) -> Namespace:
-        """Make a namespace, of which `ip netns` knows the name as kl-PID-RANDOM-NAME."""
+        """Create a namespace. `ip netns` knows it as kl-PID-RANDOM-NAME."""
         namespace = Namespace(f"{self.prefix}-{name}")
         for sysctl, value in _FROM_THE_START.items():
             namespace.sysctl(sysctl, value)
@@ -182,7 +183,7 @@ class Cluster:
         shutil.rmtree(self.directory)
 
     def _make_nodes(self, names: tuple[str, ...]) -> dict[str, Node]:
-        """Put the nodes on the wire, each with a bridge for its pods and routes to the pods of the others."""
+        """Connect the nodes to the wire, each with a bridge for its pods and routes to the pods of the other nodes."""
         nodes = {name: Node(name, NODES[name], self, self.namespace(name)) for name in names}
         self._hosts += nodes.values()
         self._plug_in(*nodes.values())
@@ -194,7 +195,7 @@ class Cluster:
         return nodes
 
     def _plug_in(self, *hosts: Host) -> None:
-        """Give each host an eth0 whose other end is in the wire."""
+        """Give each host an eth0 whose other end is a port of the wire."""
         self.wire.ip(
             "".join(
                 f"link add {host.name} type veth peer name eth0 netns {host.namespace.name}\n"
@@ -205,7 +206,7 @@ class Cluster:
 
 
 def _on_the_wire(place: Place) -> str:
-    """Return the `ip` commands that put a host at its place."""
+    """Return the `ip` commands that configure a host at its place."""
     return (
         "link set lo up\n"
         f"address add {place.ip}/24 broadcast + dev eth0\n"
@@ -215,13 +216,14 @@ def _on_the_wire(place: Place) -> str:
 
 
 def _pod_network(here: Place, others: list[Place]) -> str:
-    """Return the `ip` commands that give a node its bridge for pods, and the way to the pods of the others."""
+    """Return the `ip` commands for a node's bridge for pods, and its routes to the pods of the other nodes."""
     routes = [
         f"route add {network} via {gateway}\n"
         for other in others
         for network, gateway in zip(other.pod_networks, (other.ip, other.ip6), strict=True)
     ]
-    # A bridge without an address of its own takes that of a port, and its pods lose their way when that port goes.
+    # A bridge without its own MAC address takes that of a port. When that port is removed, the address changes, and its
+    # pods' packets are lost.
     return (
         f"link add cbr0 address 02:00:00:00:00:{here.pods:02x} type bridge mcast_snooping 0\n"
         f"address add {here.pod_ip(1)}/24 broadcast + dev cbr0\n"

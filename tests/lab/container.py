@@ -1,4 +1,4 @@
-"""A container of a pod that is on a node of the lab: the manifest's command, environment, volumes and capabilities."""
+"""A container of a pod on a node of the lab: the manifest's command, environment, volumes and capabilities."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.lab.objects import Object
 from tests.lab.places import PROJECT
 
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
-"""Where the kubelet mounts it; /var/run, by which it is known, is a link in the image."""
+"""Where the kubelet mounts it. The usual /var/run is a link in the image."""
 PATIENCE = 120.0
 
 
@@ -35,7 +35,7 @@ def image() -> Path:
 
 @dataclass(frozen=True)
 class Container:
-    """How a container is run on `node`. `host_paths`: where the node's own files are, in place of the machine's."""
+    """How a container is run on `node`. `host_paths` maps paths of the machine to the node's own ones."""
 
     node: Node
     command: tuple[str, ...]
@@ -55,7 +55,7 @@ class Container:
         config: Mapping[str, str],
         service_account: Path | None = None,
     ) -> "Container":
-        """The container of a pod's `spec`; `config` is what the ConfigMap holds that it takes its environment from."""
+        """The container of a pod's `spec`. `config` are the values of the ConfigMap for its environment."""
         kinds = {it["name"]: it for it in pod.get("volumes", ())}
         security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
         assert security["capabilities"]["drop"] == ["ALL"]
@@ -82,15 +82,15 @@ class Container:
         )
 
     def with_command(self, *command: str) -> "Container":
-        """The same with another command, as `kubectl exec` runs it."""
+        """The same container with another command, as `kubectl exec` runs it."""
         return replace(self, command=command)
 
     def without(self, capability: str) -> "Container":
-        """The same with one capability less."""
+        """The same container without one capability."""
         return replace(self, capabilities=tuple(name for name in self.capabilities if name != capability))
 
     def start(self, log: Path) -> "RunningContainer":
-        """Start it; its output goes to `log`."""
+        """Start it. Its output goes to `log`."""
         scratch = log.with_suffix(".scratch")
         scratch.mkdir(exist_ok=True)
         specification = {
@@ -116,7 +116,7 @@ class Container:
         return RunningContainer(process, log)
 
     async def run(self, log: Path) -> tuple[int, str]:
-        """Run it to its end; returns its exit code and its output."""
+        """Run it to its end. Returns its exit code and its output."""
         running = self.start(log)
         return await running.wait(), running.output()
 
@@ -129,7 +129,7 @@ class RunningContainer:
         self._log = log
 
     def output(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -138,7 +138,7 @@ class RunningContainer:
         return self._process.poll() is None
 
     async def says(self, words: str) -> None:
-        """Wait until it has written these words. AssertionError when it ends before, or does not in time."""
+        """Wait until its output contains `words`. Raises AssertionError if it ends before, or at a time-out."""
         deadline = time.monotonic() + PATIENCE
         while words not in self.output():
             assert self.running, f"it ended before it said {words!r}:\n{self.output()}"
@@ -146,22 +146,25 @@ class RunningContainer:
             await asyncio.sleep(0.05)
 
     async def wait(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait for its end. Returns the exit code."""
         return await asyncio.to_thread(self._process.wait, PATIENCE)
 
     async def terminate(self) -> int:
-        """Stop it as the kubelet does, by SIGTERM; returns the exit code."""
+        """Stop it by SIGTERM, as the kubelet does. Returns the exit code."""
         self._process.terminate()
         return await self.wait()
 
     def kill(self) -> None:
-        """End it at once, if it still runs."""
+        """Kill it, if it still runs."""
         self._process.kill()
         self._process.wait()
 
 
 def host_path(node: Node, volume: Mapping[str, str]) -> Path:
-    """Where a hostPath volume of a node is. What nodes do not share has a place of its own for each; /run is such."""
+    """The path of a node's hostPath volume.
+
+    Directories that nodes do not share, such as /run, exist once for each node.
+    """
     path = Path(volume["path"])
     if path.is_relative_to("/run"):
         path = node.state_dir if path.name == "kroute" else node.state_dir.parent / path.name

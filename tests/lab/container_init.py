@@ -1,8 +1,8 @@
-"""Runs a command as a container runtime does: `python -m tests.lab.container_init SPECIFICATION`, which is JSON.
+"""Run a command as a container runtime does: `python -m tests.lab.container_init SPECIFICATION` (JSON).
 
-The command gets a mount and a pid namespace of its own (the network is the caller's, as with hostNetwork), the image's
-files read-only, /proc with a read-only /proc/sys, the volumes, and of root's capabilities those that are named. SIGTERM
-is passed on to it; its exit code is this one's.
+The command gets its own mount and pid namespaces; the network is the caller's, as with hostNetwork. It gets the image's
+files read-only, /proc with a read-only /proc/sys, the volumes, and the named ones of root's capabilities. SIGTERM is
+passed on to it. Its exit code becomes this process's.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 READ_ONLY_IN_PROC = ("sys", "bus", "fs", "irq", "sysrq-trigger")
-"""As runc makes it where a container is not privileged."""
+"""Mounted read-only, as runc does for a container that is not privileged."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +43,7 @@ def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
 
 
 def make_root(specification: dict[str, Any]) -> Path:
-    """The container's file system; what is written to the image's files before it is read-only goes to memory."""
+    """Create the container's file system. Changes of the image's files, before it is made read-only, stay in memory."""
     mount("none", Path("/"), flags=_MS_REC | _MS_PRIVATE)
     scratch = Path(specification["scratch"])
     mount("scratch", scratch, "tmpfs")
@@ -70,7 +70,7 @@ def make_root(specification: dict[str, Any]) -> Path:
 
 
 def become(specification: dict[str, Any]) -> NoReturn:
-    """Turn this process, the first of its pid namespace, into the command."""
+    """Replace this process, the first of its pid namespace, by the command."""
     os.setsid()
     os.chroot(make_root(specification))
     os.chdir("/")
@@ -83,7 +83,7 @@ def become(specification: dict[str, Any]) -> NoReturn:
 
 
 def main() -> int:
-    """Run the command to its end; returns its exit code, or 128 and the number of the signal that ended it."""
+    """Run the command to its end. Returns its exit code, or 128 plus the number of the signal that ended it."""
     specification = json.loads(sys.argv[1])
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0:
         raise OSError(ctypes.get_errno(), "unshare")

@@ -1,4 +1,4 @@
-"""kroute on the nodes of the lab's cluster, fed from one directory of manifests."""
+"""kroute on the nodes of the lab's cluster, which read one directory of manifests."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.lab.kroute_process import KrouteProcess
 T = TypeVar("T")
 
 SLOWNESS = 5 if "User Mode Linux" in Path("/proc/cpuinfo").read_text() else 1
-"""Times in scenarios are those of a native kernel; in the lab's machine they are allowed to be five times as long."""
+"""Times in scenarios are those of a native kernel. In the lab's machine they may be five times as long."""
 POLL = 0.05
 
 
@@ -32,7 +32,7 @@ async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0
 
 
 class Deployment:
-    """A kroute process on each node; `apply` and `delete` change what they are to serve."""
+    """A kroute process on each node. `apply` and `delete` change the objects that they serve."""
 
     def __init__(self, cluster: Cluster, manifests: Path) -> None:
         self.cluster = cluster
@@ -44,7 +44,7 @@ class Deployment:
         self.apply(*self.node_objects)
 
     def apply(self, *items: objects.Object) -> None:
-        """Create or replace objects, each in a file of its own, each file in one step."""
+        """Create or replace objects, each in its own file, each file in one step."""
         for item in items:
             path = self._path(item)
             self._applied[path] = item
@@ -60,9 +60,9 @@ class Deployment:
             del self._applied[path]
 
     async def clear(self) -> None:
-        """Delete every object but the nodes' own, as they were at first, and wait until no node serves any.
+        """Delete every object except the Nodes, which are restored, and wait until no node serves any.
 
-        What drains may go on draining.
+        Real servers may still drain.
         """
         nodes = {self._path(item): item for item in self.node_objects}
         self.delete(*(item for path, item in self._applied.items() if path not in nodes))
@@ -71,7 +71,7 @@ class Deployment:
             await eventually(partial(_serves_nothing, self.cluster.node(name)), within=30)
 
     async def start(self, *flags: str, nodes: tuple[str, ...] = (), wait: bool = True) -> None:
-        """Start kroute on the nodes (all by default), and `wait` until each has applied what there is."""
+        """Start kroute on the nodes (by default all). With `wait`, return when each has applied all objects."""
         for name in nodes or tuple(self.cluster.nodes):
             self._touched.add(name)
             self.agents[name] = await self.cluster.node(name).kroute(
@@ -81,17 +81,17 @@ class Deployment:
             await self.agents[name].ready()
 
     async def stop(self) -> None:
-        """Stop every agent in order; the data path stays."""
+        """Stop every agent in order. The data path stays."""
         for agent in self.agents.values():
             assert await agent.terminate() == 0
         self.agents.clear()
 
     def give_up(self, node: str) -> None:
-        """Another proxy has the node by now: there is nothing of kroute's to clean up."""
+        """Leave a node that another proxy has taken over out of the cleanup."""
         self._touched.discard(node)
 
     async def cleanup(self) -> None:
-        """Run `kroute cleanup` on every node on which kroute was."""
+        """Run `kroute cleanup` on every node that kroute ran on."""
         await self.stop()
         while self._touched:
             cleanup = await self.cluster.node(self._touched.pop()).kroute("cleanup")
@@ -102,7 +102,7 @@ class Deployment:
 
 
 def _serves_nothing(node: Node) -> None:
-    """A virtual server is the last that goes of what clients see; with weights of 0 it only drains."""
+    """Assert that no virtual server takes new connections. With weights of 0 it only drains."""
     takes_new = {
         key for key, it in node.ipvs().items() if not it.real_servers or any(s.weight for s in it.real_servers.values())
     }

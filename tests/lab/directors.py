@@ -1,4 +1,4 @@
-"""`kroute director` on machines that are on the nodes' wire and not in the cluster."""
+"""`kroute director` on machines on the nodes' wire, outside of the cluster."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ _ETH_P_ALL = 3
 
 
 class DirectorMachine:
-    """A machine for a director; `process` is the newest one on it."""
+    """A machine for a director. `process` is the newest one on it."""
 
     def __init__(self, cluster: Cluster, name: str, last: int, kubeconfig: Path) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class DirectorMachine:
         self._runs = 0
 
     async def start(self, *flags: str, wait: bool = True) -> KrouteProcess:
-        """Start a director, and wait until it has its virtual servers."""
+        """Start a director. With `wait`, return when it has its virtual servers."""
         arguments = (
             "director",
             "--kubeconfig",
@@ -45,13 +45,13 @@ class DirectorMachine:
         return self.process
 
     async def cleanup(self) -> str:
-        """Run `kroute cleanup`; returns what it printed."""
+        """Run `kroute cleanup`. Returns its output."""
         cleanup = await self.run("cleanup")
         assert await cleanup.wait() == 0, cleanup.tail()
         return cleanup.log.read_text()
 
     async def run(self, *arguments: str) -> KrouteProcess:
-        """Start `kroute ARGUMENTS...` here."""
+        """Start `kroute ARGUMENTS...` on the machine."""
         self._runs += 1
         return await KrouteProcess.start(
             [*arguments, "--state-dir", str(self.state_dir)],
@@ -62,15 +62,15 @@ class DirectorMachine:
         )
 
     def has(self, address: str) -> bool:
-        """Whether the machine has the address on the wire."""
+        """Whether the machine has the address on its interface to the wire."""
         return any(each.split("/")[0] == address for each in self.host.addresses("eth0"))
 
     def unplug(self) -> None:
-        """Take the machine off the wire, without telling it."""
+        """Disconnect the machine from the wire, without notifying it."""
         self._wire.ip(f"link set {self.name} nomaster\n")
 
     def plug_in(self) -> None:
-        """Put the machine on the wire again, if it is not."""
+        """Connect the machine to the wire again, if it is not."""
         self._wire.ip(f"link set {self.name} master wire\n")
 
     def mac(self) -> str:
@@ -79,13 +79,13 @@ class DirectorMachine:
         return words[words.index("link/ether") + 1]
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         if self.process is not None:
             self.process.close()
 
 
 class Capture:
-    """What a host's interface on the wire receives for the length of a `with`."""
+    """Captures what a host's interface on the wire receives, for the length of a `with`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -100,11 +100,11 @@ class Capture:
         self._socket.close()
 
     def send(self, frame: bytes) -> None:
-        """Put a frame on the wire."""
+        """Send a frame to the wire."""
         self._socket.send(frame)
 
     def received(self) -> list[bytes]:
-        """Every frame that has come in so far."""
+        """Every frame received so far."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 frame, (_, _, kind, _, _) = self._socket.recvfrom(65536)
@@ -113,7 +113,7 @@ class Capture:
         return self.frames
 
     def packets(self, *, source: str = "", destination: str = "") -> list[bytes]:
-        """The IP packets that have come in from, or to, an address, or both."""
+        """The received IP packets with this source, destination, or both."""
         found = self.received()
         for address, at in ((source, 0), (destination, 1)):
             if address:
@@ -125,7 +125,7 @@ class Capture:
 
 
 async def who_has(host: Host, address: str, within: float = 1.0) -> set[str]:
-    """The MAC addresses that answer an ARP request of this host for the address."""
+    """The MAC addresses that reply to an ARP request of this host for the address."""
     with Capture(host) as capture:
         mac = host.namespace.run("ip", "-o", "link", "show", "eth0").split("link/ether ")[1].split()[0]
         own = bytes.fromhex(mac.replace(":", ""))

@@ -1,4 +1,4 @@
-"""Fixtures for tests in the lab, and what their reports say when they fail."""
+"""Fixtures for tests in the lab, and the logs that are added to the reports of failures."""
 
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    """The cluster that the tests share; what a test adds to it, it removes."""
+    """The cluster that the tests share. A test removes what it has added."""
     made = World.build()
     try:
         yield made
@@ -45,7 +45,7 @@ def free() -> Allocator:
 
 @pytest.fixture
 async def deployment(world: World, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """kroute, to be started by the test; afterwards every node is cleaned."""
+    """kroute, to be started by the test. Every node is cleaned afterwards."""
     manifests = tmp_path / "manifests"
     manifests.mkdir()
     deployed = Deployment(world.cluster, manifests)
@@ -55,7 +55,7 @@ async def deployment(world: World, tmp_path: Path) -> AsyncIterator[Deployment]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failure what each kroute process logged since that phase of the test began."""
+    """Add to the report of a failure what each kroute process has logged since this phase of the test began."""
     report = yield
     if report.failed:
         processes = [process for made in Cluster.alive for node in made.nodes.values() for process in node.processes]

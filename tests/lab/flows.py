@@ -1,4 +1,4 @@
-"""The flows that the kernel of one namespace knows: its connection tracker's entries, and the connections of IPVS."""
+"""The connections that the kernel of one namespace knows: conntrack entries, and the connections of IPVS."""
 
 import ipaddress
 import re
@@ -11,14 +11,14 @@ _ID = re.compile(r" id=(\d+)")
 
 
 class End(NamedTuple):
-    """An address, as people write it, and a port."""
+    """An address as people write it, and a port."""
 
     address: str
     port: int
 
 
 class Flow(NamedTuple):
-    """A conntrack entry: the kernel's `id` of it, the client, whom it asked, and who is expected to answer."""
+    """A conntrack entry: the kernel's `id`, the client, the address that it called, and who should answer."""
 
     id: int
     client: End
@@ -27,7 +27,7 @@ class Flow(NamedTuple):
 
 
 class IpvsConnection(NamedTuple):
-    """A connection that IPVS has balanced: the client, the virtual server's and the real server's address and port."""
+    """A connection of IPVS: the client, the virtual server's and the real server's address and port."""
 
     protocol: str
     client: End
@@ -66,6 +66,6 @@ def _end(address: str, port: str) -> End:
 
 
 def _hexadecimal(address: str, port: str) -> End:
-    """An end as /proc writes it: an IPv4 address as one number."""
+    """Parse an end as /proc writes it, with an IPv4 address as one number."""
     written = ipaddress.ip_address(address.strip("[]")) if ":" in address else ipaddress.ip_address(int(address, 16))
     return End(str(written), int(port, 16))

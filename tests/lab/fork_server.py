@@ -1,12 +1,12 @@
 """A process that has kroute imported and forks real kroute processes on request.
 
-Each child is in a session and a network namespace of its own, writes to its own log, and ends with the exit code or the
-signal that a freshly started `kroute` would end with: only the seconds of importing are saved.
+Each child has its own session and network namespace, writes to its own log, and ends with the exit code or the signal
+of a newly started `kroute`. Only the seconds of importing are saved.
 
-`python -m tests.lab.fork_server FD` serves the socket FD until its other end is closed. A request is one packet: JSON
-with `argv`, `environment` and `fresh` (replace the child by a new `python -m kroute` after all), and three descriptors:
-the namespace, the log, and a pipe. Into the pipe goes the child's pid on a line, and when it has ended its exit code
-(minus the signal's number, when it was killed) on another.
+`python -m tests.lab.fork_server FD` serves the socket FD until its other end is closed. A request is one packet. It has
+JSON with `argv`, `environment` and `fresh` (replace the child by a new `python -m kroute`), and three descriptors: the
+namespace, the log, and a pipe. The child's pid is written to the pipe on a line. When the child has ended, its exit
+code follows on another line (minus the signal's number, if it was killed).
 """
 
 import atexit
@@ -39,7 +39,7 @@ _PRELOADED = (
 
 @dataclass(frozen=True)
 class Request:
-    """What a child is to run, and where."""
+    """The command of a child, and its surroundings."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -50,7 +50,7 @@ class Request:
 
 
 def serve(channel: socket.socket) -> Request | None:
-    """Fork for each request. Returns a request in the child that is to run it, None in the server at the end."""
+    """Fork for each request. Returns a request in the child that must run it, and None in the server at the end."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -80,7 +80,7 @@ def serve(channel: socket.socket) -> Request | None:
 
 
 def become(request: Request) -> NoReturn:
-    """Turn this process into the kroute that `request` asks for."""
+    """Turn this process into the kroute that `request` describes."""
     os.setsid()
     enter(request.namespace)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -101,7 +101,7 @@ def become(request: Request) -> NoReturn:
 
 
 def _leave(code: object) -> NoReturn:
-    """End as the interpreter does, but leave the memory as it is: to take it apart would first copy all of it."""
+    """End as the interpreter does, but without freeing objects, which would first copy all shared memory."""
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -131,16 +131,16 @@ def _reap(reports: dict[int, int]) -> None:
 
 
 def preload() -> None:
-    """Import what kroute imports sooner or later, and keep the garbage collector from copying it in every child."""
+    """Import what kroute imports, and keep the garbage collector from copying it in every child."""
     for name in _PRELOADED:
-        with contextlib.suppress(ImportError):  # the child that needs it tells, in its own log
+        with contextlib.suppress(ImportError):  # the child that needs it logs the failure
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
 def main() -> None:
-    """Serve, or, in a child, be kroute."""
+    """Serve requests, or, in a child, run kroute."""
     preload()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:

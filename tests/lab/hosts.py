@@ -1,4 +1,4 @@
-"""Whoever has a place in the lab's network: a node, a pod, or somebody outside."""
+"""The hosts of the lab's network: nodes, pods, and machines outside of the cluster."""
 
 # ruff: noqa: ASYNC109 - how long a call is given is part of what a test says
 
@@ -33,7 +33,7 @@ class Host:
     async def serve(
         self, *, http: int | None = None, udp: int | None = None, sctp: int | None = None, address: str = "::"
     ) -> Self:
-        """Start servers at the given ports, on every address of the host or on `address`."""
+        """Start servers on the given ports, on every address of the host or on `address`."""
         if http is not None:
             await self.traffic.run(self._server.listen_http(http, address=address))
         if sctp is not None:
@@ -43,7 +43,7 @@ class Host:
         return self
 
     async def stop_serving(self, *, reset: bool = False) -> None:
-        """End the servers and their connections: in order, or with a TCP reset."""
+        """End the servers and their connections, in order or with a TCP reset."""
         await self.traffic.run(self._server.close(reset=reset))
 
     # ---- calls ---------------------------------------------------------------------------------------------------
@@ -51,7 +51,10 @@ class Host:
     async def http(
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
-        """Ask over HTTP on a new TCP connection; `source` is (address, port or 0), else the kernel chooses."""
+        """Send one request over HTTP on a new TCP connection.
+
+        `source` is (address, port or 0), else the kernel chooses.
+        """
         return await self.traffic.run(
             ask_http(self.namespace, address, port, socket.IPPROTO_TCP, source, timeout),
         )
@@ -59,7 +62,7 @@ class Host:
     async def sctp(
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
-        """Ask over HTTP on a new SCTP association."""
+        """Send one request over HTTP on a new SCTP association."""
         return await self.traffic.run(
             ask_http(self.namespace, address, port, socket.IPPROTO_SCTP, source, timeout),
         )
@@ -67,16 +70,16 @@ class Host:
     async def udp(
         self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
     ) -> Answer:
-        """Ask with one datagram."""
+        """Send one datagram and return the answer."""
         return await self.traffic.run(ask_udp(self.namespace, address, port, source, timeout))
 
     async def spread(self, address: str, port: int, calls: int, protocol: str = "http") -> Counter[str]:
-        """Call `calls` times, one after the other, by `http`, `udp` or `sctp`; count who answered."""
+        """Call `calls` times in sequence, by `http`, `udp` or `sctp`. Returns how often each host answered."""
         ask = {"http": self.http, "udp": self.udp, "sctp": self.sctp}[protocol]
         return Counter([(await ask(address, port)).host for _ in range(calls)])
 
     async def http_status(self, address: str, port: int, path: str = "/", timeout: float = PATIENCE) -> int:
-        """Return the status of the answer to a GET, of whatever server."""
+        """Return the status of a server's answer to a GET."""
         return await self.traffic.run(ask_status(self.namespace, address, port, path, timeout))
 
     async def connect(self, address: str, port: int, protocol: int = socket.IPPROTO_TCP) -> "OpenConnection":
@@ -87,7 +90,7 @@ class Host:
     async def open_stream(
         self, address: str, port: int, *, interval: float = 0.1, patience: float = PATIENCE
     ) -> "OpenStream":
-        """Open a connection over which a byte goes to the server and back every `interval` seconds."""
+        """Open a connection that sends a byte to the server every `interval` seconds and expects its echo."""
         stream = await self.traffic.run(self._start_stream(address, port, interval, patience))
         self._streams.append(stream)
         return OpenStream(stream, self.traffic)
@@ -120,11 +123,11 @@ class Host:
         return local_routes(self.namespace)
 
     def snapshot(self) -> Snapshot:
-        """Return all that kroute could have changed here, for a comparison with `diff`."""
+        """Return everything that kroute could have changed here, for a comparison with `diff`."""
         return Snapshot.of(self.namespace)
 
     def close(self) -> None:
-        """End servers, streams and the namespace. Nobody is told: to others the host has vanished."""
+        """End servers, streams and the namespace. No connection is closed: to others the host has vanished."""
         for stream in self._streams:
             self.traffic.call(stream.close())
         self.traffic.call(self._server.close())
@@ -132,7 +135,7 @@ class Host:
 
 
 class OpenConnection:
-    """A connection that a test asks several times."""
+    """A connection for several requests of a test."""
 
     def __init__(self, connection: Connection, traffic: Traffic) -> None:
         self._connection = connection
@@ -147,12 +150,12 @@ class OpenConnection:
         self._traffic.loop.call_soon_threadsafe(self._connection.close)
 
     async def reset(self) -> None:
-        """End the connection with a TCP reset, which kernels on its way forget sooner than an orderly end."""
+        """End the connection with a TCP reset. Kernels on the path forget it sooner than after an orderly end."""
         self._traffic.loop.call_soon_threadsafe(self._connection.reset)
 
 
 class OpenStream:
-    """A stream that a test watches."""
+    """A stream that a test observes."""
 
     def __init__(self, stream: Stream, traffic: Traffic) -> None:
         self._stream = stream
@@ -160,15 +163,15 @@ class OpenStream:
 
     @property
     def echoed(self) -> int:
-        """How many bytes have made the round trip."""
+        """How many bytes have come back."""
         return self._stream.echoed
 
     @property
     def failure(self) -> str | None:
-        """How the stream broke, if it did."""
+        """How the stream broke, or None."""
         return self._stream.failure
 
     async def close(self) -> None:
-        """End the stream; raise AssertionError if it had broken before."""
+        """End the stream. Raises AssertionError if it had broken before."""
         await self._traffic.run(self._stream.close())
         assert self.failure is None, f"the stream {self.failure}"

@@ -1,4 +1,4 @@
-"""What the kernel of one namespace holds, read the cheap way (/proc) and the complete way (the tools' own dumps)."""
+"""The kernel's state of one namespace, read from /proc (cheap) or from the tools' dumps (complete)."""
 
 import difflib
 import functools
@@ -14,7 +14,7 @@ from tests.lab.namespaces import Namespace
 
 @dataclass(frozen=True)
 class RealServer:
-    """A destination of a virtual server: its forwarding method (Masq, Route, Tunnel), weight and connections."""
+    """A real server of a virtual server: its forwarding method (Masq, Route, Tunnel), weight and connections."""
 
     method: str
     weight: int
@@ -24,7 +24,10 @@ class RealServer:
 
 @dataclass(frozen=True)
 class VirtualServer:
-    """A row of /proc/net/ip_vs. `flags` is what follows the scheduler, such as `persistent 10800`; keys: `ip:port`."""
+    """A row of /proc/net/ip_vs.
+
+    `flags` is the text after the scheduler, such as `persistent 10800`. Keys are `ip:port`.
+    """
 
     scheduler: str
     flags: str
@@ -34,7 +37,7 @@ class VirtualServer:
 def virtual_servers(namespace: Namespace) -> dict[str, VirtualServer]:
     """Return the IPVS table, keyed `TCP 10.254.0.10:8080` or `UDP [fd00::1]:53`; marks are `FWM 7`.
 
-    The persistence timeout is in seconds, as ipvsadm has it; /proc shows jiffies.
+    The persistence timeout is in seconds, as in ipvsadm; /proc shows jiffies.
     """
     found: dict[str, VirtualServer] = {}
     real_servers: dict[str, RealServer] = {}
@@ -56,7 +59,7 @@ def virtual_servers(namespace: Namespace) -> dict[str, VirtualServer]:
 
 @functools.cache
 def _jiffies_per_second() -> int:
-    """Return the kernel's HZ, which it tells nobody, by a virtual server that is persistent for one second."""
+    """Return the kernel's HZ. It is measured by a virtual server with a persistence of one second."""
     scratch = Namespace(f"kl-{os.getpid()}-hz")
     try:
         scratch.run("ipvsadm", "-A", "-f", "1", "-s", "rr", "-p", "1")
@@ -66,7 +69,7 @@ def _jiffies_per_second() -> int:
 
 
 def _flags(words: list[str]) -> str:
-    """Join flags; the netmask of persistence is left out where it is the whole address."""
+    """Join flags. The netmask of persistence is left out if it is the whole address."""
     return " ".join(word for word in words if word.lower() != "ffffffff")
 
 
@@ -79,14 +82,14 @@ def _endpoint(text: str) -> str:
 
 
 def addresses(namespace: Namespace, interface: str) -> list[str]:
-    """Return the addresses of an interface as `10.254.0.10/32`; none when there is no such interface."""
+    """Return the addresses of an interface as `10.254.0.10/32`; none if the interface does not exist."""
     links = json.loads(namespace.run("ip", "-json", "address", "show"))
     of_interface = [entry for link in links if link.get("ifname") == interface for entry in link["addr_info"]]
     return [f"{entry['local']}/{entry['prefixlen']}" for entry in of_interface if "local" in entry]
 
 
 def local_routes(namespace: Namespace) -> dict[str, str]:
-    """Return the source of every `local` route of both families, by destination; "" where the route names none."""
+    """Return the source of every `local` route of both families, by destination; "" for a route without one."""
     found: dict[str, str] = {}
     for family in ("-4", "-6"):
         text = namespace.run("ip", family, "-json", "route", "show", "table", "local", "type", "local")
@@ -124,19 +127,19 @@ _VOLATILE = re.compile(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that kroute could have changed on a node, as text, by the command that shows it."""
+    """Everything that kroute could have changed on a node, as the text of each command that shows it."""
 
     parts: dict[str, list[str]]
 
     @classmethod
     def of(cls, namespace: Namespace) -> "Snapshot":
-        """Take one of `namespace`, without what changes by itself: counters, lifetimes, dates."""
+        """Take a snapshot of `namespace`, without values that change by themselves: counters, lifetimes, dates."""
         parts = {command: _stable(namespace.run(*command.split())) for command in _COMMANDS}
         parts["sysctl"] = _sysctls(namespace)
         return cls(parts)
 
     def diff(self, later: "Snapshot") -> str:
-        """Return what `later` has more (+) and less (-), under the command that shows it; "" when nothing."""
+        """Return the lines that `later` has more (+) and less (-), under the command that shows them; "" if equal."""
         lines: list[str] = []
         for command, before in self.parts.items():
             changed = [
@@ -149,7 +152,7 @@ class Snapshot:
 
 
 def _stable(text: str) -> list[str]:
-    # The built-in chains of a legacy table appear when somebody looks at the table, and mean nothing.
+    # The built-in chains of a legacy table appear when somebody reads the table, and mean nothing.
     kept = (line.rstrip() for line in _VOLATILE.sub("", text).splitlines())
     return [line for line in kept if line and not re.match(r"\*|COMMIT|:[A-Z]+ ACCEPT", line)]
 

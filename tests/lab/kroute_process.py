@@ -19,15 +19,15 @@ from typing import Self
 from tests.lab.namespaces import Namespace
 
 STARTS_WITHIN = 60.0
-"""Seconds in which kroute has to be ready, in a machine that may be slow."""
+"""Seconds in which kroute must be ready, also in a slow machine."""
 
 
 class KrouteEndedError(Exception):
-    """kroute ended when it should run; the text holds its exit code and the end of its log."""
+    """kroute has ended too early. The message holds its exit code and the end of its log."""
 
 
 class ForkServer:
-    """The process from which kroute processes are forked; one serves a whole test run."""
+    """The process from which kroute processes are forked. One serves a whole test run."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,24 +39,24 @@ class ForkServer:
     @classmethod
     @functools.cache
     def shared(cls) -> Self:
-        """Return the one of this test run."""
+        """Return the server of this test run."""
         return cls()
 
     def launch(self, request: Mapping[str, object], descriptors: list[int]) -> None:
-        """Have a process forked; see `tests.lab.fork_server` for what goes over the wire."""
+        """Have a process forked. `tests.lab.fork_server` describes the request."""
         socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
 
     def close(self) -> None:
-        """End the server; processes that it forked go on."""
+        """End the server. Processes that it has forked continue."""
         self._channel.close()
         self._process.wait()
 
 
 class KrouteProcess:
-    """One `kroute ARGV...`. `log` is the file that has its stdout and stderr; `pid` is its process id."""
+    """One `kroute ARGV...`. `log` is the file with its stdout and stderr, `pid` its process id."""
 
     def __init__(self, argv: list[str], *, state_dir: Path, log: Path, report: int) -> None:
-        """Take over a process that the fork server reports on through the pipe `report`."""
+        """Represent a process on which the fork server reports through the pipe `report`."""
         self.argv = argv
         self.log = log
         self._ready_file = state_dir / "ready"
@@ -76,8 +76,8 @@ class KrouteProcess:
         environment: Mapping[str, str],
         fork: bool = True,
     ) -> Self:
-        """Start kroute in `namespace`; without `fork` it is a new interpreter, not one that is warm."""
-        if argv[0] in {"run", "director"}:  # the other commands may ask whether the agent is ready
+        """Start kroute in `namespace`. Without `fork` it is a new interpreter."""
+        if argv[0] in {"run", "director"}:  # the other commands may need to know whether the agent is ready
             (state_dir / "ready").unlink(missing_ok=True)
         server = ForkServer.shared()
         read, write = os.pipe()
@@ -93,7 +93,7 @@ class KrouteProcess:
         return self._exit_code is None and not select.select([self._pidfd], [], [], 0)[0]
 
     async def ready(self, timeout: float = STARTS_WITHIN) -> None:
-        """Wait until kroute has applied its first full plan: the file `ready` in its state directory says so.
+        """Wait for the file `ready` in the state directory: kroute has then applied its first full plan.
 
         Raises:
             KrouteEndedError: the process ended before.
@@ -106,14 +106,14 @@ class KrouteProcess:
                 await asyncio.sleep(0.02)
 
     async def wait(self, timeout: float = STARTS_WITHIN) -> int:
-        """Wait for the end; return the exit code, or minus the number of the signal. Raises TimeoutError."""
+        """Wait for the end. Returns the exit code, or minus the number of the signal. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             if self.running:
                 await _readable(self._pidfd)
         return self._collect()
 
     async def terminate(self, timeout: float = STARTS_WITHIN) -> int:
-        """Send SIGTERM and return the exit code. Raises TimeoutError when it does not end."""
+        """Send SIGTERM and return the exit code. Raises TimeoutError if it does not end."""
         self.signal(signal.SIGTERM)
         return await self.wait(timeout)
 
@@ -128,7 +128,7 @@ class KrouteProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def rss(self) -> int:
-        """Return the resident memory in bytes. A forked process shares much of it with the one it came from."""
+        """Return the resident memory in bytes. A forked process shares much of it with its parent."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         (kib,) = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
         return int(kib) * 1024
@@ -143,7 +143,7 @@ class KrouteProcess:
         self._collect()
 
     def _collect(self) -> int:
-        """Return the exit code, waiting for it if need be; let go of the descriptors."""
+        """Return the exit code, waiting for it if need be, and close the descriptors."""
         if self._exit_code is None:
             self._exit_code = int(self._next_report())
             self._report.close()
@@ -158,7 +158,7 @@ class KrouteProcess:
 
 
 async def _readable(descriptor: int) -> None:
-    """Wait until a descriptor can be read; a pidfd can when its process has ended."""
+    """Wait until a descriptor is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(descriptor, readable.set)

@@ -1,4 +1,4 @@
-"""Calls at a constant pace, one client's each on a connection of its own, and what became of them."""
+"""Calls at a constant pace, each on a new connection, and their results."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from tests.lab.hosts import Host
 
 CALL_TIMEOUT = 20.0
-"""Seconds after which a call has failed: many times what one takes in a machine that is busy."""
+"""Seconds after which a call has failed: many times what it takes in a busy machine."""
 
 
 class Way(NamedTuple):
-    """Who calls, and where."""
+    """The caller of a call, and its destination."""
 
     client: Host
     address: str
@@ -21,7 +21,10 @@ class Way(NamedTuple):
 
 
 class Load:
-    """What calls have come to. `answered` counts who answered, `calls` the answers by way; `failures` are sentences."""
+    """The results of calls.
+
+    `answered` counts by answering host, `calls` counts answers by way. `failures` are sentences.
+    """
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
@@ -29,7 +32,7 @@ class Load:
         self.failures: list[str] = []
 
     async def keep_calling(self, way: Way, pace: float) -> None:
-        """Call again and again, `pace` seconds after each answer, until this is cancelled."""
+        """Call repeatedly, `pace` seconds after each answer, until cancelled."""
         while True:
             try:
                 answer = await way.client.http(way.address, way.port, timeout=CALL_TIMEOUT)
@@ -43,7 +46,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def constant_load(ways: Iterable[Way], pace: float = 0.2) -> AsyncIterator[Load]:
-    """Call by each of `ways` for the length of an `async with`."""
+    """Call on each of `ways` for the length of an `async with`."""
     load = Load()
     async with asyncio.TaskGroup() as tasks:
         callers = [tasks.create_task(load.keep_calling(way, pace)) for way in ways]

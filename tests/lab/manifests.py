@@ -1,4 +1,4 @@
-"""What is in deploy/, as a cluster gets it: kustomizations rendered, and containers as a pod's fields describe them."""
+"""The content of deploy/ as a cluster gets it: rendered kustomizations, and the image's settings."""
 
 import functools
 import re
@@ -34,13 +34,13 @@ def render(directory: Path) -> list[Object]:
 
 
 def the(kind: str, objects: list[Object], name: str | None = None) -> Object:
-    """The only object of this kind, or the one of this name."""
+    """The only object of this kind, or the one with this name."""
     [found] = [it for it in objects if it["kind"] == kind and name in {None, it["metadata"]["name"]}]
     return found
 
 
 def granted(role: Object) -> set[tuple[str, str, str]]:
-    """What a Role or a ClusterRole allows: API group, resource and verb."""
+    """The permissions of a Role or a ClusterRole: API group, resource and verb."""
     return {
         (group, resource, verb)
         for rule in role["rules"]
@@ -56,13 +56,13 @@ def image_environment() -> dict[str, str]:
 
 
 def image_user() -> tuple[int, int]:
-    """The user and the group that the image's commands have if nobody says otherwise."""
+    """The default user and group of the image's commands."""
     [instruction] = _instructions("USER")
     user, group = instruction.split(":")
     return int(user), int(group)
 
 
 def _instructions(name: str) -> list[str]:
-    """What follows this word in the Dockerfile's last stage, with continued lines joined."""
+    """The arguments of this instruction in the Dockerfile's last stage, with continued lines joined."""
     last_stage = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
     return re.findall(rf"^{name} (.*)$", last_stage, re.MULTILINE)

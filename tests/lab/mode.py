@@ -1,7 +1,7 @@
 """Where the lab runs: on this host's own kernel, or in a virtual machine (`KROUTE_LAB=vm|host|auto`).
 
-Run as `python -m tests.lab.mode` it prints the answer; the set-up asks this way which parts are needed.
-Imports nothing but the standard library, because the set-up runs it before anything is installed.
+Run as `python -m tests.lab.mode` it prints the answer, by which the set-up decides which parts are needed. Imports only
+the standard library, because the set-up runs it before anything is installed.
 """
 
 import os
@@ -13,11 +13,11 @@ from typing import Literal
 Mode = Literal["vm", "host"]
 
 NEEDED_MODULES = ("ip_vs", "dummy", "ip_set", "veth", "bridge")
-"""What a host's kernel must offer for the lab to run on it directly."""
+"""The modules that a host's kernel must have for the lab to run on it directly."""
 
 
 def lab_mode() -> Mode:
-    """Return `vm` or `host` as the environment asks; `auto`, the default, takes the host when it can serve.
+    """Return `vm` or `host` as the environment says. `auto`, the default, means the host if it has what is needed.
 
     Raises:
         ValueError: `KROUTE_LAB` is none of vm, host, auto.
@@ -33,7 +33,7 @@ def lab_mode() -> Mode:
 
 
 def kernel_offers(module: str) -> bool:
-    """Say whether the running kernel has `module`: loaded, built in, or there to be loaded."""
+    """Whether the running kernel has `module`: loaded, built in, or loadable."""
     if Path("/sys/module", module).is_dir():
         return True
     modprobe = shutil.which("modprobe", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")

@@ -1,7 +1,8 @@
-"""Network namespaces: made, entered for a moment, and removed by this process itself.
+"""Network namespaces: this process itself creates, enters and removes them.
 
-Entering is a property of a thread (setns(2)), so a socket, a subprocess or a file below /proc that is opened inside a
-namespace belongs to it for good, while the program goes on at home. No process is started just to be elsewhere.
+Entering is a property of a thread (setns(2)). So a socket, a subprocess or a file below /proc that is opened inside a
+namespace belongs to it permanently, while the program returns to its own. No process is needed only to be in another
+namespace.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CommandError(Exception):
-    """A command in a namespace ended with an exit code other than 0; the text holds what it printed."""
+    """A command in a namespace ended with an exit code other than 0. The message holds its output."""
 
 
 class Namespace:
     """One named network namespace."""
 
     def __init__(self, name: str) -> None:
-        """Make the namespace `name`, with its loopback still down."""
+        """Create the namespace `name`. Its loopback is down."""
         self.name = name
         self._path = NAMED / name
         NAMED.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this thread be in the namespace for the length of a `with`. It must not await, nor start threads."""
+        """Move this thread into the namespace for the length of a `with`, which must not await or start threads."""
         enter(self.fd)
         try:
             yield
@@ -73,7 +74,7 @@ class Namespace:
         return done.stdout
 
     def ip(self, batch: str) -> None:
-        """Run lines of `ip` commands in one process; the first that fails ends it."""
+        """Run lines of `ip` commands in one process. The first failure ends it."""
         self.run("ip", "-batch", "-", stdin=batch)
 
     def read(self, path: str) -> str:
@@ -90,7 +91,7 @@ class Namespace:
             return entry.read_text().strip()
 
     def delete(self) -> None:
-        """Remove the name; the kernel removes the namespace with all in it when no socket or process uses it."""
+        """Remove the name. The kernel removes the namespace when no socket or process uses it."""
         os.close(self.fd)
         _call("umount2", os.fsencode(self._path), _MNT_DETACH)
         self._path.unlink()
@@ -103,7 +104,7 @@ def enter(descriptor: int) -> None:
 
 @functools.cache
 def _home() -> int:
-    """The namespace that this process was started in, open for going back."""
+    """The namespace in which this process was started, open for returning to it."""
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 

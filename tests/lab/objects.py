@@ -1,4 +1,4 @@
-"""Kubernetes objects for the lab, in the form in which the API and `kubectl get -o yaml` give them."""
+"""Kubernetes objects for the lab, as the API and `kubectl get -o yaml` return them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from tests.lab.topology import NODES
 Object = dict[str, Any]
 
 Ports = Mapping[str, int] | Iterable[Object]
-"""Ports by the name of their protocol, or a list of what `port` returns."""
+"""Ports by the name of their protocol, or a list of results of `port`."""
 
 _HTTP = {"TCP": 8080}
 
 
 class Endpoint(NamedTuple):
-    """An endpoint as a slice has it: where it is, its conditions, its zone, and whom it is hinted to."""
+    """An endpoint of a slice: its host, its conditions, its zone, and its hints."""
 
     host: Host
     conditions: Mapping[str, bool]
@@ -25,7 +25,7 @@ class Endpoint(NamedTuple):
 
 
 def port(name: str, number: int, protocol: str = "TCP", *, node_port: int = 0) -> Object:
-    """A port of a Service or of a slice; a slice's port has no `node_port`."""
+    """A port of a Service or of a slice. A slice's port has no `node_port`."""
     made: Object = {"name": name, "port": number, "protocol": protocol}
     return {**made, "nodePort": node_port} if node_port else made
 
@@ -43,7 +43,7 @@ def service(
     """A Service. `node_ports` are by protocol name and make it a NodePort Service, `ingress` a LoadBalancer Service.
 
     `ingress` are the addresses that a load balancer's controller has written into the status. `spec` takes any further
-    field, and beats what is said above.
+    field, and overrides the others.
     """
     metadata = {"namespace": "default", "name": name, "labels": labels, "annotations": annotations}
     addresses = list(ingress)
@@ -65,7 +65,7 @@ def service(
 
 
 def external_name(name: str, target: str) -> Object:
-    """A Service of type ExternalName: a matter of DNS alone."""
+    """A Service of type ExternalName, which only DNS serves."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -84,8 +84,8 @@ def endpoint_slices(
 ) -> list[Object]:
     """One slice for each family, with an endpoint for each of `hosts`.
 
-    `conditions` are those of every Host among them; an Endpoint brings its own. `name` is the beginning of the slices'
-    names, where a Service has several of a family.
+    `conditions` apply to every Host among them; an Endpoint has its own. `name` begins the slices' names, if a Service
+    has several of a family.
     """
     members = [it if isinstance(it, Endpoint) else Endpoint(it, conditions) for it in hosts]
     return [
@@ -137,7 +137,7 @@ def _with_node_port(made: Object, node_ports: Mapping[str, int]) -> Object:
 
 
 def _endpoint(endpoint: Endpoint, family: str) -> Object:
-    """An entry of a slice; that of a server in a node's own network is on that node."""
+    """An entry of a slice. A server in a node's own network is on that node."""
     hints = {"forZones": endpoint.for_zones, "forNodes": endpoint.for_nodes}
     made: Object = {
         "addresses": [endpoint.host.ip6 if family == "IPv6" else endpoint.host.ip],

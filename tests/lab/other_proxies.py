@@ -26,7 +26,7 @@ KUBE_ROUTER_SYSCTLS = {
 
 
 class Served(NamedTuple):
-    """A TCP port of a Service as a proxy has it in one family: its VIP, node port (0: none) and real servers."""
+    """A TCP port of a Service as a proxy serves it in one family: its VIP, node port (0: none) and real servers."""
 
     vip: str
     port: int
@@ -57,7 +57,7 @@ def kube_proxy_leftovers(node: Node, services: Iterable[Served]) -> None:
 def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
     """Build kube-dummy-if with its source routes, virtual servers, sets, rules and sysctls.
 
-    With `dsr` there is a Service with direct server return, too.
+    With `dsr`, one Service has direct server return.
     """
     services = list(services)
     _set_sysctls(node, KUBE_ROUTER_SYSCTLS)
@@ -77,7 +77,7 @@ def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool =
 
 
 def wipe(node: Node) -> None:
-    """Take away every rule, set, virtual server and routing rule, and the links that proxies and tests make."""
+    """Remove every rule, set, virtual server and routing rule, and the links that proxies and tests create."""
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         for table in ("mangle", "nat", "filter"):
             node.run(tool, "-t", table, "-F")
@@ -98,12 +98,12 @@ def _set_sysctls(node: Node, values: dict[str, int]) -> None:
 
 
 def _plain(with_prefix: Iterable[str]) -> list[str]:
-    """Addresses without their prefixes, and without those that links give themselves."""
+    """Addresses without their prefix lengths, and without link-local ones."""
     return [address.partition("/")[0] for address in with_prefix if not address.startswith("fe80")]
 
 
 def _ensure_link(node: Node, name: str, *, up: bool) -> None:
-    with suppress(CommandError):  # it is there
+    with suppress(CommandError):  # it exists
         node.run("ip", "link", "add", name, "type", "dummy")
     if up:
         node.run("ip", "link", "set", name, "up")
@@ -117,7 +117,7 @@ def _bind(node: Node, link: str, vips: Iterable[str], *, scope: str) -> None:
 
 
 def _ensure_source_route(node: Node, vip: str) -> None:
-    """The route that kube-router adds, without the one of IPv6 that the kernel adds and that would win."""
+    """Add kube-router's route, and remove the kernel's own IPv6 one, which would win."""
     route = f"local {vip} dev kube-dummy-if table local proto kernel"
     source = f"src {node.ip6}" if ":" in vip else f"scope host src {node.ip}"
     node.run("ip", "route", "replace", *route.split(), *source.split())

@@ -1,4 +1,4 @@
-"""The rules of kube-proxy in IPVS mode and of kube-router, and their neighbours', as iptables-restore reads them."""
+"""The rules of kube-proxy in IPVS mode, of kube-router, and of similar programs, for iptables-restore."""
 
 from collections.abc import Iterable
 
@@ -17,11 +17,11 @@ COMMIT
 -A INPUT -m comment --comment "kube-router netpol" -j KUBE-ROUTER-INPUT
 COMMIT
 """
-"""What looks like theirs, and is the kubelet's and that of kube-router's network policies."""
+"""Rules with similar names: the kubelet's, and those of kube-router's network policies."""
 
 
 def kube_proxy_rules(prefix: str, is_ipv6: bool) -> str:
-    """All of kube-proxy's chains in one family; `prefix` begins the names of its sets."""
+    """All of kube-proxy's chains in one family. `prefix` begins the names of its sets."""
     pods, loopback = (POD_RANGE6, "::1/128") if is_ipv6 else (POD_RANGE, "127.0.0.0/8")
     reject = "icmp6-port-unreachable" if is_ipv6 else "icmp-port-unreachable"
     return f"""\
@@ -108,7 +108,7 @@ COMMIT
 
 
 def direct_server_return_rules() -> str:
-    """kube-router's marks of packets to an external IP whose real servers answer by themselves."""
+    """kube-router's marks of packets to an external IP whose real servers answer the client directly."""
     to, mark = f"-d {DSR_ADDRESS} -p tcp -m tcp --dport {DSR_PORT}", f"-j MARK --set-mark {DSR_MARK:#x}"
     clamped = f"-s {DSR_ADDRESS} -i cbr0 -p tcp -m tcp --sport {DSR_PORT} --tcp-flags SYN,RST SYN"
     return f"""\

@@ -1,12 +1,12 @@
 """The pytest plugin of the lab: tests that need a real kernel run where there is one.
 
 Everything under tests/kernel, tests/scenarios and tests/conformance is marked `lab`. In a lab on this host
-(`KROUTE_LAB=host`) these tests are like any other. Else (`vm`) this pytest collects all tests, runs those that need no
-lab itself, and has the others run by a pytest in each of the lab's machines, while it shows their results as its own:
-one progress, one summary, and options such as -k, -x and --durations work as ever.
+(`KROUTE_LAB=host`), these tests run like any other. Otherwise (`vm`), this pytest collects all tests and runs those
+that need no lab. A pytest in each of the lab's machines runs the others, and this one shows their results as its own:
+there is one progress and one summary, and options such as -k, -x and --durations work as usual.
 
-Where several kernels are there, the first runs all tests and the others those marked `every_kernel`: what kroute relies
-on in a kernel, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's.
+If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
+kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from tests.lab.vm.work import matrix
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
 EVERY_KERNEL = re.compile(r"tests/kernel/|tests/scenarios/test_s\d\d_")
-"""The tests that run on every kernel there is, by their files."""
+"""The files of the tests that run on every available kernel."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a lab, by where they are."""
+    """Mark the tests that need a lab, by their paths."""
     directories = tuple(PROJECT / "tests" / name for name in LAB_DIRECTORIES)
     for item in items:
         if any(item.path.is_relative_to(directory) for directory in directories):
@@ -39,12 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run everything, if some of it has to run in machines; else leave it to pytest."""
+    """Run all tests if some must run in machines. Otherwise leave them to pytest."""
     in_lab = [item for item in session.items if item.get_closest_marker("lab")]
     if not in_lab or session.config.option.collectonly or lab_mode() == "host":
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
-        return None  # pytest's own loop says what there is to say
+        return None  # pytest's own loop reports collection errors
     here = [item for item in session.items if not item.get_closest_marker("lab")]
     durations = Durations.read()
     with Fleet(session, matrix(in_lab, kernels.usable(), durations), durations) as fleet:
@@ -55,7 +55,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which kernels the tests ran on."""
+    """Print which kernels the tests ran on."""
     for line in config.stash.get(Fleet.USED, []):
         terminalreporter.line(f"lab: {line}")
     if lab_mode() == "host" and "KROUTE_LAB_EVENTS" not in os.environ:

@@ -1,6 +1,6 @@
-"""`python -m tests.lab.run [-i] COMMAND...`: run a command where the lab's kernel is; its exit code is this one's.
+"""`python -m tests.lab.run [-i] COMMAND...`: run a command where the lab's kernel is, and exit with its exit code.
 
-The command's output arrives live, without the machine's boot messages. `-i` gives it the terminal.
+The command's output arrives live, without the machine's boot messages. `-i` connects it to the terminal.
 """
 
 import os
@@ -14,10 +14,10 @@ PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTW
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return what a command in the lab finds in its environment, `KROUTE_...` settings of the caller included."""
+    """Return the environment of a command in the lab, with the caller's `KROUTE_...` variables."""
     kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("KROUTE_")}
     if not sys.stdout.isatty():
-        kept["TERM"] = "dumb"  # the lab's own console is a terminal, which says nothing about this one
+        kept["TERM"] = "dumb"  # the command's terminal is the lab's console, not this one
     own = {"KROUTE_LAB": "host", "KROUTE_CACHE": str(cache()), "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
     return {**kept, **own, **more}
 

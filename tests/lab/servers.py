@@ -15,15 +15,15 @@ from typing import Protocol
 import msgspec
 
 _IN6_PKTINFO = 50
-"""IPV6_PKTINFO of linux/in6.h, which the socket module leaves out."""
+"""IPV6_PKTINFO of linux/in6.h, which the socket module does not have."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a server of the lab says about a call.
+    """A lab server's answer to a call.
 
-    `host` is the server's name, `address` and `port` are where the packet reached it; `peer` and `peer_port` are the
-    source as the server saw it, which is what network address translation shows itself by.
+    `host` is the server's name. `address` and `port` are where the packet has reached it. `peer` and `peer_port` are
+    the source as the server saw it, which shows network address translation.
     """
 
     host: str
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class SocketFactory(Protocol):
-    """What makes sockets in the right place: a namespace."""
+    """Creates sockets in a namespace."""
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """Return a new non-blocking socket."""
@@ -42,18 +42,18 @@ class SocketFactory(Protocol):
 
 
 def plain(address: str) -> str:
-    """Return an address as people write it: `::ffff:10.0.0.1` is 10.0.0.1, and a zone is left out."""
+    """Return an address as people write it: `::ffff:10.0.0.1` is 10.0.0.1, and a zone is removed."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 def reset_on_close(writer: asyncio.StreamWriter) -> None:
-    """Have a TCP connection end with a reset."""
+    """Make a TCP connection end with a reset when it is closed."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 class Server:
-    """The servers of one host, all under its name, each on every address of either family."""
+    """The servers of one host, under its name, each on every address of both families."""
 
     def __init__(self, host: str, namespace: SocketFactory) -> None:
         self.host = host
@@ -63,19 +63,19 @@ class Server:
         self._connections: set[asyncio.StreamWriter] = set()
 
     async def listen_http(self, port: int, protocol: int = socket.IPPROTO_TCP, address: str = "::") -> None:
-        """Serve HTTP at `port`; `protocol` may be IPPROTO_SCTP."""
+        """Serve HTTP on `port`. `protocol` may be IPPROTO_SCTP."""
         listener = self._bound(socket.SOCK_STREAM, protocol, address, port)
         self._listeners.append(await asyncio.start_server(self._serve, sock=listener))
 
     async def listen_udp(self, port: int, address: str = "::") -> None:
-        """Answer datagrams at `port`."""
+        """Answer datagrams on `port`."""
         bound = self._bound(socket.SOCK_DGRAM, socket.IPPROTO_UDP, address, port)
         bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
         self._datagrams.append(bound)
         asyncio.get_running_loop().add_reader(bound, self._answer_datagram, bound)
 
     async def close(self, *, reset: bool = False) -> None:
-        """Stop listening and end all connections: in order, or with a TCP reset."""
+        """Stop listening and end all connections, in order or with a TCP reset."""
         for listener in self._listeners:
             listener.close()
         for bound in self._datagrams:
@@ -102,7 +102,7 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the client has gone, or the way to it
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the client, or the path to it, is gone
                 while await self._serve_request(reader, writer):
                     pass
         finally:
@@ -110,7 +110,7 @@ class Server:
             writer.close()
 
     async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; return whether another may follow."""
+        """Answer one request. Returns whether another may follow."""
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         if head.startswith(b"get /stream "):
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -123,11 +123,11 @@ class Server:
         return b"\r\nconnection: close\r\n" not in head
 
     def _answer_datagram(self, bound: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # an ICMP error for an earlier answer, or the client has gone
+        with contextlib.suppress(OSError):  # an ICMP error for an earlier answer, or the client is gone
             _, ancillary, _, peer = bound.recvmsg(2048, 256)
             (packet_info,) = (value for _, kind, value in ancillary if kind == _IN6_PKTINFO)
             local = socket.inet_ntop(socket.AF_INET6, packet_info[:16])
-            # Only the address goes back, not the interface: the kernel routes the answer.
+            # Only the source address is set, not the interface: the kernel routes the answer.
             source = packet_info[:16] + struct.pack("I", 0)
             answer = self._answer(local, bound.getsockname()[1], peer)
             bound.sendmsg([answer], [(socket.IPPROTO_IPV6, _IN6_PKTINFO, source)], 0, peer)

@@ -1,4 +1,4 @@
-"""A shell in the lab, beside a cluster with kroute on every node: `make lab`, `make lab NODE=node2`."""
+"""A shell in the lab, with a running cluster and kroute on every node: `make lab`, `make lab NODE=node2`."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ enter() {{
 
 
 async def _populate(cluster: Cluster, deployment: Deployment) -> None:
-    """Start a pod on each node, the Service before them, and the agents."""
+    """Start a Service, a pod on each node, and the agents."""
     pods = [await node.pod(f"web-{number}", http=8080) for number, node in enumerate(cluster.nodes.values(), 1)]
     ports = {"TCP": 80}
     deployment.apply(
@@ -84,7 +84,7 @@ def _start_shell(cluster: Cluster, here: Node | None) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Build the cluster, let the person work, remove the cluster."""
+    """Build the cluster, run the shell, remove the cluster."""
     if columns := os.environ.get("COLUMNS"):
         subprocess.run(["stty", "columns", columns, "rows", os.environ.get("LINES", "24")], check=False)
     print("building a cluster ...", flush=True)

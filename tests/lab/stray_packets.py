@@ -1,4 +1,4 @@
-"""TCP packets that belong to no window: what a broken middlebox or a late retransmission puts on the wire."""
+"""TCP packets outside of any window, as a broken middlebox or a late retransmission sends them."""
 
 import ipaddress
 import socket
@@ -10,11 +10,11 @@ from tests.lab.servers import Answer
 _ACK = 0x10
 _WINDOW = 65535
 _SEQUENCE_NUMBERS = (1, 1 + (1 << 31))
-"""Two that are as far apart as two can be: at most one is within what a receiver expects."""
+"""Two sequence numbers as far apart as possible: at most one of them is in the receiver's window."""
 
 
 def send_out_of_window(server: Host, answer: Answer) -> None:
-    """Have `server` send packets into the connection over which it gave `answer`, outside its window."""
+    """Have `server` send packets outside the window of the connection on which it gave `answer`."""
     family = socket.AF_INET6 if ":" in answer.peer else socket.AF_INET
     with server.namespace.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
         raw.bind((answer.address, 0))

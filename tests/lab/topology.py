@@ -1,4 +1,4 @@
-"""Names and addresses of the lab's cluster: three nodes on one wire, a pod network routed between them."""
+"""Names and addresses of the lab's cluster: three nodes on one wire, with a routed pod network."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ WIRE6 = "fd00:192:168:123::/64"
 
 @dataclass(frozen=True)
 class Place:
-    """An address pair on the wire and, for a node, the number that its pod networks carry."""
+    """A pair of addresses on the wire and, for a node, the number in its pod networks."""
 
     last: int
     pods: int | None = None
@@ -28,7 +28,7 @@ class Place:
         return f"fd00:192:168:123::{self.last}"
 
     def pod_ip(self, index: int) -> str:
-        """Return the IPv4 address of the node's pod number `index`; 1 is the node's own end."""
+        """Return the IPv4 address of the node's pod number `index`. Number 1 is the node itself."""
         return f"172.20.{self.pods}.{index}"
 
     def pod_ip6(self, index: int) -> str:

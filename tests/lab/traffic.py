@@ -1,6 +1,6 @@
-"""One event loop in a thread of its own, on which all servers and clients of the lab live.
+"""One event loop in its own thread, on which all servers and clients of the lab run.
 
-Pods go on answering while a test blocks on a command, and fixtures of any scope can use them, whatever loop a test has.
+Pods continue to answer while a test blocks on a command. Fixtures of any scope can use them, whichever loop a test has.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Traffic:
-    """The thread and its loop. `run` is for tests, `call` for code that is not asynchronous."""
+    """The thread and its loop. `run` is for tests, `call` for synchronous code."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -20,7 +20,7 @@ class Traffic:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work` on the lab's loop; cancelling this cancels it."""
+        """Await `work` on the lab's loop. Cancellation cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -28,7 +28,7 @@ class Traffic:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
+        """Cancel the remaining tasks, and end the thread."""
         self.call(self._finish())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()

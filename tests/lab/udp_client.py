@@ -1,4 +1,4 @@
-"""A UDP client that keeps its socket, and so its source port, as a DNS resolver or a telemetry sender does."""
+"""A UDP client that keeps its socket, and thus its source port, as a DNS resolver or a telemetry sender does."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ from tests.lab.hosts import Host
 from tests.lab.servers import Answer
 
 PATIENCE = 1.0
-"""Seconds after which a datagram without an answer is given up."""
+"""Seconds after which a datagram without an answer counts as lost."""
 
 
 class UdpClient:
-    """Asks one address from one socket: `with UdpClient(host, address, port) as client`."""
+    """Sends datagrams to one address from one socket: `with UdpClient(host, address, port) as client`."""
 
     def __init__(self, host: Host, address: str, port: int) -> None:
         self.host = host
@@ -33,7 +33,7 @@ class UdpClient:
         return int(self._socket.getsockname()[1])
 
     async def ask(self, payload: bytes = b"who are you?") -> Answer:
-        """Send a datagram and return the answer to it.
+        """Send a datagram and return its answer.
 
         Raises:
             ConnectionRefusedError: the answer was an ICMP port unreachable, to this datagram or to the one before.
@@ -41,7 +41,7 @@ class UdpClient:
             TimeoutError: nothing came within `PATIENCE`.
         """
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(BlockingIOError):  # late answers to datagrams that had been given up
+        with contextlib.suppress(BlockingIOError):  # late answers to earlier datagrams
             while True:
                 self._socket.recv(2048)
         await loop.sock_connect(self._socket, self.asked)

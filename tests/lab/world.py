@@ -1,4 +1,4 @@
-"""The cluster as most tests have it: three nodes with a web pod on each, a visitor, and the two address families."""
+"""The cluster of most tests: three nodes with a web pod on each, a visitor, and the two address families."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.lab.hosts import Host
 
 
 class TwoAddresses(Protocol):
-    """What has an address of each family: a host, or the addresses of a Service."""
+    """Has an address of each family: a host, or the addresses of a Service."""
 
     @property
     def ip(self) -> str:
@@ -26,7 +26,7 @@ class TwoAddresses(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """One address family, as the tests use it."""
+    """One address family, for tests."""
 
     name: str
     service_ip: str
@@ -49,9 +49,9 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class World:
-    """The cluster with its pods: web-1 to web-3, one on each node, and a visitor on node1 that serves nothing.
+    """The cluster with its pods: web-1 to web-3, one on each node, and a visitor on node1 without servers.
 
-    A web pod answers HTTP at 8080, UDP at 5353 and HTTP over SCTP at 9090.
+    A web pod serves HTTP on 8080, UDP on 5353 and HTTP over SCTP on 9090.
     """
 
     cluster: Cluster
@@ -60,7 +60,7 @@ class World:
 
     @classmethod
     def build(cls) -> "World":
-        """Build it; closing `cluster` removes it."""
+        """Build the cluster. Closing `cluster` removes it."""
         cluster = Cluster()
         try:
             return asyncio.run(cls._populate(cluster))
@@ -84,7 +84,7 @@ class World:
 
 @contextmanager
 def routed(host: Host, destination: str, gateway: str) -> Iterator[None]:
-    """Give a host a route to an address or network by way of `gateway`, for the length of a `with`."""
+    """Give a host a route to an address or network through `gateway`, for the length of a `with`."""
     host.run("ip", "route", "add", destination, "via", gateway)
     try:
         yield

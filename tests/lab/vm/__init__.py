@@ -1,1 +1,1 @@
-"""The lab's virtual machines: the kernels they boot, how they are watched, and how tests get into them and back."""
+"""The lab's virtual machines: their kernels, how they are supervised, and how tests and results are passed."""

@@ -1,6 +1,6 @@
-"""Debian packages of any suite, fetched without touching what this machine's apt has: it keeps its own lists.
+"""Download Debian packages of any suite, without changing the state of this machine's apt.
 
-Who signed them is checked by apt, against the archive's keys (package debian-archive-keyring).
+apt checks the signatures against the archive's keys (package debian-archive-keyring).
 """
 
 import os
@@ -12,11 +12,11 @@ _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class PackageError(Exception):
-    """The package could not be had; the text says why."""
+    """The package could not be downloaded. The message says why."""
 
 
 def download(suite: str, package: str, directory: Path) -> Path:
-    """Fetch `package` of `suite`, its dependencies left aside, into the empty `directory`; return the file.
+    """Download `package` of `suite`, without its dependencies, into the empty `directory`, and return the file.
 
     Raises:
         PackageError: the mirror of this machine has no such suite or package, or the signature is not Debian's.
@@ -24,7 +24,7 @@ def download(suite: str, package: str, directory: Path) -> Path:
     apt = _private_apt(directory / "apt", suite)
     fetched = directory / "fetched"
     fetched.mkdir()
-    subprocess.run(["chown", "--quiet", "_apt", fetched], check=False)  # so that apt can fetch with fewer rights
+    subprocess.run(["chown", "--quiet", "_apt", fetched], check=False)  # so that apt can download with fewer rights
     _run(apt, "apt-get", "update")
     _run(apt, "apt-get", "download", package, cwd=fetched)
     [file] = fetched.glob("*.deb")
@@ -32,7 +32,7 @@ def download(suite: str, package: str, directory: Path) -> Path:
 
 
 def _private_apt(directory: Path, suite: str) -> dict[str, str]:
-    """Return the environment in which apt knows this one suite, and keeps its state in `directory`."""
+    """Return an environment in which apt uses only this suite, and keeps its state in `directory`."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (directory / name).mkdir(parents=True)
     sources = directory / "sources.list"
@@ -51,7 +51,7 @@ def _private_apt(directory: Path, suite: str) -> dict[str, str]:
 
 
 def _mirror() -> str:
-    """Return the site from which this machine gets its own release of Debian."""
+    """Return the mirror from which this machine gets its own release of Debian."""
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     described = ("apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(SITE)", "Created-By: Packages")
     for line in _run({**os.environ}, *described).splitlines():

@@ -1,11 +1,11 @@
-"""Why a machine did not come up, or ended: what its console says, in words that lead to a next step."""
+"""Find out from its console why a machine did not come up, or ended, and what to do."""
 
 import re
 from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """A line that may stand on the console, what it means, and what to do. `{0}` is the first group of the pattern."""
+    """A line that may be on the console, what it means, and what to do. `{0}` is the first group of the pattern."""
 
     pattern: str
     meaning: str
@@ -44,11 +44,11 @@ CAUSES = (
     ),
     Cause(r"Kernel panic - not syncing: (.*)", "the machine's kernel panicked: {0}", "the lines before say where"),
 )
-"""The most telling first."""
+"""The most specific cause first."""
 
 
 def likely_cause(console: str) -> str:
-    """Return what the console's text means and what to do about it, in one line; "" if it says nothing known."""
+    """Return in one line what the console's text means and what to do, or "" if no cause is known."""
     for cause in CAUSES:
         if found := re.search(cause.pattern, console, re.IGNORECASE):
             return f"{cause.meaning.format(*found.groups())} ({cause.advice.format(*found.groups())})"

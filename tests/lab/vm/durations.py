@@ -1,7 +1,7 @@
-"""How long each test took when it last ran: what a schedule goes by.
+"""How long each test took in its last run, for scheduling.
 
-Where there was no last run, as in a new clone, `usual_durations.json` says what a test of each file usually takes.
-Running this module writes that file from the durations of the last run.
+Without a last run, as in a new clone, `usual_durations.json` says how long a test of each file usually takes. Running
+this module writes that file from the durations of the last run.
 """
 
 import json
@@ -15,12 +15,12 @@ from tests.lab.places import leftovers
 from tests.lab.vm.kernels import KERNELS
 
 UNKNOWN = 1.0
-"""Seconds that a test is taken for when nothing is known of its file."""
+"""The seconds assumed for a test if nothing is known of its file."""
 USUAL = Path(__file__).with_name("usual_durations.json")
 
 
 class Durations:
-    """Seconds that each test took when it last ran, kept in the clone."""
+    """The seconds of each test in its last run, kept in the clone."""
 
     def __init__(self, known: dict[str, float], usual: dict[str, float]) -> None:
         self._known = known
@@ -29,27 +29,27 @@ class Durations:
 
     @classmethod
     def read(cls) -> Self:
-        """Return what the last runs left, and what is usual."""
+        """Return the durations of the last runs, and the usual ones."""
         path = cls._path()
         return cls(json.loads(path.read_text()) if path.exists() else {}, json.loads(USUAL.read_text()))
 
     def add(self, nodeid: str, seconds: float) -> None:
-        """Count a phase of a test."""
+        """Add the duration of a test's phase."""
         self._now[nodeid] += seconds
 
     def of(self, nodeid: str) -> float:
-        """Return what a test took last, or usually takes."""
+        """Return the seconds that a test took last, or usually takes."""
         return self._known.get(nodeid) or self._usual.get(_file_and_kernel(nodeid), UNKNOWN)
 
     def by_file(self) -> dict[str, float]:
-        """Return what a test of each lab file took last, on average."""
+        """Return the average of the last durations of the tests of each lab file."""
         files: defaultdict[str, list[float]] = defaultdict(list)
         for nodeid, seconds in self._known.items():
             files[_file_and_kernel(nodeid)].append(seconds)
         return {name: round(fmean(files[name]), 1) for name in sorted(files)}
 
     def write(self) -> None:
-        """Keep them for the next run."""
+        """Store the durations for the next run."""
         unfinished = self._path().with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps({**self._known, **self._now}, indent=0))
         unfinished.replace(self._path())
@@ -65,7 +65,7 @@ def file_of(nodeid: str) -> str:
 
 
 def _file_and_kernel(nodeid: str) -> str:
-    """Return what tests that take about as long have in common: the file, and the kernel if it is not the first."""
+    """Return the key for tests of similar duration: the file, and the kernel if it is not the first."""
     suffix = next((f"@{name}" for name in KERNELS if nodeid.endswith(f"@{name}")), "")
     return file_of(nodeid) + suffix
 

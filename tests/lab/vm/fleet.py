@@ -1,4 +1,4 @@
-"""All machines of one test run: as many as keep the host's processors busy."""
+"""All machines of one test run: enough to keep the host's processors busy."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from tests.lab.vm.remote_run import RemoteRun
 from tests.lab.vm.work import Work
 
 MACHINES_PER_CPU = 2
-"""Tests wait for the kernel's and the specification's own periods. docs/lab.md has figures of more and fewer."""
+"""More than one, since tests wait for periods of the kernel and the specification. docs/lab.md has figures."""
 _POLL = 0.2
 
 
@@ -20,7 +20,7 @@ class Fleet:
     """Runs `works` in machines, and shows their results as those of `session`, for the length of a `with`."""
 
     USED: ClassVar = pytest.StashKey[list[str]]()
-    """What the machines of a run were, a line for each kernel, in the stash of pytest's configuration."""
+    """The stash key, in pytest's configuration, for a line about each kernel's machines."""
 
     def __init__(self, session: pytest.Session, works: list[Work], durations: Durations) -> None:
         self._session = session
@@ -41,18 +41,18 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Switch off what still runs."""
+        """Stop the machines that still run."""
         for run in self._runs:
             run.machine.close()
 
     def follow(self) -> None:
-        """Show what happens in the machines until every test has ended."""
+        """Show the events of the machines until every test has ended."""
         while self._runs:
             self.look()
             time.sleep(_POLL)
 
     def look(self) -> None:
-        """Show what has happened in the machines since the last look, and see to it that each has work."""
+        """Show the new events of the machines, and give each of them work."""
         for run in tuple(self._runs):
             try:
                 for event in run.events():
@@ -67,7 +67,7 @@ class Fleet:
                     self._replace(run)
 
     def _start_machine(self) -> None:
-        """Start one where the most is waiting for each machine, if anything is."""
+        """Start a machine for the work with the longest waiting time per machine, if any work waits."""
         waiting = [work for work in self._works if work]
         if not waiting:
             return
@@ -77,12 +77,12 @@ class Fleet:
         try:
             self._runs.append(RemoteRun(self._started, work, self._session.config))
         except MachineError as failure:
-            if not self._runs:  # else those that run do its work: this host has no room for more
+            if not self._runs:  # else the running machines do the work: this host has no room for more
                 for each in waiting:
                     self._fail(each, each.take_all(), str(failure))
 
     def _replace(self, run: RemoteRun) -> None:
-        """Start another machine in the place of one that has ended, if there is work for it."""
+        """Remove a machine that has ended, and start another if there is work."""
         self._runs.remove(run)
         run.machine.close()
         self._start_machine()
@@ -101,7 +101,7 @@ class Fleet:
                 hook.pytest_runtest_logfinish(nodeid=nodeid + work.suffix, location=tuple(location))
 
     def _fail(self, work: Work, lost: list[pytest.Item], reason: str) -> None:
-        """Fail the tests that were lost with a machine: none is ever left out in silence."""
+        """Fail the tests that were lost with a machine, so that none is skipped silently."""
         hook = self._session.config.hook
         for item in lost:
             nodeid = item.nodeid + work.suffix
@@ -120,7 +120,7 @@ class Fleet:
 
 
 def stop_if_asked(session: pytest.Session) -> None:
-    """End the run where pytest wants it to end: -x, --maxfail, an interrupt."""
+    """End the run if pytest requires it: -x, --maxfail, an interrupt."""
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     if session.shouldstop:

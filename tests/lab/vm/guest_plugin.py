@@ -1,8 +1,8 @@
-"""The pytest plugin inside the machine: runs the tests that it is given, and tells the outer pytest of each.
+"""The pytest plugin inside a machine: runs the tests that it is given, and reports each to the outer pytest.
 
-Both ways lead through a directory that the two sides share. Out: one JSON line an event, as a test starts, reports and
-ends; a line is synced at once, since the machine's page cache is its own. In: files named 0, 1, 2 …, each a JSON list
-of the tests to run next; an empty list is the last.
+Both directions use a directory that the two sides share. Out: one JSON line for each event, when a test starts, reports
+and ends. A line is synced at once, since the machine has its own page cache. In: files named 0, 1, 2 …, each with a
+JSON list of the tests to run next; an empty list is the last.
 """
 
 import itertools
@@ -50,9 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run what is assigned, each test when the next one is known: what the two share, pytest then keeps."""
+    """Run the assigned tests, each once the next is known: pytest then keeps the fixtures that the two share."""
     if session.testsfailed:
-        return None  # pytest's own loop says what could not be collected
+        return None  # pytest's own loop reports collection errors
     collected = {item.nodeid: item for item in session.items}
     assigned = (collected[nodeid] for nodeid in _assigned(Path(os.environ["KROUTE_LAB_ASSIGNED"])))
     for item, following in itertools.pairwise(itertools.chain(assigned, [None])):

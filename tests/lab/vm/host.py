@@ -1,4 +1,4 @@
-"""What a machine asks of this host: a place for its memory."""
+"""What a machine needs of this host: a directory for its memory."""
 
 import os
 import shutil
@@ -8,11 +8,11 @@ from tests.lab.places import cache
 
 
 class HostError(Exception):
-    """This host cannot carry a machine of the lab; the text says what it lacks and what to do."""
+    """This host cannot run a machine of the lab. The message says what is missing and what to do."""
 
 
 def memory_directory(mib: int) -> Path:
-    """Return a directory with room for `mib` MiB: a tmpfs if possible, since a disk would write the memory out.
+    """Return a directory with room for `mib` MiB, if possible a tmpfs: the memory would be written out to a disk.
 
     Raises:
         HostError: there is none.
@@ -30,5 +30,5 @@ def memory_directory(mib: int) -> Path:
 
 
 def _is_noexec(directory: Path) -> bool:
-    """Whether nothing there may be executed; the machine's programs lie in its memory."""
+    """Whether no file there may be executed. The machine's programs are in its memory, so they must be executable."""
     return bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)

@@ -1,12 +1,12 @@
-"""The kernels that the lab's machines boot: which there are, where they lie, and which one is meant.
+"""The kernels that the lab's machines boot: which exist, where they are stored, and which are to be used.
 
 | name | what it is |
 |---|---|
-| built | a kernel of today, made here from Debian's `linux-source` and the options in kernel/options |
-| packaged | Debian 12's own User Mode Linux 6.1, unpacked: there in seconds, and the second kernel of the matrix |
+| built | a current kernel, built here from Debian's `linux-source` and the options in kernel/options |
+| packaged | Debian 12's own User Mode Linux 6.1, unpacked: available in seconds, and the second kernel of the matrix |
 
-Each lies in the cache, in a directory named after the recipe that it was made by: another recipe is another kernel.
-`python -m tests.lab.vm.provide` makes them. Imports nothing but the standard library, as the set-up needs that.
+Each is in the cache, in a directory named after its recipe: another recipe is another kernel. `python -m
+tests.lab.vm.provide` makes them. Imports only the standard library, as the set-up requires.
 """
 
 import hashlib
@@ -22,7 +22,10 @@ RECIPE = Path(__file__).with_name("kernel")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of the lab. `words` goes on its command line; `ingredients` are the files of RECIPE that make it."""
+    """One kernel of the lab.
+
+    `words` are added to its command line. `ingredients` are the files of RECIPE that make it.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -30,13 +33,12 @@ class Kernel:
 
     @property
     def directory(self) -> Path:
-        """Where it lies, once it has been made."""
+        """Where it is stored, once it has been made."""
         recipe = b"".join((RECIPE / name).read_bytes() for name in self.ingredients)
         return cache() / "kernels" / f"{self.name}-{hashlib.sha256(recipe).hexdigest()[:16]}"
 
     @property
     def is_there(self) -> bool:
-        """Whether it has been made."""
         return self.binary.exists()
 
     @property
@@ -46,17 +48,17 @@ class Kernel:
 
     @property
     def modules(self) -> Path:
-        """What the machine finds in /lib/modules: a directory for the kernel's release."""
+        """The machine's /lib/modules: it has a directory for the kernel's release."""
         return self.directory / "modules"
 
     @property
     def preloaded(self) -> Path:
-        """The library that has it run where the XSAVE area is larger than it knows (kernel/xsave_area.c)."""
+        """The library that lets it run on processors whose XSAVE area is larger than it knows (kernel/xsave_area.c)."""
         return self.directory / "xsave_area.so"
 
     @property
     def title(self) -> str:
-        """What a person should know of it: its `uname -r`, and its name."""
+        """Its description for people: its `uname -r`, and its name."""
         releases = [directory.name for directory in self.modules.iterdir()] if self.is_there else ["that is not there"]
         return f"Linux {' '.join(releases)} ({self.name})"
 
@@ -67,10 +69,10 @@ KERNELS = {kernel.name: kernel for kernel in (BUILT, PACKAGED)}
 
 
 def wanted() -> list[Kernel]:
-    """Return the kernels that `KROUTE_KERNEL` allows: the one that it names, or all with the kernel of today first.
+    """Return the kernels that `KROUTE_KERNEL` allows: the named one, or all, the current kernel first.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it names no kernel.
     """
     wish = os.environ.get("KROUTE_KERNEL") or "auto"
     if wish == "auto":
@@ -81,11 +83,11 @@ def wanted() -> list[Kernel]:
 
 
 def usable() -> list[Kernel]:
-    """Return those of the wanted kernels that are there; if none is, the last, which is made the quickest."""
+    """Return the wanted kernels that exist, or, if none does, the last one, which is made the fastest."""
     kernels = wanted()
     return [kernel for kernel in kernels if kernel.is_there] or kernels[-1:]
 
 
 def default() -> Kernel:
-    """Return the kernel for a machine of which nothing is said: the first that is usable."""
+    """Return the kernel for a machine without a chosen one: the first that is usable."""
     return usable()[0]

@@ -1,8 +1,8 @@
 """The lab's virtual machine: a Linux kernel that runs as a process of the host (User Mode Linux).
 
-It needs neither KVM nor an emulator: the machine's programs run natively, which makes Python in it many times faster
-than under instruction-by-instruction emulation, and a boot takes about two seconds. The host's files are its root,
-read-only. `tests/lab/vm/kernels.py` says which kernels there are.
+It needs neither KVM nor an emulator. The machine's programs run natively, so Python in it is many times faster than
+under emulation of each instruction, and a boot takes about two seconds. The host's files are its root, read-only.
+`tests/lab/vm/kernels.py` lists the kernels.
 """
 
 import compileall
@@ -25,16 +25,16 @@ from tests.lab.vm.host import HostError, memory_directory
 from tests.lab.vm.kernels import Kernel
 
 MEMORY_MIB = 3072
-"""What the machine believes to have; the host gives a page only when it is used."""
+"""The memory that the machine sees. The host provides a page only when it is used."""
 BOOT_SILENCE = 10.0
-"""Seconds without a word on the console after which a machine that has not come up is given up."""
+"""Seconds without output on the console after which a booting machine counts as failed."""
 LINES_OF_AN_END = 500
-"""How far back on the console the cause of an end is looked for: a panic is followed by registers and stacks."""
+"""How many last lines of the console are searched for the cause of an end: registers and stacks follow a panic."""
 _POLL = 0.05
 
 
 class MachineError(Exception):
-    """The machine could not start, or ended without the exit code of its command; the text holds its last lines."""
+    """The machine could not start, or ended without its command's exit code. The message holds its last lines."""
 
 
 class Machine:
@@ -57,7 +57,7 @@ class Machine:
         self.console = self.shared / "console"
         self._kept_console = leftovers() / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._last_word = (0, 0.0)  # how long the console was when it last had grown, and when that was
+        self._last_word = (0, 0.0)  # the console's size when it last grew, and when that was
 
     def start(
         self,
@@ -82,7 +82,7 @@ class Machine:
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         (self.shared / "command").write_text(f"{exports}exec {shlex.join(argv)}\n")
         with self.console.open("wb") as console, contextlib.ExitStack() as stack:
-            screen = os.dup((output or console).fileno())  # a number of its own: 1 and 2 are the console's
+            screen = os.dup((output or console).fileno())  # a separate descriptor: 1 and 2 are the console's
             stack.callback(os.close, screen)
             self._process = subprocess.Popen(
                 [*self._host_command(), *self._kernel_command(console.fileno(), screen, terminal=terminal), *words],
@@ -91,13 +91,13 @@ class Machine:
                 stderr=console,
                 pass_fds=(console.fileno(), screen),
                 env=self._host_environment(),
-                start_new_session=True,  # a kernel that panics ends all of its process group
+                start_new_session=True,  # a kernel that panics kills its whole process group
             )
         self._last_word = (0, time.monotonic())
 
     @property
     def pid(self) -> int:
-        """The process that the machine, and all in it, is below."""
+        """The process whose descendants are the machine and everything in it."""
         assert self._process is not None, "start() comes first"
         return self._process.pid
 
@@ -108,14 +108,14 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has come so far that the command runs, or ran."""
+        """Whether it has booted, so that the command runs, or ran."""
         return (self.shared / "up").exists()
 
     def check(self) -> None:
-        """Look after the machine; call it often, until it has ended.
+        """Supervise the machine. To be called often, until it has ended.
 
         Raises:
-            MachineError: it has fallen silent before it was up, and is off now; or it ended before its command did.
+            MachineError: it fell silent while booting, and is off now; or it ended before its command did.
         """
         assert self._process is not None, "start() comes first"
         if self.running:
@@ -128,11 +128,11 @@ class Machine:
             raise MachineError(self._obituary("ended before its command did" if self.is_up else "did not come up"))
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the machine is off; return its command's exit code.
+        """Wait until the machine is off. Returns its command's exit code.
 
         Raises:
             TimeoutError: it still runs after `timeout` seconds.
-            MachineError: as `check` says.
+            MachineError: as in `check`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.running:
@@ -163,12 +163,12 @@ class Machine:
         self.close()
 
     def _host_command(self) -> list[str]:
-        """Return what starts the kernel on the host, so that nothing of a machine outlives who started it."""
+        """Return the host's command that starts the kernel, and ends everything of it when its starter ends."""
         return [
             # Its processes take turns, so on one processor each hands over to the next without waking another.
             *("taskset", "--cpu-list", str(self._cpu)),
             *("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--"),
-            # The first process of a pid namespace ignores its own SIGABRT: a kernel in its place would panic for ever.
+            # The first process of a pid namespace ignores its own SIGABRT: a kernel in its place would panic endlessly.
             *("sh", "-c", '"$@"; exit $?', "sh"),
         ]
 
@@ -206,7 +206,7 @@ class Machine:
         return now - since > BOOT_SILENCE
 
     def _obituary(self, what: str) -> str:
-        """Return what happened, the likely cause, and the end of the console."""
+        """Return the event, its likely cause, and the end of the console."""
         assert self._process is not None
         cause = likely_cause(self.last_lines(LINES_OF_AN_END))
         if not cause and (code := self._process.poll()) in {-signal.SIGKILL, 128 + signal.SIGKILL}:

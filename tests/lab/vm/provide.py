@@ -23,7 +23,7 @@ UNREAD = (
     *("drivers/gpu", "drivers/infiniband", "drivers/media", "drivers/staging", "drivers/scsi", "sound"),
     *("tools/testing", "drivers/net/ethernet", "drivers/net/wireless", "Documentation"),
 )
-"""Parts of the kernel's source of which only what says how they are configured is unpacked: a third of it."""
+"""Parts of the kernel's source, a third of it, of which only the configuration files are unpacked."""
 
 
 def provide(kernel: Kernel) -> None:
@@ -56,7 +56,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _package(kernel: Kernel, work: Path) -> Path:
-    """Fetch the first of the packages named in RECIPE/suites that can be had."""
+    """Download the first package of RECIPE/suites that is available."""
     rows = [line.split() for line in (RECIPE / "suites").read_text().splitlines() if not line.startswith("#")]
     refusals = []
     for _, suite, package in (row for row in rows if row[0] == kernel.name):
@@ -70,7 +70,7 @@ def _package(kernel: Kernel, work: Path) -> Path:
 
 
 def _unpack(package: Path, work: Path, made: Path) -> None:
-    """Take Debian's kernel and its modules out of the package."""
+    """Unpack Debian's kernel and its modules from the package."""
     tree = work / "tree"
     _run("dpkg-deb", "--extract", package, tree)
     (tree / "usr/bin/linux.uml").rename(made / "linux")
@@ -78,7 +78,7 @@ def _unpack(package: Path, work: Path, made: Path) -> None:
 
 
 def _build(package: Path, work: Path, made: Path) -> None:
-    """Configure and compile the kernel, and list what is built in where kmod looks for it."""
+    """Configure and compile the kernel, and list the built-in modules where kmod looks for them."""
     source, build = work / "source", work / "build"
     source.mkdir()
     build.mkdir()
@@ -104,7 +104,7 @@ def _build(package: Path, work: Path, made: Path) -> None:
 
 
 def _as_root(work: Path, made: Path) -> Path:
-    """Return a directory in which depmod finds the modules where it expects them, in lib/modules."""
+    """Return a directory in which depmod finds the modules in the expected place, lib/modules."""
     root = work / "root"
     (root / "lib").mkdir(parents=True)
     (root / "lib/modules").symlink_to(made / "modules")
@@ -112,7 +112,7 @@ def _as_root(work: Path, made: Path) -> Path:
 
 
 def _say_what_is_unknown(configuration: str) -> None:
-    """Name the options that this version of the source does not have."""
+    """Print the options that this version of the source does not have."""
     taken = set(configuration.splitlines())
     options = (line for line in (RECIPE / "options").read_text().splitlines() if line.startswith("CONFIG_"))
     for option in options:
@@ -132,7 +132,7 @@ _MAKERS: dict[str, Callable[[Path, Path, Path], None]] = {"built": _build, "pack
 
 
 def missing(which: str) -> list[Kernel]:
-    """Return what is to be made: so that any wanted kernel is there (`quickest`), the `newest`, or `every` one."""
+    """Return the kernels to be made, so that any wanted one exists (`quickest`), the `newest`, or `every` one."""
     kernels = wanted()
     match which:
         case "quickest":
@@ -145,7 +145,7 @@ def missing(which: str) -> list[Kernel]:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the module's first line says."""
+    """Run the command line that the module's docstring describes."""
     match arguments:
         case ["--missing", "quickest" | "newest" | "every" as which]:
             print(*(kernel.name for kernel in missing(which)))

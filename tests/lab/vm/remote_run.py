@@ -1,4 +1,4 @@
-"""A pytest in a machine of the lab, seen from outside: give it tests, follow its events, say so when it is lost."""
+"""A pytest in a machine of the lab, seen from outside: it gets tests, its events are read, and its loss is reported."""
 
 import json
 import sys
@@ -15,18 +15,21 @@ from tests.lab.vm.machine import Machine, MachineError
 from tests.lab.vm.work import Work
 
 SILENCE = 400.0
-"""Seconds without any event after which a machine counts as hung. No test may take that long without an end."""
+"""Seconds without an event after which a machine counts as hung. Every test must end sooner."""
 OFF_WITHIN = 60.0
-"""Seconds after its last event within which a machine that has nothing left to do should be off."""
+"""Seconds after its last event within which a machine without further work should be off."""
 STACKS_AFTER = 300
-"""Seconds after which a test's stacks are written to the console: before it counts as hung."""
+"""Seconds after which a running test's stacks are written to the console, before it counts as hung."""
 
 _PASSED_ON = {"tbstyle": "--tb", "verbose": "--verbosity", "hypothesisseed": "--hypothesis-seed"}
-"""Options of the outer pytest that shape what the inner one reports."""
+"""Options of the outer pytest that change what the inner one reports."""
 
 
 class RemoteRun:
-    """One machine that takes files of tests from `work` until there are none. `owed`: given to it and not ended."""
+    """One machine that takes files of tests from `work` until none is left.
+
+    `owed` are those that it has not finished.
+    """
 
     def __init__(self, number: int, work: Work, config: pytest.Config) -> None:
         self.work = work
@@ -45,13 +48,13 @@ class RemoteRun:
         self._give_more()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Return the events that have arrived since the last call, and see to it that the machine has work.
+        """Return the new events, and give the machine more work.
 
         Raises:
-            MachineError: the machine has ended or fallen silent, with tests still owed.
+            MachineError: the machine has ended or fallen silent, and owes tests.
         """
         self.work.has_been_up |= self.machine.is_up
-        alive = self.machine.running  # asked first, so that nothing written before the end is missed
+        alive = self.machine.running  # read first, so that nothing written before the end is missed
         lines = self._new_lines()
         if lines:
             self._heard = time.monotonic()
@@ -73,15 +76,15 @@ class RemoteRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has run all there was for it, and is off; one that stays on is not waited for."""
+        """Whether it has finished its work, and is off. A machine that stays on is not waited for."""
         is_done = self._is_last_given and not self.owed
         return is_done and (not self.machine.running or time.monotonic() - self._heard > OFF_WITHIN)
 
     def lost(self) -> list[pytest.Item]:
-        """Give up the machine; return the tests that are lost with it, the rest go back to the work that waits.
+        """Give up the machine. Returns the tests that are lost with it; the others return to the waiting work.
 
-        A machine that is lost during a test costs that test; one that is lost otherwise costs all that it was given,
-        so that nothing is tried for ever; and if no machine with its kernel has ever come up, no test can run.
+        A machine that is lost during a test costs that test. One that is lost otherwise costs all that it was given, so
+        that nothing is tried endlessly. If no machine with its kernel has ever come up, no test can run.
         """
         self.machine.close()
         owed = dict(self.owed)
@@ -92,7 +95,7 @@ class RemoteRun:
         return [*owed.values(), *([] if self.work.has_been_up else self.work.take_all())]
 
     def _start(self, config: pytest.Config) -> None:
-        """Boot the machine with a pytest in it that collects all files which it may be given."""
+        """Boot the machine. The pytest in it collects all files that it may be given."""
         arguments = self.machine.shared / "arguments"
         arguments.write_text("".join(f"{name}\n" for name in self.work.files))
         self._assigned.mkdir()
@@ -109,12 +112,12 @@ class RemoteRun:
                 KROUTE_LAB_EVENTS=str(self._events),
                 KROUTE_LAB_ASSIGNED=str(self._assigned),
                 PYTHONDONTWRITEBYTECODE="1",
-                HYPOTHESIS_STORAGE_DIRECTORY="/run/tmp/hypothesis",  # the project itself is read-only in there
+                HYPOTHESIS_STORAGE_DIRECTORY="/run/tmp/hypothesis",  # the project is read-only in the machine
             ),
         )
 
     def _give_more(self) -> None:
-        """Hand the machine the next file's tests, or an empty list: there are no more."""
+        """Give the machine the next file's tests, or an empty list if there are none left."""
         if self._is_last_given:
             return
         items = self.work.take()
@@ -143,7 +146,7 @@ class RemoteRun:
         return self.machine.shared / "assigned"
 
     def _new_lines(self) -> list[bytes]:
-        """Return the complete lines that have been added to the file of events."""
+        """Return the complete new lines of the events' file."""
         if not self._events.exists():
             return []
         with self._events.open("rb") as file:
