@@ -33,7 +33,7 @@ SECTIONS = {
 
 _API = "not a proxy's matter: the API server and its controllers alone"
 _CLOUD = "not a proxy's matter: the cloud's load balancer and its controller"
-_KUBE_PROXY = "not a matter of kroute: it looks into kube-proxy itself"
+_KUBE_PROXY = "not a matter of kroute: it tests kube-proxy's"
 
 _CONFORMANCE = (
     ("C1", "Services: serve a basic endpoint from pods"),
@@ -151,8 +151,8 @@ _LOAD_BALANCER = (
 )
 
 _OTHERS = (
-    ("kube_proxy 74", "set TCP CLOSE_WAIT timeout", _KUBE_PROXY + "'s own setting of a node's sysctl"),
-    ("kube_proxy 276", "update metric for localhost nodeport accepted packets", _KUBE_PROXY + "'s iptables mode"),
+    ("kube_proxy 74", "set TCP CLOSE_WAIT timeout", _KUBE_PROXY + " own setting of a node's sysctl"),
+    ("kube_proxy 276", "update metric for localhost nodeport accepted packets", _KUBE_PROXY + " iptables mode"),
     ("traffic_distribution 350", "PreferClose, PreferSameZone and PreferSameNode"),
     ("topology_hints 55", "distribute endpoints evenly; traffic stays in its zone"),
     ("dual_stack 64", "ipFamilies and ipFamilyPolicy of Services", _API),
