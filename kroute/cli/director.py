@@ -49,7 +49,7 @@ from kroute.settings import Settings, write_duration
 @option(
     "--identity",
     default=socket.gethostname,
-    help="This director's name in the Lease, which no other one may have.  [default: the host name]",
+    help="This director's name in Events, and in the Lease, with a uuid behind it.  [default: the host name]",
 )
 @option(
     "--selector",

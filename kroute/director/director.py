@@ -17,6 +17,7 @@ from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.controller import DirectRouting
 from kroute.director.election import Election, Role
+from kroute.director.identity import Identity
 from kroute.director.lease import LeaseLock, LeaseRequests
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
@@ -56,6 +57,7 @@ class Director:
         requests: LeaseRequests,
         create: CreateObject,
         *,
+        identity: Identity,
         ledger: Ledger,
         kernel: NodeKernel,
     ) -> None:
@@ -84,10 +86,11 @@ class Director:
         lease = settings.lease
         self._election = Election(
             LeaseLock(requests, lease.namespace, lease.name),
-            common.node_name,
+            str(identity),
             lease,
             lambda role: self._routing.lead(role is Role.ACTIVE),
             self._routing.live.is_set,
+            new_identity=identity.renew,
         )
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
@@ -173,13 +176,16 @@ async def serve(settings: DirectorSettings) -> int:
         return 1
     common = settings.common
     with StateDirectory.claim(common.state_dir, LockRole.DIRECTOR) as state_dir:
-        log.info("kroute.starting", version=__version__, director=common.node_name, interface=settings.vip_interface)
+        identity = Identity.open(common.node_name, state_dir.path)
+        log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
         async with await Api.open(common) as api:
             log.info("api.configured", server=api.server)
             with closing(Ledger.open(common.state_dir)) as ledger:
                 async with open_kernel(common.proc_sys, only=("ipvs", "addresses")) as kernel:
                     watch = partial(follow, api, settings.selector)
-                    director = Director(settings, watch, api, api.create, ledger=ledger, kernel=kernel)
+                    director = Director(
+                        settings, watch, api, api.create, identity=identity, ledger=ledger, kernel=kernel
+                    )
                     await director.run(stop, state_dir)
     log.info("kroute.stopped")
     return 0

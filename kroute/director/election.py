@@ -11,11 +11,15 @@ Second rule: a director that cannot renew the Lease goes on. client-go's leader 
 leaders that write are worse than none. Two directors that both answer for a VIP do no harm: both have the same virtual
 servers, and either reaches the nodes. And when the API server is lost, it is usually lost to both: nobody can take the
 Lease, and stopping would be an outage. The active director gives up when it reads that another one holds the Lease.
+
+It also gives up when it finds its own identity in the Lease with a renewal time that it never wrote: another has
+the same identity, from a copied state directory. This one takes a new identity and becomes a standby.
 """
 
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from enum import Enum
@@ -31,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 MOST_TRANSITIONS = 1 << 31
 """After so many, the count begins at 0 again: the API server would refuse a Lease with a larger number."""
+RENEWALS_KEPT = 1000
+"""A candidate remembers this many of its own renewals: half an hour's, more than can still be on their way."""
 JITTER = 0.2
 """A standby's pause is longer by up to this part of it, so that two do not keep trying at the same moment."""
 
@@ -46,7 +52,8 @@ class Role(Enum):
 class Election:
     """One candidate. `may_take` says whether it could serve: before that, it only keeps a Lease that it already has.
 
-    `announce` is called with each new role, in the event loop. `clock` gives seconds, `now` the wall clock's time.
+    `new_identity` makes another identity when another process has this one. `announce` is called with each new role, in
+    the event loop. `clock` gives seconds, `now` the wall clock's time.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Election:
         announce: Callable[[Role], None],
         may_take: Callable[[], bool],
         *,
+        new_identity: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -67,10 +75,13 @@ class Election:
         self._settings = settings
         self._announce = announce
         self._may_take = may_take
+        self._new_identity = new_identity
         self._clock = clock
         self._now = now
         self._sleep = sleep
         self._rng = random.Random()  # noqa: S311  it spreads attempts, and guards nothing
+        self._renewals: deque[str | None] = deque(maxlen=RENEWALS_KEPT)
+        """When this process renewed the Lease, or tried to: an attempt without an answer may have been written."""
         self._lease: Lease | None = None
         self._seen: LeaseSpec | None = None
         self._seen_at = clock()
@@ -121,9 +132,11 @@ class Election:
         if self.role is Role.ACTIVE and self._lease is not None and await self._still_writes(self._lease):
             return
         lease = await self._read()
+        if lease is not None and self._is_namesakes(lease):
+            self._leave_identity()
         if lease is None:
             if self._may_take():
-                await self._lock.create(self._spec(LeaseSpec(), transitions=0))
+                await self._lock.create(self._remembered(self._spec(LeaseSpec(), transitions=0)))
                 await self._read()
                 self._become(Role.ACTIVE)
         elif self._is_mine(lease) or (self._may_take() and self._is_free(lease)):
@@ -156,7 +169,8 @@ class Election:
         """Renew or take the Lease. After a conflict (409), the next attempt reads it first."""
         before = lease.spec.lease_transitions or 0
         transitions = before if self._is_mine(lease) else (before + 1) % MOST_TRANSITIONS
-        written = await self._lock.update(lease, self._spec(lease.spec, transitions=transitions))
+        renewal = self._remembered(self._spec(lease.spec, transitions=transitions))
+        written = await self._lock.update(lease, renewal)
         self._observe(written)
         self._become(Role.ACTIVE)
 
@@ -169,6 +183,25 @@ class Election:
 
     def _is_mine(self, lease: Lease) -> bool:
         return lease.spec.holder_identity == self._identity
+
+    def _is_namesakes(self, lease: Lease) -> bool:
+        """Whether another process has written the Lease under this identity.
+
+        What stands there before this process has a role, the run before has written.
+        """
+        is_own = self.role is Role.UNKNOWN or lease.spec.renew_time in self._renewals
+        return self._is_mine(lease) and not is_own
+
+    def _leave_identity(self) -> None:
+        """Leave identity and Lease to the other one."""
+        shared, self._identity = self._identity, self._new_identity()
+        log.error(
+            "lease.identity_shared",
+            identity=shared,
+            new_identity=self._identity,
+            consequence="another director renews the Lease under this identity: this one goes on as a standby",
+            next_step="give each director a --state-dir of its own, and copy none from another machine",
+        )
 
     def _is_free(self, lease: Lease) -> bool:
         """Whether nobody holds the Lease, or its holder has not renewed it for the time that it promised."""
@@ -198,6 +231,10 @@ class Election:
             renew_time=now,
             lease_transitions=before.lease_transitions if transitions is None else transitions,
         )
+
+    def _remembered(self, renewal: LeaseSpec) -> LeaseSpec:
+        self._renewals.append(renewal.renew_time)
+        return renewal
 
     def _become(self, role: Role, holder: str | None = None) -> None:
         if role is Role.ACTIVE:

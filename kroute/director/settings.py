@@ -48,7 +48,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 class DirectorSettings(msgspec.Struct, frozen=True):
     """How this director runs.
 
-    `common` are the settings that it shares with the agent; its node name is the director's identity. `selector` is a
+    `common` are the settings that it shares with the agent; its node name is the director's name. `selector` is a
     label selector of the API; if empty, every Service with external IPs is served. If `sync_interface` is empty,
     connections are not synchronized. Otherwise the synchronization messages carry `sync_id` (1 to 255).
     """

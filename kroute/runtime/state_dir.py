@@ -12,6 +12,8 @@ from kroute.runtime.namespace_lock import NamespaceInUseError, Role
 
 _LOCK = "lock"
 _READY = "ready"
+IDENTITY = "identity"
+"""The file that tells a director from others of its name."""
 
 
 class StateDirectoryError(Exception):
@@ -57,7 +59,7 @@ class StateDirectory:
 
     def empty(self) -> None:
         """Remove kroute's own files here, for cleanup."""
-        for name in (_LOCK, _READY):
+        for name in (_LOCK, _READY, IDENTITY):
             (self.path / name).unlink(missing_ok=True)
 
 

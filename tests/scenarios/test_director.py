@@ -353,6 +353,34 @@ async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: St
     await stream.close()
 
 
+async def test_of_two_directors_with_one_name_one_has_the_vips(stage: Stage) -> None:
+    first, second = await stage.started("--identity", "director", "--resync-period", "1s")
+    await asyncio.sleep(5)
+    has_vips(first)
+    not_on(second)
+    assert second.process is not None
+    assert "holder=director_" in second.process.log.read_text().replace('"holder": "', "holder=")
+    assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+    await sigterm(first)
+    await eventually(lambda: has_vips(second))
+
+
+async def test_of_two_directors_with_a_copied_state_directory_one_gives_up(stage: Stage) -> None:
+    first, second = stage.machines
+    await first.start(*QUICK, "--identity", "director")
+    await eventually(lambda: has_vips(first))
+    (second.state_dir / "identity").write_bytes((first.state_dir / "identity").read_bytes())
+    await second.start(*QUICK, "--identity", "director")
+    await eventually(lambda: has_vips(second))
+    await eventually(lambda: not_on(first))
+    assert first.process is not None
+    assert first.process.log.read_text().count("lease.identity_shared") == 1
+    await asyncio.sleep(5)
+    not_on(first)
+    has_vips(second)
+    assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+
+
 async def test_an_address_that_was_there_before_is_left_alone(stage: Stage) -> None:
     director = stage.machines[0]
     director.host.run("ip", "address", "add", f"{IPV4}/32", "dev", "eth0")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kroute.director.election import Election, Role
-from kroute.director.lease import LeaseLock
+from kroute.director.lease import Lease, LeaseLock, LeaseSpec
 from kroute.director.settings import LeaseSettings, problem_with
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
@@ -54,6 +55,7 @@ class Candidates:
             settings,
             self.roles[name].append,
             lambda: self.able,
+            new_identity=lambda: f"{name}, renamed",
             clock=self.clock,
             now=self.clock.wall,
             sleep=sleep,
@@ -248,6 +250,67 @@ async def test_a_restarted_director_goes_on_with_its_own_lease_before_it_may_tak
     await again.attempt()
     assert again.role is Role.ACTIVE
     assert candidates.lease["leaseTransitions"] == 0
+
+
+async def test_of_two_with_one_identity_one_gives_up_and_takes_another(
+    candidates: Candidates,
+) -> None:
+    """As with two machines whose state directory was copied: each takes the Lease for its own at its start."""
+    one, other = candidates.candidate("same"), candidates.candidate("same")
+    await one.attempt()
+    roles_of_one = candidates.roles["same"] = []
+    one._announce = roles_of_one.append
+    candidates.clock.now = 1
+    await other.attempt()
+    assert (one.role, other.role) == (Role.ACTIVE, Role.ACTIVE)
+    candidates.clock.now = 2
+    with capture_logs() as logs:
+        await one.attempt()
+    assert (one.role, other.role) == (Role.STANDBY, Role.ACTIVE)
+    assert roles_of_one == [Role.STANDBY]
+    [said] = [line for line in logs if line["event"] == "lease.identity_shared"]
+    assert "--state-dir" in said["next_step"]
+    for candidates.clock.now in (4, 6):
+        await other.attempt()
+        await one.attempt()
+    assert (one.role, other.role) == (Role.STANDBY, Role.ACTIVE)
+    assert candidates.lease["holderIdentity"] == "same"
+    candidates.clock.now = 21
+    await one.attempt()
+    assert candidates.lease["holderIdentity"] == "same, renamed"
+
+
+async def test_a_standby_leaves_a_lease_that_another_took_under_its_identity(candidates: Candidates) -> None:
+    gone, one, other = candidates.candidate("gone"), candidates.candidate("same"), candidates.candidate("same")
+    for each in (gone, one, other):
+        await each.attempt()
+    candidates.clock.now = 15
+    await one.attempt()
+    await other.attempt()
+    await one.attempt()
+    assert (one.role, other.role) == (Role.ACTIVE, Role.STANDBY)
+
+
+async def test_a_renewal_whose_answer_was_lost_is_ones_own(candidates: Candidates) -> None:
+    one = candidates.candidate("one", LeaseSettings(duration=15, renew_deadline=0.4, retry_period=0.1))
+    await one.attempt()
+    update, never = one._lock.update, asyncio.Event()
+
+    async def written_and_not_answered(lease: Lease, spec: LeaseSpec) -> Lease:
+        await update(lease, spec)
+        await never.wait()
+        raise AssertionError
+
+    one._lock.update = written_and_not_answered  # type: ignore[method-assign]
+    candidates.clock.now = 2
+    await one.attempt()
+    one._lock.update = update  # type: ignore[method-assign]
+    assert candidates.lease["renewTime"] == "2026-01-01T00:00:02.000000Z"
+    candidates.clock.now = 4
+    await one.attempt()
+    assert candidates.roles["one"] == [Role.ACTIVE]
+    assert candidates.lease["renewTime"] == "2026-01-01T00:00:04.000000Z"
+    assert candidates.lease["holderIdentity"] == "one"
 
 
 async def test_who_could_not_serve_takes_nothing(candidates: Candidates) -> None:

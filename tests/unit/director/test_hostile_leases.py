@@ -1,6 +1,5 @@
 """Whatever stands in the Lease, no director ends over it, and one that can be read can be taken."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -36,7 +35,7 @@ class Stored:
 
 def candidate(requests: Stored) -> Election:
     lock = LeaseLock(requests, LEASE.namespace, LEASE.name)
-    return Election(lock, "one", LEASE, lambda _role: None, lambda: True, sleep=asyncio.sleep)
+    return Election(lock, "one", LEASE, lambda _role: None, lambda: True, new_identity=lambda: "two")
 
 
 @pytest.mark.parametrize(
