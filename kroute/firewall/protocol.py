@@ -59,6 +59,21 @@ class Firewall(Protocol):
         """
         ...
 
+    def enforces(self, family: Family) -> bool:
+        """Whether the rules that keep clients outside their source ranges off (RESTRICTED, SOURCE_RANGE) stand.
+
+        As the last `ensure_rules` found or wrote them; False before the first. Rules that stand need no lock to be
+        found so.
+        """
+        ...
+
+    def rules_hindered_by(self) -> str:
+        """What kept the last `ensure_rules` from writing rules though the kernel could have them, as a sentence; or "".
+
+        It is worth another attempt soon.
+        """
+        ...
+
     async def is_present(self) -> bool:
         """Whether the kernel has sets of kroute's, from any run."""
         ...

@@ -61,6 +61,8 @@ class PassStatus:
         self.counters = ControllerStatistics()
         self._name = name
         self._failing_since: float | None = None
+        self._hindered_since: float | None = None
+        self._hindrance = ""
         self._busy_since: float | None = None
         self._done_before = (0, 0.0)
         self.passes = Histogram(PASS_BOUNDS)
@@ -70,7 +72,8 @@ class PassStatus:
         return msgspec.structs.replace(
             self.counters,
             waiting=len(self.retries),
-            failing_for=self._since(self._failing_since),
+            failing_for=max(self._since(self._failing_since), self._since(self._hindered_since)),
+            last_error=self.counters.last_error or self._hindrance,
             busy_for=self._since(self._busy_since),
         )
 
@@ -126,6 +129,14 @@ class PassStatus:
         self._failing_since = None
         self.counters.last_success = time.time()
         self.counters.last_error = ""
+
+    def hindered(self, by: str) -> None:
+        """Note that passes succeed but leave something undone that concerns all Services; "": no more."""
+        self._hindrance = by
+        if not by:
+            self._hindered_since = None
+        elif self._hindered_since is None:
+            self._hindered_since = self.clock()
 
     def failed(self, error: Exception) -> None:
         """Count and log a whole pass that failed."""

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NewType, Protocol
 
+from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import sliced
 
@@ -39,6 +40,10 @@ ROUTES_PREPARED = Stage("routes-prepared")
 WITHDRAWN = Stage("withdrawn")
 """service_proxy: the addresses, virtual servers and real servers that the plan no longer names are deleted, or take no
 new connections."""
+
+ENFORCED: Mapping[Family, Stage] = {family: Stage(f"enforced-{family.value.lower()}") for family in Family}
+"""masquerade: the ports of this family that the plan restricts are known to the rules, and these stand. Said only of
+plans that restrict some, and of those that are gone; `lose` takes it back."""
 
 GOING_LIVE = (ENTRIES_PREPARED, SERVED, ROUTES_PREPARED, WITHDRAWN)
 """A plan that has passed these is in the kernel in full, and what it replaced is withdrawn."""
@@ -90,6 +95,7 @@ class _Passage:
         self.passed: dict[ObjectKey, int] = {}
         self.candidates: dict[ObjectKey, Revision] = {}
         self.retracted: set[ObjectKey] = set()
+        self.lost: set[ObjectKey] = set()
 
 
 class StageGate:
@@ -176,6 +182,21 @@ class StageGate:
         """The owners that have lost the stage since the last call. Only the controller that says the stage calls it."""
         passage = self._passages[stage]
         taken, passage.retracted = passage.retracted, set()
+        return taken
+
+    def lose(self, stage: Stage, revision: Revision) -> None:
+        """For the controller that says the stage: this one has it no more, or not yet. Wakes those who wait for it."""
+        passage = self._passages[stage]
+        passage.passed.pop(revision.key, None)
+        passage.candidates[revision.key] = revision
+        passage.lost.add(revision.key)
+        for waker in self._waiting[stage]:
+            waker.set()
+
+    def take_lost(self, stage: Stage) -> set[ObjectKey]:
+        """Those that have lost the stage since the last call; for the one controller that acts upon it."""
+        passage = self._passages[stage]
+        taken, passage.lost = passage.lost, set()
         return taken
 
     def _forget_when_over(self, last: Revision) -> None:

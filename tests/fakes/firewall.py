@@ -21,6 +21,7 @@ class FakeFirewall:
 
     `sets` are those that were made, `written_for` the facts that the rules were last written for. Tests damage both.
     `room` is the capacity of each set.
+    While it `refuses_rules`, none can be written, but those that stand are read.
     """
 
     def __init__(self, settings: Settings, *, room: int = MAX_ELEMENTS) -> None:
@@ -29,6 +30,7 @@ class FakeFirewall:
         self._known: NodeFacts | None = None
         self._settings = settings
         self._room = room
+        self.refuses_rules = False
 
     async def ensure_sets(self) -> list[str]:
         missing = [(family, which) for family in Family for which in SHAPES if (family, which) not in self.sets]
@@ -52,9 +54,18 @@ class FakeFirewall:
         return refused
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
+        if self.refuses_rules and self.written_for != node:
+            self._known = node
+            return []
         drift = ["the rules were not as they should be"] if self._known == node != self.written_for else []
         self.written_for = self._known = node
         return drift
+
+    def enforces(self, family: Family) -> bool:
+        return self.written_for is not None and family in Family
+
+    def rules_hindered_by(self) -> str:
+        return "somebody else writes rules" if self.refuses_rules and self.written_for != self._known else ""
 
     async def is_present(self) -> bool:
         return bool(self.sets)

@@ -1,5 +1,7 @@
 """`loadBalancerSourceRanges`: from outside, from pods and from the node itself, only who is in them gets through."""
 
+import asyncio
+
 import pytest
 
 from tests.lab.allocation import Addresses
@@ -7,6 +9,7 @@ from tests.lab.deployment import Deployment, eventually
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.world import FAMILIES, Family, World, routed
+from tests.lab.xtables_lock import held
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 BALANCED = Addresses("203.0.113.10", "2001:db8::10")
@@ -36,6 +39,20 @@ async def is_dropped(caller: Host, family: Family) -> None:
     except (TimeoutError, PermissionError):
         return
     raise AssertionError(f"{caller} was answered: {answer}")
+
+
+async def is_kept_out(caller: Host, family: Family) -> None:
+    """As long as nothing serves the port the caller may as well be refused, or find no way."""
+    try:
+        answer = await caller.http(family.of(BALANCED), 8080, timeout=DROPPED_AFTER)
+    except OSError:  # TimeoutError and PermissionError are some
+        return
+    raise AssertionError(f"{caller} was answered: {answer}")
+
+
+async def keeps_trying(caller: Host, family: Family) -> None:
+    while True:
+        await is_kept_out(caller, family)
 
 
 def only(host: Host, family: Family) -> str:
@@ -68,3 +85,24 @@ async def test_ranges_are_followed_live(world: World, deployment: Deployment, fa
         await eventually(lambda: gets_through(pod, family))
         deployment.apply(web("192.0.2.0/24", "2001:db8:1::/48"))
         await eventually(lambda: is_dropped(pod, family))
+
+
+async def test_a_lock_held_at_the_first_start_opens_the_port_to_nobody_and_holds_up_nothing_else(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    """The agents are ready before the lock is free: they have waited for long enough, but not for what restricts."""
+    client, node1 = world.cluster.client, world.cluster.node("node1")
+    deployment.apply(web(only(client, family)), *endpoint_slices("web", world.web))
+    with routed(client, family.of(BALANCED), family.of(node1)):
+        async with asyncio.TaskGroup() as group:
+            attacks = [group.create_task(keeps_trying(caller, family)) for caller in (world.visitor, node1)]
+            with held():
+                await deployment.start()
+                assert (await world.visitor.http(family.service_ip, 8080)).host.startswith("web-")
+                assert (await client.http(family.of(node1), NODE_PORT)).host.startswith("web-")
+                await is_kept_out(client, family)
+            await eventually(lambda: gets_through(client, family), within=30)
+            for attack in attacks:
+                attack.cancel()
+        for outsider in (world.visitor, node1):
+            await is_dropped(outsider, family)

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from kroute.backoff import Retries
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
+from kroute.controllers.masquerade.enforcement import Enforcement
 from kroute.firewall.protocol import Firewall
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
@@ -21,6 +23,8 @@ from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
 
 Present = Literal[True]
+
+_RULES = "rules"
 
 
 class Masquerade(StagedController[SetEntry, Present]):
@@ -44,6 +48,14 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._node: NodeFacts | None = None
         self._rules_due = True
         self._looked_at_rules = False
+        self._rule_retries: Retries[str] = Retries()
+        self._enforcement = Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
+
+    def accept(self, plans: Sequence[ServicePlan]) -> None:
+        """The same as every staged controller, and what the plans restrict."""
+        super().accept(plans)
+        for plan in plans:
+            self._enforcement.accept(plan)
 
     def accept_node(self, plan: NodePlan) -> None:
         """Take the node's plan in, with the facts of the node on which the rules depend."""
@@ -69,10 +81,12 @@ class Masquerade(StagedController[SetEntry, Present]):
                 resync.found(entry, True)
             await self.meanwhile()
         self._rules_due = True
-        return drift + [
+        drift += [
             describe_drift(one.key, self._set_name(one.key), is_there=one.applied is not None)
             for one in await resync.complete()
         ]
+        self._enforcement.review()
+        return drift
 
     def may_write(self, delta: Delta[SetEntry, Present]) -> bool:
         """Whether this delta need not wait.
@@ -91,12 +105,16 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self.write_deltas()  # what had to wait for the first call: new VIPs, ports of removed VIPs
         if self._node is None:
             return  # only the first plan of the node shows whether an earlier run's rules are right
-        if self._rules_due:
+        if self._rules_due or self._are_rules_to_be_tried_again():
             if self._looked_at_rules:
-                await self.gate.advance(self.stage)  # first, because `ensure_rules` may wait for another program's lock
+                await self._say()  # first, because `ensure_rules` may wait for another program's lock
             self._rules_due, self._looked_at_rules = False, True
-            self.status.repaired(await self._firewall.ensure_rules(self._node))
-        await self.gate.advance(self.stage)
+            await self._ensure_rules(self._node)
+        await self._say()
+
+    def next_due(self) -> float | None:
+        """When rules that could not be written are tried again."""
+        return self._rule_retries.next_due()
 
     async def apply(self, deltas: Sequence[Delta[SetEntry, Present]]) -> Mapping[SetEntry, str]:
         return await self._firewall.change_elements({delta.key: delta.desired is not None for delta in deltas})
@@ -116,6 +134,24 @@ class Masquerade(StagedController[SetEntry, Present]):
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove the rules and the sets."""
         await self._firewall.remove(report)
+
+    async def _say(self) -> None:
+        await self.gate.advance(self.stage)
+        await self._enforcement.advance()
+
+    async def _ensure_rules(self, node: NodeFacts) -> None:
+        self.status.repaired(await self._firewall.ensure_rules(node))
+        hindrance = self._firewall.rules_hindered_by()
+        self.status.hindered(hindrance)
+        if hindrance:
+            self._rule_retries.failed(_RULES, self.clock())
+        else:
+            self._rule_retries.clear()
+        self._enforcement.review()
+
+    def _are_rules_to_be_tried_again(self) -> bool:
+        due = self._rule_retries.next_due()
+        return due is not None and self.clock() >= due
 
     def _are_ports_known(self, vip: SetEntry) -> bool:
         """Whether the sets hold all other entries that the Services with this VIP want."""

@@ -48,7 +48,7 @@ class BindGate:
         """Find the Services that were waited for long enough. Call this first in a pass."""
         due = self.next_due()
         if due is not None and now >= due:
-            self._overdue.update(key for key, since in self._since.items() if now >= self._due(since))
+            self._overdue.update(key for key, since in self._since.items() if now >= self.due(since))
 
     async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
         """End the wait of Services that are ready, and, with a warning, of those that were waited for long enough."""
@@ -81,9 +81,10 @@ class BindGate:
 
     def next_due(self) -> float | None:
         """When the next Service will have been waited for long enough; None if none waits."""
-        return self._due(min(self._since.values())) if self._since else None
+        return self.due(min(self._since.values())) if self._since else None
 
-    def _due(self, since: float) -> float:
+    def due(self, since: float) -> float:
+        """When what began to wait at `since` has waited for long enough."""
         return min(max(since, self._gate.progress) + PATIENCE, since + LONGEST_PATIENCE)
 
 

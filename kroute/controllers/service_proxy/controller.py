@@ -15,6 +15,7 @@ from kroute.comparison.vips import describe_drift
 from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.service_proxy.bind_gate import BindGate
+from kroute.controllers.service_proxy.restrictions import Restrictions
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
 from kroute.controllers.service_proxy.udp_flows import UdpFlows
@@ -33,6 +34,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
+    ENFORCED,
     ENTRIES_PREPARED,
     ROUTES_PREPARED,
     SERVED,
@@ -50,7 +52,7 @@ class ServiceProxy(Controller):
     """
 
     name = "service_proxy"
-    waits_for = (ENTRIES_PREPARED, ROUTES_PREPARED)
+    waits_for = (ENTRIES_PREPARED, ROUTES_PREPARED, *ENFORCED.values())
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class ServiceProxy(Controller):
             suspect=self._flows.suspect,
         )
         self._bind_gate = BindGate(gate)
+        self._restrictions = Restrictions(gate, report, self._bind_gate.due)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
@@ -98,22 +101,20 @@ class ServiceProxy(Controller):
         self._sysctls_due = False
         self._is_owner_settled = False
         self.live = asyncio.Event()
-        says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
-        gate.join(self.wake, says=says, waits_for=self.waits_for)
+        gate.join(self.wake, says={SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}, waits_for=self.waits_for)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
         for plan in plans:
-            servers = {server.key: server for server in plan.virtual_servers}
+            servers = self._restrictions.accept(plan)
             self._servers.desired.want(plan, servers)
             self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
             self._gate.submit(plan, SERVED, WITHDRAWN)
             if not self._serves_ipv6 and any(":" in key.address for key in servers):
                 self._serves_ipv6 = self._sysctls_due = True
+            self._plans[plan.key] = plan
             if plan.is_empty:
-                self._plans.pop(plan.key, None)
-            else:
-                self._plans[plan.key] = plan
+                del self._plans[plan.key]
             if servers or plan.vips:
                 self._bind_gate.await_(plan)
             else:
@@ -166,13 +167,14 @@ class ServiceProxy(Controller):
         if any(":" not in address for address in gone):
             await self._prepare_again(())
         self._bind_gate.look_at_clock(self.clock())
+        self._restrictions.look(self.clock(), self._servers.desired.want)
         written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)
         if self.status.counters.writes > written:
             self._gate.proceed(self.clock())
         await self._bind_gate.settle(self._servers.desired.is_settled, self.clock())
         await self._gate.advance(SERVED)
-        await self._vips.bind(self._bind_gate.is_ready, self._has_route)
+        await self._vips.bind(self._bind_gate.is_ready, self._restrictions.holds_address, self._has_route)
         if self._bind_gate.is_over:
             self.live.set()
         await self._gate.advance(WITHDRAWN)
@@ -182,8 +184,8 @@ class ServiceProxy(Controller):
 
     def next_due(self) -> float | None:
         """When the next poll of drains, end of a wait, or retry for UDP flows is due."""
-        times = (self._servers.next_due(), self._bind_gate.next_due(), self._flows.next_due())
-        return min((time for time in times if time is not None), default=None)
+        parts = (self._servers, self._bind_gate, self._restrictions, self._flows)
+        return min((time for part in parts if (time := part.next_due()) is not None), default=None)
 
     async def cleanup(self, report: CleanupReport) -> None:
         """Delete our addresses and virtual servers, then restore timeouts and sysctls."""
@@ -243,8 +245,7 @@ class ServiceProxy(Controller):
 
     def _lose(self, addresses: Iterable[str]) -> None:
         """Note lost addresses. Their routes may be lost too, so the next write has them prepared again first."""
-        self._lost = set() if self._lost is None else self._lost
-        self._lost.update(addresses)
+        self._lost = (self._lost or set()) | set(addresses)
 
     async def _prepare_again(self, lost: Iterable[str]) -> None:
         """Have route_fix prepare the routes of these addresses again, before they are bound again.
@@ -252,14 +253,12 @@ class ServiceProxy(Controller):
         A link that loses its last IPv4 address loses all its IPv4 routes. These include routes to addresses that are
         yet to be bound, and to addresses that are wanted again before route_fix has deleted their routes.
         """
-        self._lost = None
-        addresses = set(lost)
-        if not any(":" not in address for address in self._vips.desired.applied):
+        self._lost, addresses = None, set(lost)
+        if all(":" in address for address in self._vips.desired.applied):
             addresses.update(await self._vips.missing())
             self._are_routes_in_doubt = True
         async for batch in sliced(addresses):
-            keys = {owner for address in batch for owner in self._vips.desired.owners(address)}
-            for key in keys:
+            for key in (keys := {owner for address in batch for owner in self._vips.desired.owners(address)}):
                 self._bind_gate.await_(self._plans[key])
             self._gate.retract(ROUTES_PREPARED, keys)
 
@@ -279,7 +278,9 @@ class ServiceProxy(Controller):
         already delivers them here.
         """
         owners = self._servers.desired.owners(key)
-        return bool(owners) and not self._bind_gate.may_let_in(owners[-1])
+        return bool(owners) and (
+            self._restrictions.holds(owners[-1], key) or not self._bind_gate.may_let_in(owners[-1])
+        )
 
     def _is_served(self, plan: Revision) -> bool:
         """Whether a plan is SERVED. Even one without virtual servers needs its set entries: they refuse packets."""

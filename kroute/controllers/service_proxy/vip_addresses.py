@@ -21,6 +21,9 @@ from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.pass_status import PassStatus, names_of
 
+IsHeld = Callable[[ObjectKey, str], bool]
+HasRoute = Callable[[ObjectKey], bool]
+
 log = structlog.get_logger(__name__)
 
 
@@ -73,20 +76,24 @@ class VipAddresses:
             gone += done
         return gone
 
-    async def bind(self, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]) -> None:
-        """Bind the missing addresses that a ready Service wants.
+    async def bind(self, is_ready: Callable[[ObjectKey], bool], is_held: IsHeld, has_route: HasRoute) -> None:
+        """Bind the missing addresses that a ready Service wants, and that are not held for it.
 
         Where an owner's source route exists, the kernel's own route is deleted in the same write.
         """
+
+        def may_bind(owner: ObjectKey, address: str) -> bool:
+            return is_ready(owner) and not is_held(owner, address)
+
         async for batch in sliced(await self.missing()):
-            if changes := [it for address in batch if (it := self._binding(address, is_ready, has_route))]:
+            if changes := [it for address in batch if (it := self._binding(address, may_bind, has_route))]:
                 await self._bind(changes)
 
     def _binding(
-        self, address: str, is_ready: Callable[[ObjectKey], bool], has_route: Callable[[ObjectKey], bool]
+        self, address: str, may_bind: Callable[[ObjectKey, str], bool], has_route: HasRoute
     ) -> BindAddress | None:
         owners = self.desired.owners(address)
-        if self._status.is_waiting(address) or not any(is_ready(owner) for owner in owners):
+        if self._status.is_waiting(address) or not any(may_bind(owner, address) for owner in owners):
             return None
         vip = self.desired.desired(address)
         routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)

@@ -71,6 +71,14 @@ class IptablesFirewall:
         await self._destroy_leftover_sets()
         return drift
 
+    def enforces(self, family: Family) -> bool:
+        """Whether the tables that drop stand."""
+        return self._tables.enforce(family)
+
+    def rules_hindered_by(self) -> str:
+        """Who holds the lock, or changes tables all the time."""
+        return self._tables.hindered_by
+
     async def is_present(self) -> bool:
         """Whether there is a set of ours."""
         return any(name.startswith(PREFIX) for name in await self._ipset.names())

@@ -4,6 +4,7 @@ A family or table that the kernel does not support is reported once, with what t
 of the others.
 """
 
+import errno
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -25,14 +26,21 @@ NAT, MANGLE, FILTER = "nat", "mangle", "filter"
 
 WITHOUT = {
     NAT: "nothing is masqueraded in this family until its table is there; trying again",
-    MANGLE: "loadBalancerSourceRanges do not bind this node's own processes until its table is there; trying again",
-    FILTER: "ports of the node itself answer on VIPs in this family until its table is there; trying again",
+    MANGLE: "ports with loadBalancerSourceRanges are not served in this family until its table is there; trying again",
+    FILTER: "ports with loadBalancerSourceRanges are not served in this family, and ports of the node itself answer on"
+    " VIPs, until its table is there; trying again",
 }
 """The tables in the order in which they are written, with what their absence means. Removal is in reverse order."""
 
+ENFORCING = (MANGLE, FILTER)
+"""The tables without which a restricted port is open to somebody."""
+
 
 class Tables:
-    """Owns the chains whose names begin with KROUTE-. `xtables` has a client for each address family."""
+    """Owns the chains whose names begin with KROUTE-. `xtables` has a client for each address family.
+
+    `hindered_by` says which other program kept the last `ensure` from writing what the kernel could have; "" if none.
+    """
 
     def __init__(self, settings: Settings, xtables: Mapping[Family, XtablesClient]) -> None:
         self._settings = settings
@@ -40,9 +48,12 @@ class Tables:
         self._random_fully: dict[Family, bool] = {}
         self._written: dict[tuple[Family, str], TableRules] = {}
         self._failing: set[tuple[Family, str]] = set()
+        self._standing: set[tuple[Family, str]] = set()
+        self.hindered_by = ""
 
     async def ensure(self, node: NodeFacts) -> list[str]:
         """Write all rules that are missing or wrong; returns the drift. Their sets must exist and be filled."""
+        self.hindered_by = ""
         return [
             f"{family}: {what}"
             for family in self._xtables
@@ -50,8 +61,14 @@ class Tables:
             for what in await self._ensure(family, table, node)
         ]
 
+    def enforce(self, family: Family) -> bool:
+        """Whether the rules about restricted ports were there when they were last seen to."""
+        return all((family, table) in self._standing for table in ENFORCING)
+
     async def withdraw(self, family: Family) -> None:
         """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
+        """Delete the rules of one family, so that its sets can be replaced; a set still in use will say so itself."""
+        self._standing -= {(family, table) for table in WITHOUT}
         for table in reversed(WITHOUT):
             with suppress(KernelError):
                 await self._xtables[family].remove(table, PREFIX)
@@ -104,9 +121,13 @@ class Tables:
             if key not in self._failing:
                 without = WITHOUT[table]
                 log.warning("rules.failed", family=family.value, table=table, error=str(error), next_step=without)
+            if error.errno == errno.EAGAIN:
+                self.hindered_by = str(error)
             self._failing.add(key)
+            self._standing.discard(key)
             return []
         self._failing.discard(key)
+        self._standing.add(key)
         before, self._written[key] = self._written.get(key), rules
         if wrong and before != rules:
             log.info("rules.written", family=family.value, table=table, what=wrong)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
+"""Seconds for which the lock is waited for at first."""
+AGAIN_TIMEOUT = 0.5
+"""The same while the last attempt was in vain: all else that the caller has to do waits meanwhile."""
 COMMIT_ATTEMPTS = 5
 """How often to try when other programs change the table, without the lock, between our read and our commit."""
 RANDOM_FULLY_KERNEL = (3, 14)
@@ -67,6 +70,7 @@ class Xtables:
         self.family = family
         self._lock_path = lock_path
         self._lock_timeout = lock_timeout
+        self._waited_in_vain = False
         self._ipset = Ipset()
         self._executor: ThreadPoolExecutor | None = None
 
@@ -98,16 +102,18 @@ class Xtables:
     async def ensure(self, rules: TableRules) -> list[str]:
         """Write our chains and jumps, if any is missing or wrong; return what was wrong, in words.
 
-        Foreign rules and chains stay as they are, with their counters. Raises KernelError if the kernel has no such
-        table, another program holds the lock, or a set that a rule names is missing (ENOENT).
+        Needs no lock when nothing is wrong. Foreign rules and chains stay as they are, with their counters. Raises
+        KernelError if the kernel has no such table, another program holds the lock (EAGAIN), or a set that a rule names
+        is missing (ENOENT).
         """
-        await self._check(rules)
+        if not await self.differences(rules):
+            return []
         return await self._in_thread(lambda: self._locked(rules.table, lambda table: _ensure(table, rules)))
 
     async def differences(self, rules: TableRules) -> list[str]:
-        """What `ensure` would find wrong. Changes nothing."""
+        """What `ensure` would find wrong. Changes nothing, and asks for no lock: the kernel gives a table whole."""
         await self._check(rules)
-        return await self._in_thread(lambda: self._locked(rules.table, lambda table: _compare(table, rules)))
+        return await self._in_thread(lambda: self._read(rules.table, lambda table: _compare(table, rules)))
 
     async def remove(self, table: str, prefix: str) -> list[str]:
         """Delete every chain whose name has the prefix, and every jump to them; return what was deleted, in words.
@@ -126,13 +132,13 @@ class Xtables:
         """The names of all chains of a table, the built-in ones too; none if the table does not exist yet."""
         if not await self.is_used(table):
             return []
-        return await self._in_thread(lambda: self._locked(table, lambda opened: opened.chain_names()))
+        return await self._in_thread(lambda: self._read(table, lambda opened: opened.chain_names()))
 
     async def supports_random_fully(self) -> bool:
         """Whether the kernel (since 3.14) and libxtables (since 1.6.2) support MASQUERADE --random-fully."""
         if kernel_version() < RANDOM_FULLY_KERNEL:
             return False
-        return await self._in_thread(lambda: self._locked("nat", lambda table: table.accepts(RANDOM_FULLY_RULE)))
+        return await self._in_thread(lambda: self._read("nat", lambda table: table.accepts(RANDOM_FULLY_RULE)))
 
     async def _check(self, rules: TableRules) -> None:
         """Find errors in the rules before libxtables does: it leaves Python's frames by longjmp when it fails."""
@@ -158,6 +164,11 @@ class Xtables:
             raise KernelError("the xtables thread is not running; open() comes first", errno=errno.EBADF)
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    def _read(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
+        """In the thread: do work that commits nothing on a table as it is now."""
+        with _LIBRARY:
+            return self._work_on(name, work)
+
     def _locked(self, name: str, work: "Callable[[OpenTable], Result]") -> Result:
         """Read the table under both locks and do the work on it, again if the table changed meanwhile.
 
@@ -165,7 +176,10 @@ class Xtables:
         """
         from kroute.kernel.iptables.table import TableChangedError  # noqa: PLC0415 (slow: `open` loads it)
 
-        with _LIBRARY, xtables_lock(self._lock_path, self._lock_timeout):
+        timeout = AGAIN_TIMEOUT if self._waited_in_vain else self._lock_timeout
+        self._waited_in_vain = True
+        with _LIBRARY, xtables_lock(self._lock_path, min(timeout, self._lock_timeout)):
+            self._waited_in_vain = False
             for _ in range(COMMIT_ATTEMPTS - 1):
                 with suppress(TableChangedError):
                     return self._work_on(name, work)
