@@ -62,7 +62,7 @@ from kroute.settings import Settings, write_duration
     type=Parsed("NAME", settings.parse_proxy_name),
     default=DEFAULTS.common.service_proxy_name,
     show_default=True,
-    help="As on the nodes.",
+    help="The value of the Services' label for their proxy, as on the nodes.",
 )
 @option(
     "--scheduler",
@@ -72,14 +72,17 @@ from kroute.settings import Settings, write_duration
     help="IPVS scheduler.",
 )
 @option(
-    "--sync-interface", type=INTERFACE, default=None, help="Tell the other director of connections on this interface."
+    "--sync-interface",
+    type=INTERFACE,
+    default=None,
+    help="Synchronize connections with the other director on this interface.",
 )
 @option(
     "--sync-id",
     type=click.IntRange(1, 255),
     default=DEFAULTS.sync_id,
     show_default=True,
-    help="Both directors have the same.",
+    help="The synchronization's id; both directors have the same.",
 )
 @option(
     "--lease",
@@ -93,49 +96,49 @@ from kroute.settings import Settings, write_duration
     type=TIMEOUT,
     default=write_duration(DEFAULTS.lease.duration),
     show_default=True,
-    help="A standby waits so long.",
+    help="How long a standby waits after the last renewal that it saw.",
 )
 @option(
     "--lease-renew-deadline",
     type=DURATION,
     default=write_duration(DEFAULTS.lease.renew_deadline),
     show_default=True,
-    help="A renewal has failed after this.",
+    help="How long a renewal may take before it has failed.",
 )
 @option(
     "--lease-retry-period",
     type=DURATION,
     default=write_duration(DEFAULTS.lease.retry_period),
     show_default=True,
-    help="Between two attempts.",
+    help="The pause between two attempts.",
 )
 @option(
     "--check-interval",
     type=DURATION,
     default=write_duration(DEFAULTS.probes.interval),
     show_default=True,
-    help="Between two checks of a node.",
+    help="The pause between two checks of a node.",
 )
 @option(
     "--check-timeout",
     type=DURATION,
     default=write_duration(DEFAULTS.probes.timeout),
     show_default=True,
-    help="For one check.",
+    help="How long one check may take.",
 )
 @option(
     "--check-failures",
     type=click.IntRange(1),
     default=DEFAULTS.probes.failures,
     show_default=True,
-    help="In a row take a node out of service.",
+    help="How many failures in a row take a node out of service.",
 )
 @option(
     "--check-successes",
     type=click.IntRange(1),
     default=DEFAULTS.probes.successes,
     show_default=True,
-    help="In a row bring it back.",
+    help="How many successes in a row bring it back.",
 )
 @option(
     "--resync-period",
@@ -149,7 +152,7 @@ from kroute.settings import Settings, write_duration
     type=DURATION,
     default=write_duration(DEFAULTS.common.drain_timeout),
     show_default=True,
-    help="Delete a node that has left after this time; 0s waits for its last connection.",
+    help="Delete a draining node after this time; 0s waits for its last connection.",
 )
 @EXCLUDE_CIDRS
 @IPVS_TCP_TIMEOUT

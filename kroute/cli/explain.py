@@ -34,7 +34,7 @@ _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
     "client",
     type=Parsed("ADDRESS", parse_address),
     default=None,
-    help="Who sends it: an address of this node, a pod's, or any other.  [default: one of each kind]",
+    help="The packet's source: an address of this node, a pod's, or any other.  [default: one of each kind]",
 )
 @output_option("table", "json")
 @settings_in_force

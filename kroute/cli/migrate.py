@@ -31,20 +31,24 @@ PROXIES = ("kube-proxy", "kube-router")
 @click.option("--to", "destination", type=click.Choice(PROXIES), default=None, help="The proxy that is to have it.")
 @click.option("--take-over", is_flag=True, help="With --from: adopt what serves, or beside an agent remove the rest.")
 @click.option("--hand-over", is_flag=True, help="With --to: remove what is kroute's alone, and leave what serves.")
-@click.option("--force", is_flag=True, help="Also if the other seems to run, or does not serve all that kroute did.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Proceed even if the other proxy seems to run, or does not serve every VIP of kroute's.",
+)
 @click.option(
     "--wait",
     type=DURATION,
     default=write_duration(DEFAULTS.wait),
     show_default=True,
-    help="For the agent to become ready.",
+    help="How long to wait for the agent to become ready.",
 )
 @click.option(
     "--node-port-range",
     type=Parsed("PORT-PORT", parse_port_range),
     default=str(DEFAULTS.node_ports),
     show_default=True,
-    help="Where the cluster's node ports are, as the API server has it.",
+    help="The cluster's range of node ports, as the API server has it.",
 )
 @output_option("text", "json", help_text=None)
 @DUMMY_INTERFACE

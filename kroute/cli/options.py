@@ -81,7 +81,10 @@ PROC_SYS = option(
     help="Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
 )
 EXCLUDE_CIDRS = option(
-    "--exclude-cidrs", type=NETWORKS, default=DEFAULTS.exclude_cidrs, help="Never touch what has these addresses."
+    "--exclude-cidrs",
+    type=NETWORKS,
+    default=DEFAULTS.exclude_cidrs,
+    help="Never change anything with an address in these networks.",
 )
 IPVS_TCP_TIMEOUT = option(
     "--ipvs-tcp-timeout",
@@ -93,7 +96,7 @@ IPVS_TCPFIN_TIMEOUT = option(
     "--ipvs-tcpfin-timeout",
     type=TIMEOUT,
     default=write_duration(DEFAULTS.ipvs_timeouts.tcpfin),
-    help="The same after a FIN.",
+    help="The same for TCP connections after a FIN.",
 )
 IPVS_UDP_TIMEOUT = option(
     "--ipvs-udp-timeout", type=TIMEOUT, default=write_duration(DEFAULTS.ipvs_timeouts.udp), help="The same for UDP."

@@ -16,7 +16,9 @@ WHAT = "[services | service NAMESPACE/NAME]"
 @click.option(
     "-w", "--watch", is_flag=True, help="Show rates and connections of each virtual server until interrupted."
 )
-@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between two looks, with -w.")
+@click.option(
+    "--interval", type=DURATION, default="2s", show_default=True, help="The time between two updates, with -w."
+)
 @output_option(
     "table",
     "wide",
