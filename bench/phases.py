@@ -259,7 +259,7 @@ async def _resynced(session: Session) -> None:
     """Wait until every controller has resynced once more, and one second longer."""
     before = {name: it.last_resync for name, it in (await session.statistics()).controllers.items()}
     due = max(before.values()) + USUAL_SECONDS - session.clock_ahead - time.time()
-    await asyncio.sleep(max(0.0, due))  # no queries meanwhile: their answers would count as part of the resync
+    await asyncio.sleep(max(0.0, due))  # no questions meanwhile: their answers would count as part of the resync
     async with asyncio.timeout(_RESYNC_WITHIN):
         while True:
             await asyncio.sleep(1)

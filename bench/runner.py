@@ -2,7 +2,7 @@
 
     python -m bench.runner SHARED_DIRECTORY
 
-It starts and stops the agent, passes queries on to it, reads the kernel's state, and times the batch tools.
+It starts and stops the agent, passes questions on to it, reads the kernel's state, and times the batch tools.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Runner:
         return await asyncio.to_thread(agent.wait, 60)
 
     async def do_question(self, question: str) -> Any:
-        """Pass a query on to the agent's socket."""
+        """Pass a question on to the agent's socket."""
         return json.loads(await agent_socket.ask(self._state_dir, question))
 
     async def do_memory(self) -> dict[str, int]:

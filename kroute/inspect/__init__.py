@@ -1,1 +1,1 @@
-"""The queries behind the commands: the agent's plans, the kernel's state, and the way of a packet."""
+"""The answers behind the commands: the agent's plans, the kernel's state, and the trace of a packet."""

@@ -1,6 +1,6 @@
-"""The agent's Unix socket: one query per connection, answered with JSON.
+"""The agent's Unix socket: one question per connection, answered with JSON.
 
-A query is a line with a name and an argument. The answer is everything until the connection closes. The socket is in
+A question is a line with a name and an argument. The answer is everything until the connection closes. The socket is in
 the state directory and has mode 0600: whoever may read it may read the node's IPVS table anyway.
 """
 
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 Answer = Callable[[str], Awaitable[bytes]]
-"""Answers one query. The argument is the rest of the query's line."""
+"""Answers one question. The argument is the rest of the question's line."""
 
 NAME = "agent.sock"
 UNKNOWN_QUESTION = b'{"error": "unknown question"}'
-"""The answer to a query that this version of the agent does not know."""
+"""The answer to a question that this version of the agent does not know."""
 ANSWER_TIMEOUT = 30.0
 _QUESTION_TIMEOUT = 5.0
 
@@ -27,7 +27,7 @@ class AgentUnreachableError(Exception):
 
 @asynccontextmanager
 async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Answer queries on the state directory's socket while the block runs."""
+    """Answer questions on the state directory's socket while the block runs."""
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -63,7 +63,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 async def ask(state_dir: Path, question: str) -> bytes:
-    """Query this node's agent. Raises AgentUnreachableError if none answers, or it does not know the query."""
+    """Ask this node's agent. Raises AgentUnreachableError if none answers, or it does not know the question."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(state_dir / NAME)

@@ -14,7 +14,7 @@ from kroute.settings import Settings
 
 
 class Answers:
-    """Answers every query to an agent. No query changes anything."""
+    """Answers every question to an agent. No question changes anything."""
 
     def __init__(self, settings: Settings, catalog: Catalog, broadcaster: Broadcaster) -> None:
         self._settings = settings

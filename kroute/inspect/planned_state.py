@@ -12,7 +12,7 @@ from kroute.planning.catalog import Catalog
 from kroute.planning.endpoint_reasons import ServiceView
 
 SERVICE, FRONTEND = "service", "frontend"
-"""The queries: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
+"""The questions: `service NAMESPACE/NAME`, and `frontend PROTOCOL ADDRESS PORT`."""
 
 
 class PlannedEntry(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class PlannedEntry(msgspec.Struct, frozen=True):
 
 
 class PlannedState(msgspec.Struct):
-    """The planned state. `service` is empty if no Service has the queried address and port.
+    """The planned state. `service` is empty if no Service has the address and port of the question.
 
     `entries` are those of the Service, of the node, and of every Service with the same VIP: the rules may look up any
     of them.
@@ -47,7 +47,7 @@ def decode(answer: bytes) -> PlannedState | None:
 
 
 def question_about(key: VirtualServerKey) -> str:
-    """The query for an address and port."""
+    """The question for an address and port."""
     return f"{FRONTEND} {key.protocol.name} {key.address} {key.port}"
 
 

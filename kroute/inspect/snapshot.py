@@ -21,7 +21,7 @@ from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.planning.annotations import flag_words
 
 QUESTION = "show"
-"""The query that an agent or a director answers with a Snapshot."""
+"""The question that an agent or a director answers with a Snapshot."""
 
 
 class RealServerView(msgspec.Struct):

@@ -242,7 +242,7 @@ class Catalog:
     def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
         """Take marked Services, oldest mark first, and renew their claims.
 
-        Returns the frontends that were computed for the claims, or None for a Service whose claims cannot have changed.
+        Returns the frontends that were computed for the claims, or None where none were computed.
         A Service that gains or loses an address by this is taken as well.
         """
         keys = list(islice(self._marked, limit))

@@ -92,7 +92,7 @@ class ApiError(Exception):
 def _pause(header: str | None, in_status: float | None) -> float | None:
     """The pause in seconds that a server asks for, at most LONGEST_PAUSE.
 
-    The header Retry-After precedes the Status.
+    The header Retry-After takes precedence over the Status.
     """
     if header is not None and header.isascii() and header.isdigit():
         return LONGEST_PAUSE if len(header) > 9 else min(float(header), LONGEST_PAUSE)
