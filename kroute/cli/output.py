@@ -1,8 +1,8 @@
 """The output of all commands, and their exit codes.
 
-Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong; a command may have more of its own.
-What a command has found goes to standard output, as text or for programs; why it cannot, to standard error. In text,
-what objects say moves no cursor and sets no colour: `plain` escapes it on its way to whatever draws it. JSON is exact.
+Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong. A command may have more. Results go
+to standard output, as text or in a format for programs. Reasons for a failure go to standard error. In text, `plain`
+escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is exact.
 """
 
 import sys
@@ -41,7 +41,7 @@ def complain(sentence: object) -> None:
 
 
 def plain(value: T) -> T:
-    """The same value, in which every text at whatever depth is fit for a terminal."""
+    """The same value, with the control characters escaped in every text at any depth."""
     return cast("T", _plain(value))
 
 
@@ -67,7 +67,7 @@ def host_port(address: str, port: int) -> str:
 
 
 def show(found: T, how: str, draw: Callable[[T], None]) -> None:
-    """Write what was found as `json` or `yaml`, in the order of its fields; any other is drawn, as plain text."""
+    """Write `found` as `json` or `yaml`, in the order of its fields. For any other format, `draw` gets it escaped."""
     if how not in {"json", "yaml"}:
         draw(plain(found))
         return

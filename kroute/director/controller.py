@@ -171,7 +171,8 @@ class DirectRouting(Controller):
         await undo(self._ledger, self._ipvs, self._addresses, report)
 
     def _names(self, key: tuple[int, str, int]) -> bool:
-        """Whether the ledger names this virtual server, or, where it lacks lines, a VIP of ours that it is on."""
+        """Whether this virtual server is kroute's by the ledger or, if that is damaged, by being on a VIP of kroute's.
+        """
         on_ours = not self._ledger.is_whole and any(key[1] == address for _, address in self._ledger.addresses)
         return on_ours or key in self._ledger.virtual_servers
 

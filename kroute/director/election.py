@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 MOST_TRANSITIONS = 1 << 31
 """After so many, the count begins at 0 again: the API server would refuse a Lease with a larger number."""
 RENEWALS_KEPT = 1000
-"""A candidate remembers this many of its own renewals: half an hour's, more than can still be on their way."""
+"""How many of its own renewals a candidate remembers: those of half an hour, more than can still be in flight."""
 JITTER = 0.2
 """A standby's pause is longer by up to this part of it, so that two do not keep trying at the same moment."""
 
@@ -187,13 +187,13 @@ class Election:
     def _is_namesakes(self, lease: Lease) -> bool:
         """Whether another process has written the Lease under this identity.
 
-        What stands there before this process has a role, the run before has written.
+        Before this process has a role, the previous run counts as the writer.
         """
         is_own = self.role is Role.UNKNOWN or lease.spec.renew_time in self._renewals
         return self._is_mine(lease) and not is_own
 
     def _leave_identity(self) -> None:
-        """Leave identity and Lease to the other one."""
+        """Leave the old identity and the Lease to the other process."""
         shared, self._identity = self._identity, self._new_identity()
         log.error(
             "lease.identity_shared",

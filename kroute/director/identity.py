@@ -1,7 +1,8 @@
 """This director's identity in the Lease, `NAME_UUID`, in the form of client-go's candidates.
 
-Two directors may have one name: two machines that were installed from one image have one host name. The uuid tells them
-apart. It is kept in the state directory, so that a director that was killed recognises its own Lease and goes on.
+Two directors may have the same name, since two machines that were installed from one image have the same host name. The
+uuid tells them apart. It is kept in the state directory, so that a director that was killed recognises its own Lease
+and goes on.
 """
 
 import re
@@ -17,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 _UUID = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
 _LENGTH = 37
-"""Bytes of such a file."""
+"""The size of the file, in bytes."""
 
 
 class Identity:
@@ -33,10 +34,10 @@ class Identity:
 
     @classmethod
     def open(cls, name: str, state_dir: Path) -> Self:
-        """The identity of the run before; a new one where there is none, or none that can be read.
+        """The identity of the previous run, or a new one if none is stored or readable.
 
         Raises:
-            StateDirectoryError: a new one cannot be kept.
+            StateDirectoryError: a new one cannot be stored.
         """
         path = state_dir / IDENTITY
         if (kept := _kept(path)) is not None:
@@ -49,7 +50,7 @@ class Identity:
         return identity
 
     def renew(self) -> str:
-        """Take an identity that nobody has; returns it."""
+        """Take a new identity, and return it."""
         self._unique = str(uuid.uuid4())
         try:
             self._keep()
@@ -59,12 +60,15 @@ class Identity:
         return str(self)
 
     def _keep(self) -> None:
-        """Write it. Who is killed in between gets a new one, when no Lease can have been taken under this one yet."""
+        """Store it.
+
+        A process that is killed during this gets a new one; no Lease can have been taken under this one yet.
+        """
         self._path.write_text(f"{self._unique}\n")
 
 
 def _kept(path: Path) -> str | None:
-    """What the file holds, if that is a uuid."""
+    """The content of the file, or None if it is no uuid."""
     try:
         with path.open("rb") as file:
             text = file.read(_LENGTH + 1)

@@ -30,11 +30,12 @@ class PortKey(NamedTuple):
 _LONGEST_PORT_NAME = 63  # the API's own bound, which a manifest may exceed
 
 _MOST_HINTS = 2
-"""Hints of an endpoint that is remembered; the EndpointSlice controller gives one zone, and one node at most."""
+"""The most hints of an endpoint whose `Traits` are shared. The EndpointSlice controller writes at most one zone and one
+node."""
 
 
 def port_key(name: str, protocol: str) -> PortKey:
-    """The key of a port; equal keys share one object, up to a limit."""
+    """The key of a port. Equal keys share one object, up to 1,024 of them."""
     return _port_key(name, protocol) if len(name) + len(protocol) <= _LONGEST_PORT_NAME + 4 else PortKey(name, protocol)
 
 

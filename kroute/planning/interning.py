@@ -16,9 +16,9 @@ from kroute.planning.annotations import ANNOTATION_NAMES
 T = TypeVar("T", bound=Hashable)
 
 LARGEST_SHARED = 512
-"""Bytes, as JSON: half a dozen ports."""
+"""Bytes of a value, as JSON: half a dozen ports."""
 SHARED_VALUES = 1 << 12
-"""How many are remembered at most, which is 2 MiB of JSON."""
+"""How many values are remembered at most: 2 MiB of JSON."""
 
 _encode = msgspec.json.Encoder().encode
 _LABEL_NAMES = frozenset({HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL})

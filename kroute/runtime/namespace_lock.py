@@ -1,9 +1,9 @@
-"""Who may change the kernel's state of this network namespace: one agent, and one director beside it.
+"""The lock of a network namespace: it lets one agent, and beside it one director, change the kernel's state.
 
-The state directory's lock cannot say so, since another directory has another one. The name of an abstract unix socket
-belongs to the network namespace, and is free again when its process ends. But anybody may hold a name. So there are
-several: one that is held by neither root nor this user is passed over and the next one is taken, and a claim is refused
-for any of the names that kroute holds (unix(7), SO_PEERCRED).
+The state directory's lock is not enough, since a kroute with another state directory has another lock. The name of an
+abstract Unix socket belongs to the network namespace, and the kernel frees it when its process ends. But any user may
+bind such a name. So there are several names. A name that is bound by neither root nor this user is skipped, and the
+next one is taken. A claim is refused if kroute holds any of them (unix(7), SO_PEERCRED).
 """
 
 import asyncio
@@ -22,40 +22,40 @@ import structlog
 log = structlog.get_logger(__name__)
 
 PREFIX = "kroute"
-"""What the sockets' names begin with."""
+"""The prefix of the sockets' names."""
 NAMES = 8
-"""How many names there are for each role."""
+"""The number of names for each role."""
 
 _QUEUE = 128
-"""How many that ask for the holder may wait; more of them learn nothing."""
+"""How many connections may wait. Further ones cannot find out who holds the name."""
 _EMPTY_EVERY = 1.0
-"""Seconds after which the queue is emptied."""
+"""Seconds after which the waiting connections are closed."""
 _LISTENS_WITHIN = (0.01, 0.05)
-"""Seconds until a name that has just been taken is looked at again: its holder listens in a moment."""
+"""Seconds until a name that was just bound is tried again: its holder listens in a moment."""
 _CREDENTIALS = struct.Struct("iII")
 
 
 class Role(StrEnum):
-    """What has a lock of its own."""
+    """The roles, each with its own lock."""
 
     AGENT = "agent"
     DIRECTOR = "director"
 
 
 class NamespaceInUseError(Exception):
-    """Another kroute of this role works in this network namespace."""
+    """Another kroute of this role runs in this network namespace."""
 
 
 class _Holder(NamedTuple):
-    process: int  # 0 if it is in a process namespace that cannot be seen from here
+    process: int  # 0 if its process namespace is not visible from here
     user: int
 
 
 @contextmanager
 def hold(role: Role) -> Iterator[None]:
-    """Hold the lock of the role; the kernel releases it when the process ends. Raises NamespaceInUseError or OSError.
+    """Hold the lock of the role. The kernel releases it when the process ends. Raises NamespaceInUseError or OSError.
 
-    Where others hold every name, kroute works without the lock, with a warning: nobody can keep it from starting.
+    If others hold every name, kroute works without the lock and logs a warning, so that nobody can prevent its start.
     """
     held: socket.socket | None = None
     try:
@@ -81,7 +81,7 @@ def hold(role: Role) -> Iterator[None]:
 
 
 def _bound(name: str) -> socket.socket | None:
-    """A socket that holds the name; None if another one does."""
+    """A socket that holds the name, or None if another one does."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         lock.bind(name)
@@ -95,7 +95,7 @@ def _bound(name: str) -> socket.socket | None:
 
 
 def _holder(name: str) -> _Holder | None:
-    """Who holds a name; None if nobody does, or it does not say who it is."""
+    """The holder of a name, or None if there is none or it cannot be found out."""
     for pause in (*_LISTENS_WITHIN, 0.0):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as question:
             try:
@@ -132,7 +132,10 @@ def _sentence(role: Role, holder: _Holder) -> str:
 
 
 def _empty_queue(lock: socket.socket) -> None:
-    """Forget who has asked, now and then, so that there is room for the next; only where an event loop runs."""
+    """Close the waiting connections periodically, so that there is room for new ones.
+
+    Only with a running event loop.
+    """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -142,6 +145,6 @@ def _empty_queue(lock: socket.socket) -> None:
     for _ in range(_QUEUE):
         try:
             lock.accept()[0].close()
-        except OSError:  # nobody is left, or no file descriptor is: the next time
+        except OSError:  # nothing waits, or no file descriptor is free: next time
             break
     loop.call_later(_EMPTY_EVERY, _empty_queue, lock)
