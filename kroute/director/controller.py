@@ -171,8 +171,7 @@ class DirectRouting(Controller):
         await undo(self._ledger, self._ipvs, self._addresses, report)
 
     def _names(self, key: tuple[int, str, int]) -> bool:
-        """Whether this virtual server is kroute's by the ledger or, if that is damaged, by being on a VIP of kroute's.
-        """
+        """Whether this virtual server is kroute's: by the ledger or, if that lacks lines, by a VIP of kroute's."""
         on_ours = not self._ledger.is_whole and any(key[1] == address for _, address in self._ledger.addresses)
         return on_ours or key in self._ledger.virtual_servers
 
