@@ -30,7 +30,6 @@ class RecentEvents:
         return list(reversed(self._events))
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Remember an event on its way to the log."""
         fields = {name: value for name, value in event.items() if name not in {"event", "level", "timestamp"}}
         details = " ".join(f"{name}={value}" for name, value in fields.items())
         self._events.append(

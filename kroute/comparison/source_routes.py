@@ -23,7 +23,6 @@ ANY_SOURCE = SourceRoute(())
 
 
 def desired_by(vip: Vip) -> SourceRoute:
-    """The route that a VIP is to have."""
     return _route_from(vip.source) if vip.source else ANY_SOURCE
 
 

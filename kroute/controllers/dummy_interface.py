@@ -36,7 +36,6 @@ class DummyInterface:
         self._wakers.append(waker)
 
     async def exists(self) -> bool:
-        """Whether there is a link of that name."""
         return await self._links.index(self.name) is not None
 
     def lost(self) -> None:

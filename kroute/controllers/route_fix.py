@@ -177,11 +177,9 @@ class RouteFix(StagedController[str, SourceRoute]):
         }
 
     def event_of(self, delta: Delta[str, SourceRoute]) -> str:
-        """`route.set`, `route.removed`."""
         return "route.set" if delta.desired else "route.removed"
 
     def fields_of(self, delta: Delta[str, SourceRoute]) -> dict[str, object]:
-        """The VIP and the source."""
         return {"vip": delta.key, "src": str(delta.desired or delta.applied)}
 
     def _is_ours(self, address: str) -> bool:

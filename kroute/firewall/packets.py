@@ -23,7 +23,6 @@ class Packet(NamedTuple):
 
     @property
     def family(self) -> Family:
-        """That of its addresses."""
         return family_of(self.destination)
 
 

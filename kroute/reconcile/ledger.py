@@ -41,9 +41,9 @@ log = structlog.get_logger(__name__)
 _SLACK = 1024
 """How many stale lines the file may have, beside one for each entry that holds, before it is rewritten."""
 _MOST_WARNINGS = 5
-"""How many lines that make no sense are named in the log."""
+"""How many undecodable lines the log names."""
 _SENSELESS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
-"""What decoding raises, whatever the bytes."""
+"""The exceptions that decoding raises, for any bytes."""
 
 
 class LedgerError(Exception):
@@ -51,9 +51,9 @@ class LedgerError(Exception):
 
 
 class Ledger:
-    """The ledger of one state directory. All calls are short and blocking: the file is small and in memory.
+    """The ledger of one state directory. All calls block, but briefly: the file is small and on a tmpfs.
 
-    `exists` says whether there was one that could be told from nothing, `is_whole` whether no line of it is missing.
+    `exists`: a file was found with a head or an intact line. `is_whole`: none of its lines is missing.
     """
 
     def __init__(self, state_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lines of the ledger: what kroute is about to make or change on this node, and what it has taken back."""
+"""The entries of the ledger: what kroute is about to make or change on this node, and what it has undone."""
 
 from ipaddress import ip_address
 
@@ -82,7 +82,7 @@ Entry = (
 
 
 def check_address(entry: Entry) -> None:
-    """Raise ValueError for a virtual server or address that no line of kroute's names: here no checksum has."""
+    """Raise ValueError if the entry's address is malformed. A line without checksum may be damaged."""
     if isinstance(entry, (VirtualServerMade, VirtualServerDeleted)):
         ip_address(entry.key.address)
     elif isinstance(entry, (AddressMade, AddressDeleted)):

@@ -1,11 +1,12 @@
-"""The form of the ledger's file: what is in it is told from damage, line by line.
+"""The format of the ledger's file, in which damaged lines are recognised.
 
-Every line of JSON ends with a checksum of itself. The first line, the head, says how many lines follow; it is written
-after them, in its place, and so never counts a line that is not there. So a file that was emptied, cut short or edited
-is known as damaged, and a batch whose writing was interrupted is not: its change never began.
+Every line of JSON ends with a checksum of itself. The first line, the head, says how many lines follow. It is
+overwritten in its place after they were written, so it never counts a line that does not exist. So a file that was
+emptied, cut short or edited is recognised as damaged. A file whose last batch was interrupted is not: the batch's
+change never began.
 
-A version that knows no head or checksums skips the first and passes over the second. A file of such a version has
-neither, and is taken as it is.
+An older version of kroute skips the head and ignores checksums. The file of an older version has neither, and all its
+lines are accepted.
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST_BYTES = 64 << 20
-"""What is read of a ledger at most: ten times what 100,000 virtual servers take."""
+"""The most bytes that are read of a ledger: ten times what 100,000 virtual servers take."""
 
 _SEAL = b',"check":"'
 _SEAL_LENGTH = len(_SEAL) + len(b'89abcdef"}')
@@ -25,14 +26,14 @@ _COUNT_DIGITS = 10
 
 
 class NumberedLine(NamedTuple):
-    """A line, and its number in the file from 1 on."""
+    """A line, and its number in the file, from 1."""
 
     number: int
     text: bytes
 
 
 class Contents(NamedTuple):
-    """What a file holds: the lines that may be believed, those that may not, and whether no line is missing."""
+    """The contents of a file: its intact `lines`, its `damaged` ones. `is_whole`: no line is missing."""
 
     lines: list[NumberedLine]
     damaged: list[NumberedLine]
@@ -41,7 +42,7 @@ class Contents(NamedTuple):
 
 
 def read(path: Path) -> bytes:
-    """The file, MOST_BYTES of it at most. Raises OSError, also for what is no file."""
+    """Read the file, at most MOST_BYTES of it. Raises OSError, also if `path` is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(descriptor, "rb") as file:  # noqa: PTH123  a descriptor
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -55,12 +56,12 @@ def sealed(line: bytes) -> bytes:
 
 
 def head(lines: int) -> bytes:
-    """The first line, which always has the same length."""
+    """The head for a file of so many lines. It always has the same length."""
     return sealed(b'{"event":"ledger","version":%d,"lines":"%0*d"}' % (_VERSION, _COUNT_DIGITS, lines))
 
 
 def contents(text: bytes) -> Contents:
-    """Tell what may be believed from what may not. A last line without its end was being written, and is neither."""
+    """Separate intact lines from damaged ones. A last line without newline was being written, and is left out."""
     whole = text[: text.rfind(b"\n") + 1]
     numbered = [NumberedLine(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
     if b'"check"' not in whole:
@@ -86,7 +87,7 @@ def _is_sealed(line: bytes) -> bool:
 
 
 def _count(line: bytes) -> int | None:
-    """How many lines follow this first one; None if it is no head."""
+    """How many lines follow `line`; None if it is no head."""
     before, _, after = line.partition(b'"lines":"')
     digits = after[:_COUNT_DIGITS]
     if not (before.startswith(b'{"event":"ledger",') and digits.isdigit() and _is_sealed(line)):

@@ -1,4 +1,4 @@
-"""How the controllers wait for each other, so that a VIP goes live last and goes away first.
+"""How the controllers wait for each other, so that a VIP goes live last and is withdrawn first.
 
 A controller says that a plan has passed a stage; other controllers ask whether it has. No controller blocks: each works
 on the plans that are ready, and is woken when another plan passes a stage that it waits for.

@@ -82,7 +82,6 @@ class StagedController(Controller, Generic[K, V]):
                 self._plans[plan.key] = plan
 
     def accept_node(self, plan: NodePlan) -> None:
-        """The same for the plan of the node."""
         self._want(plan, self.wanted_by_node(plan))
 
     async def write(self) -> None:

@@ -65,11 +65,9 @@ class Masquerade(StagedController[SetEntry, Present]):
             self._rules_due = True
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[SetEntry, Present]:
-        """The plan's own set entries."""
         return dict.fromkeys(plan.set_entries, True)
 
     def wanted_by_node(self, plan: NodePlan) -> Mapping[SetEntry, Present]:
-        """The same."""
         return dict.fromkeys(plan.set_entries, True)
 
     async def read(self) -> Iterable[str]:
@@ -120,11 +118,9 @@ class Masquerade(StagedController[SetEntry, Present]):
         return await self._firewall.change_elements({delta.key: delta.desired is not None for delta in deltas})
 
     def event_of(self, delta: Delta[SetEntry, Present]) -> str:
-        """`set_entry.added`, `set_entry.removed`."""
         return "set_entry.added" if delta.desired else "set_entry.removed"
 
     def fields_of(self, delta: Delta[SetEntry, Present]) -> dict[str, object]:
-        """The set and its element."""
         return {"set": self._set_name(delta.key), "entry": delta.key.element}
 
     async def has_sets(self) -> bool:
@@ -132,7 +128,6 @@ class Masquerade(StagedController[SetEntry, Present]):
         return await self._firewall.is_present()
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Remove the rules and the sets."""
         await self._firewall.remove(report)
 
     async def _say(self) -> None:

@@ -19,7 +19,6 @@ class Schedulers:
 
     @property
     def missing(self) -> list[str]:
-        """The schedulers that are known to be missing."""
         return list(self._missing)
 
     def is_known(self, scheduler: str) -> bool:

@@ -142,7 +142,6 @@ class VirtualServers:
         await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
-        """When to look after what drains."""
         return self._drains.next_poll()
 
     def ours(self) -> Set[VirtualServerKey]:

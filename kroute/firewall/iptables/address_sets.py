@@ -23,7 +23,6 @@ def set_name(family: Family, which: AddressSet) -> str:
 
 
 def set_named(name: str) -> AddressSet:
-    """Which set has this name, in either family."""
     return _BY_NAME[name]
 
 

@@ -35,7 +35,6 @@ class IptablesFirewall:
         self._kept_sets: set[str] = set()
 
     async def ensure_sets(self) -> list[str]:
-        """Make the sets that are missing, and those of another kind anew."""
         drift = []
         present = await self._ipset.names()
         definitions = set_definitions()
@@ -50,14 +49,12 @@ class IptablesFirewall:
         return drift
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
-        """One set after the other."""
         for family in Family:
             for which in SHAPES:
                 async for elements in sliced(await self._ipset.read(set_name(family, which))):
                     yield [SetEntry(which, element) for element in elements]
 
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
-        """One message for each, so that every refusal is known."""
         written = [_change(entry, is_desired) for entry, is_desired in changes.items()]
         failures = await self._ipset.write(written)
         if not failures:
@@ -80,11 +77,9 @@ class IptablesFirewall:
         return self._tables.hindered_by
 
     async def is_present(self) -> bool:
-        """Whether there is a set of ours."""
         return any(name.startswith(PREFIX) for name in await self._ipset.names())
 
     async def remove(self, report: CleanupReport) -> None:
-        """Remove the rules, then the sets."""
         await self._tables.remove(report)
         for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
             with report.step(f"set {name}"):
@@ -92,21 +87,17 @@ class IptablesFirewall:
                 report.add(f"destroy set {name}")
 
     def set_name(self, family: Family, which: AddressSet) -> str:
-        """As ipset names it."""
         return set_name(family, which)
 
     async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
-        """One listing for each."""
         present = await self._ipset.names()
         names = {which: name for which in sets if (name := set_name(family, which)) in present}
         return {which: await self._ipset.read(name) for which, name in names.items()}
 
     async def rules(self, family: Family, node: NodeFacts) -> FamilyRules:
-        """The rules of all tables."""
         return await self._tables.expected(family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        """What is wrong with the rules in the kernel."""
         return await self._tables.differences(await self._tables.expected(family, node))
 
     async def prerequisites(self) -> Prerequisites:

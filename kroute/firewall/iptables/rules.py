@@ -24,11 +24,9 @@ class FamilyRules(NamedTuple):
 
     @property
     def tables(self) -> tuple[TableRules, ...]:
-        """All of them."""
         return self.nat, self.mangle, self.filter
 
     def of(self, table: str) -> TableRules:
-        """The rules of one table."""
         return next(it for it in self.tables if it.table == table)
 
     def admission(self, packet: Packet, sets: Sets, *, has_virtual_server: bool) -> Admission:

@@ -74,7 +74,6 @@ class Tables:
                 await self._xtables[family].remove(table, PREFIX)
 
     async def remove(self, report: CleanupReport) -> None:
-        """Delete all rules."""
         for family, xtables in self._xtables.items():
             for table in reversed(WITHOUT):
                 with report.step(f"{family} rules of table {table}"):
