@@ -131,7 +131,7 @@ class PassStatus:
         self.counters.last_error = ""
 
     def hindered(self, by: str) -> None:
-        """Note that passes succeed but leave something undone that concerns all Services; "": no more."""
+        """Note what keeps successful passes from a write that concerns all Services; "" when nothing does any more."""
         self._hindrance = by
         if not by:
             self._hindered_since = None

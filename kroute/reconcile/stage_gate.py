@@ -185,7 +185,10 @@ class StageGate:
         return taken
 
     def lose(self, stage: Stage, revision: Revision) -> None:
-        """For the controller that says the stage: this one has it no more, or not yet. Wakes those who wait for it."""
+        """Note that this revision has lost the stage, or has not passed it yet, and wake the controllers that wait.
+
+        Only the controller that says the stage calls this.
+        """
         passage = self._passages[stage]
         passage.passed.pop(revision.key, None)
         passage.candidates[revision.key] = revision

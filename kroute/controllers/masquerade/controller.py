@@ -111,7 +111,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self._say()
 
     def next_due(self) -> float | None:
-        """When rules that could not be written are tried again."""
+        """When to try again to write rules that could not be written; None if there are none."""
         return self._rule_retries.next_due()
 
     async def apply(self, deltas: Sequence[Delta[SetEntry, Present]]) -> Mapping[SetEntry, str]:

@@ -1,7 +1,7 @@
-"""Says of which plans the restricted ports (`loadBalancerSourceRanges`) are closed to all but their clients.
+"""Says which plans have their source ranges (`loadBalancerSourceRanges`) enforced.
 
-A port is so when it is in the set RESTRICTED and the rules that look into the set stand. An entry of SOURCE_RANGE that
-is missing opens nothing: it keeps out clients that might come in.
+A port's ranges are enforced when it is in the set RESTRICTED and the rules that look up that set exist. A missing entry
+of SOURCE_RANGE does not matter here: it only keeps out clients that should be served.
 """
 
 import asyncio
@@ -14,7 +14,10 @@ from kroute.reconcile.stage_gate import ENFORCED, Revision, StageGate
 
 
 class Enforcement:
-    """The newest plans that restrict ports. `is_right`: whether a set entry is as it should be."""
+    """Keeps the newest plans that restrict ports.
+
+    `is_right` says whether a set entry is as desired, `enforces` whether a family's rules about restricted ports exist.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class Enforcement:
         gate.join(waker, says={stage: self._question(family) for family, stage in ENFORCED.items()})
 
     def accept(self, plan: ServicePlan) -> None:
-        """The plan is new; what it restricts may not be closed yet, though the plan before it had it closed."""
+        """Take a new plan in. It loses the stage if its ports are not all enforced, though the older plan's may be."""
         entries = tuple(entry for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED)
         was_restricted = plan.key in self._plans
         if entries:
@@ -43,12 +46,12 @@ class Enforcement:
             self._lose_what_is_open(plan)
 
     def review(self) -> None:
-        """Sets or rules are not as they were: take back what is no longer so."""
+        """Take the stage back from plans whose ports are no longer enforced; call this when sets or rules changed."""
         for plan, _ in self._plans.values():
             self._lose_what_is_open(plan)
 
     async def advance(self) -> None:
-        """Say which plans have what they restrict closed."""
+        """Say which plans have passed the stage."""
         for stage in ENFORCED.values():
             if self._gate.has_candidates(stage):
                 await self._gate.advance(stage)

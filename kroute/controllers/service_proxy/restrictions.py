@@ -1,10 +1,10 @@
-"""Keeps ports with `loadBalancerSourceRanges` from serving clients outside of them: waits without limit, or closes.
+"""Keeps ports with `loadBalancerSourceRanges` from serving clients outside the ranges while no rules enforce these.
 
-What restricts is waited for as long as it takes, what merely serves is not: a Service's ClusterIP, node ports and other
-external IPs have nothing to do with its source ranges. A restricted port that does not serve yet stays so until the
-rules enforce its ranges. One that serves already (the restriction is new, or the rules have gone) first lets in nothing
-more; when it was waited for long enough it is planned without real servers: open connections drain, new ones find
-nothing. What an earlier plan or run had restricted is not closed as long as its rules stand.
+A restricted port that does not serve yet waits for its rules without limit. The Service's ClusterIP, node ports and
+other external IPs do not wait with it, because its source ranges do not apply to them. If a port serves already (its
+restriction is new, or its rules were deleted), it gets no new real servers at first. After the usual wait it is
+closed: it is planned without real servers, so that open connections drain and new ones are refused. A port that an
+earlier plan or run restricted is not closed while its rules exist.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from kroute.reconcile.stage_gate import ENFORCED, Stage, StageGate
 log = structlog.get_logger(__name__)
 
 Want = Callable[[ServicePlan, Mapping[VirtualServerKey, VirtualServer]], None]
-"""Called with a plan and all virtual servers that it is to have from now on."""
+"""Called with a plan and all virtual servers that are desired for it from now on."""
 
 _Key = tuple[ObjectKey, Family]
 
@@ -31,7 +31,7 @@ Ports = frozenset[VirtualServerKey]
 
 
 class _Restricted:
-    """The restricted ports of one Service in one family; `open` are those that the rules may not guard."""
+    """The restricted ports of one Service in one family. `open` are those whose ranges are not known to be enforced."""
 
     def __init__(self, plan: ServicePlan, ports: Ports, opened: Ports) -> None:
         self.plan = plan
@@ -42,7 +42,7 @@ class _Restricted:
 
 
 class Restrictions:
-    """Which restricted ports may serve. `due` says when what began at a time was waited for long enough (seconds)."""
+    """Decides which restricted ports may serve. `due` returns when a wait that began at a time ends (seconds)."""
 
     def __init__(self, gate: StageGate, report: Report, due: Callable[[float], float]) -> None:
         self._gate = gate
@@ -52,7 +52,7 @@ class Restrictions:
         self._waiting: set[_Key] = set()
 
     def accept(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The plan is new: returns the virtual servers to have now. What was enforced and is still wanted stays so."""
+        """Take a new plan in; returns its virtual servers for now. A port that was enforced before still counts so."""
         restricted = [_server_key(entry.element) for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED]
         for family in Family:
             key = (plan.key, family)
@@ -67,13 +67,13 @@ class Restrictions:
         return self.servers(plan)
 
     def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The plan's virtual servers; those of closed ports have no real servers."""
+        """The plan's virtual servers, those of closed ports without real servers."""
         found = [it for family in Family if (it := self._restricted.get((plan.key, family))) is not None]
         shut = {key for one in found if one.is_closed for key in one.open}
         return {it.key: _without_real_servers(it) if it.key in shut else it for it in plan.virtual_servers}
 
     def look(self, now: float, want: Want) -> None:
-        """Find out what is enforced by now, and what was waited for long enough; want what that makes of the plans."""
+        """Find ports that are enforced by now and waits that are over; call `want` for each plan that this changes."""
         changed: set[_Key] = set()
         for family, stage in ENFORCED.items():
             lost = {(owner, family) for owner in self._gate.take_lost(stage)} & self._restricted.keys()
@@ -87,22 +87,22 @@ class Restrictions:
             want(plan, self.servers(plan))
 
     def holds(self, owner: ObjectKey, key: VirtualServerKey) -> bool:
-        """Whether nothing new may be let in by this virtual server yet."""
+        """Whether this virtual server may not serve any new packets yet."""
         one = self._restricted.get((owner, family_of(key.address)))
         return one is not None and key in one.open and not one.is_closed
 
     def holds_address(self, owner: ObjectKey, address: str) -> bool:
-        """Whether the address waits for the rules about the owner's ports on it."""
+        """Whether the address waits until the rules enforce the owner's restricted ports on it."""
         key = (owner, family_of(address))
         return key in self._waiting and any(it.address == address for it in self._restricted[key].open)
 
     def next_due(self) -> float | None:
-        """When the next port was waited for long enough."""
+        """When the next wait ends and its ports are closed; None if none waits."""
         waiting = (self._restricted[key] for key in self._waiting)
         return min((self._due(it.since) for it in waiting if it.since is not None and not it.is_closed), default=None)
 
     def _has_changed(self, one: _Restricted, stage: Stage, now: float) -> bool:
-        """Whether the ports are closed now and were not, or the other way round."""
+        """Open or close the ports; returns whether that changed."""
         was_closed = one.is_closed
         if self._gate.has_passed(one.plan, stage):
             one.open, one.since, one.is_closed = frozenset(), None, False

@@ -69,11 +69,9 @@ class IptablesFirewall:
         return drift
 
     def enforces(self, family: Family) -> bool:
-        """Whether the tables that drop stand."""
         return self._tables.enforce(family)
 
     def rules_hindered_by(self) -> str:
-        """Who holds the lock, or changes tables all the time."""
         return self._tables.hindered_by
 
     async def is_present(self) -> bool:

@@ -33,7 +33,7 @@ WITHOUT = {
 """The tables in the order in which they are written, with what their absence means. Removal is in reverse order."""
 
 ENFORCING = (MANGLE, FILTER)
-"""The tables without which a restricted port is open to somebody."""
+"""The tables that enforce source ranges. Without one of them, some client outside the ranges reaches the port."""
 
 
 class Tables:
@@ -62,12 +62,11 @@ class Tables:
         ]
 
     def enforce(self, family: Family) -> bool:
-        """Whether the rules about restricted ports were there when they were last seen to."""
+        """Whether the tables of ENFORCING were right after they were last checked or written."""
         return all((family, table) in self._standing for table in ENFORCING)
 
     async def withdraw(self, family: Family) -> None:
         """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
-        """Delete the rules of one family, so that its sets can be replaced; a set still in use will say so itself."""
         self._standing -= {(family, table) for table in WITHOUT}
         for table in reversed(WITHOUT):
             with suppress(KernelError):

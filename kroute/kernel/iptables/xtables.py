@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
-"""Seconds for which the lock is waited for at first."""
+"""Seconds to wait for the lock at first."""
 AGAIN_TIMEOUT = 0.5
 """The same while the last attempt was in vain: all else that the caller has to do waits meanwhile."""
 COMMIT_ATTEMPTS = 5
