@@ -21,7 +21,7 @@ from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.addresses import Family
-from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
+from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
@@ -54,6 +54,9 @@ SLICE = 64
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
 
+FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
+"""Passes on what the way to the API says whenever that changes, until cancelled."""
+
 
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
@@ -72,9 +75,11 @@ class Agent:
         *,
         loop_watch: LoopWatch,
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
+        follow_api: FollowApi | None = None,
     ) -> None:
         self._kernel = kernel
         self._follow = follow
+        self._follow_api = follow_api
         self._watches = watches
         self._loop_watch = loop_watch
         self._changes = ChangeObserver(settings.node_name)
@@ -111,6 +116,8 @@ class Agent:
                     group.create_task(self._report_ready(state_dir), name="ready"),
                     group.create_task(self._observation.run(), name="observation"),
                 ]
+                if self._follow_api is not None:
+                    background.append(group.create_task(self._follow_api(self._take_api), name="api facts"))
                 serving = group.create_task(self._controllers.run(), name="controllers")
                 await stop.wait()
                 log.info("kroute.stopping")
@@ -127,6 +134,11 @@ class Agent:
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
         self._catalog.set_interfaces(interfaces)
+        self._changed.set()
+
+    def _take_api(self, api: ApiFacts) -> None:
+        log.info("api.known", servers=sorted(api.servers), service_ranges=api.service_ranges)
+        self._catalog.set_api(api)
         self._changed.set()
 
     async def _plan(self) -> None:
@@ -229,6 +241,7 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
             settings, interfaces, kernel, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch
         )
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
+    from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
@@ -248,6 +261,7 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
         api.create,
         loop_watch=loop_watch,
         watches=lambda: {kind: _watch_statistics(reflector) for kind, reflector in reflectors.items()},
+        follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
     )
 
 

@@ -95,6 +95,9 @@ class Settings(msgspec.Struct, frozen=True):
     external_ip_ranges: tuple[str, ...] = ()
     load_balancer_ip_ranges: tuple[str, ...] = ()
     strict_external_ips: bool = False
+    external_ips_on_node_addresses: bool = False
+    node_address_ranges: tuple[str, ...] = ()
+    serve_needed_addresses: tuple[str, ...] = ()
     protected_ports: tuple[PortRange, ...] = (
         PortRange(22, 22),
         PortRange(2379, 2380),

@@ -15,7 +15,7 @@ from kroute.model.node_facts import node_facts
 from kroute.model.plan import Plan
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
-from kroute.watchers.initial_sync import InitialSyncError, initial_sync
+from kroute.watchers.initial_sync import InitialSyncError, api_facts, initial_sync
 from kroute.watchers.node import read_node_interfaces
 
 CHANGES = 2
@@ -46,6 +46,7 @@ async def plans_of(settings: Settings) -> list[Plan]:
     catalog = Catalog(settings, node_facts(settings, None, interfaces))
     catalog.set_interfaces(interfaces)
     catalog.take(await initial_sync(settings))
+    catalog.set_api(await api_facts(settings))
     return catalog.commit()
 
 

@@ -102,6 +102,25 @@ OPTIONS = (
         help="Without the range of its kind, allow no external IP or LoadBalancer address.",
     ),
     option(
+        "--external-ips-on-node-addresses",
+        is_flag=True,
+        default=DEFAULTS.external_ips_on_node_addresses,
+        help="Serve external IPs and LoadBalancer addresses that are a node's own on that node, as kube-proxy does.",
+    ),
+    option(
+        "--node-address-range",
+        "node_address_ranges",
+        type=NETWORKS,
+        default=DEFAULTS.node_address_ranges,
+        help="The only networks in which the addresses of a Node object are believed to be the Node's.",
+    ),
+    option(
+        "--serve-needed-addresses",
+        type=NETWORKS,
+        default=DEFAULTS.serve_needed_addresses,
+        help="Networks: external addresses in them are served although the node needs them (API server, gateway, DNS).",
+    ),
+    option(
         "--protected-ports",
         type=Parsed("PORT[-PORT][,...]", settings.parse_ports),
         default=",".join(map(str, DEFAULTS.protected_ports)),

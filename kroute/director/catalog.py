@@ -29,7 +29,7 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import ServicePlan
-from kroute.planning.address_conflicts import AddressClaims, Claimant
+from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.backend_slices import BackendSlice, read_slice
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
@@ -165,7 +165,7 @@ class DirectorCatalog:
                 affected = self._claims.withdraw(key)
             else:
                 renewed[key] = external_frontends(service, self._settings, self._taken)
-                affected = self._claims.claim(Claimant.of(key, service), [it.key for it in renewed[key].served])
+                affected = self._claims.claim(Claimant.of(key, service), ranked(service, renewed[key].served))
             self._dirty.update(dict.fromkeys(affected))
         self._claims_dirty.clear()
         return renewed

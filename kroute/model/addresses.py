@@ -21,6 +21,11 @@ _IPV4, _IPV6 = Family  # module-level names: a lookup in an Enum's class takes s
 _SPECIAL_IPV4 = frozenset({0, 127, *range(224, 256)})
 """First octets: this network, loopback, multicast, reserved and broadcast."""
 _LINK_LOCAL_IPV4 = b"\xa9\xfe"
+_CLOUD_SERVICES = frozenset(
+    inet_pton(AF_INET6 if ":" in it else AF_INET, it)
+    for it in ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd00:ec2::253", "fd00:ec2::123", "fd20:ce::254")
+)
+"""Where clouds tell a machine who it is, and what names and time are (Azure, Alibaba, AWS, GCP), besides 169.254/16."""
 _IPV4_IN_IPV6 = frozenset({bytes(12), bytes(10) + b"\xff\xff"})
 
 
@@ -41,17 +46,18 @@ def canonical(text: str) -> str | None:
 def unicast(text: str) -> str | None:
     """The address in canonical text if a VIP or an endpoint may have it, else None.
 
-    The excluded addresses mean something else on every machine: unspecified, loopback, link-local, multicast,
-    broadcast, and IPv4 written as IPv6. They would cut a node off or lead nowhere. The API refuses most of them; a
-    manifest file may not.
+    Addresses that mean something else on every machine (unspecified, loopback, link-local, multicast, broadcast, and
+    IPv4 written as IPv6), and those of clouds' own services, would cut a node off, or lead nowhere. The API refuses
+    most of them; a manifest file may not.
     """
     packed = _packed(text)
     if packed is None:
         return None
     if len(packed) == 4:
-        return None if packed[0] in _SPECIAL_IPV4 or packed[:2] == _LINK_LOCAL_IPV4 else text
+        special = packed[0] in _SPECIAL_IPV4 or packed[:2] == _LINK_LOCAL_IPV4 or packed in _CLOUD_SERVICES
+        return None if special else text
     link_local = packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
-    special = packed[0] == 0xFF or link_local or packed[:12] in _IPV4_IN_IPV6
+    special = packed[0] == 0xFF or link_local or packed[:12] in _IPV4_IN_IPV6 or packed in _CLOUD_SERVICES
     return None if special else _text(packed, text)
 
 

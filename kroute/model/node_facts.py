@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -14,12 +14,36 @@ _ADDRESS_TYPES = ("InternalIP", "ExternalIP")
 """The types of a Node's addresses that its Services may use as their source address, in order of preference."""
 
 
+class NodeInterfaces(NamedTuple):
+    """What the node's interfaces say, except the dummy interface, in canonical text.
+
+    `own` has all usable addresses. `default` has at most one of each family: the one that the node uses towards its
+    default route. It is the node's own address when neither the settings nor the Node object name one.
+
+    The rest is what the node needs: `gateways` are the next hops of its routes, `subnet_edges` the network and
+    broadcast addresses of its subnets, whose routes a VIP would replace, and `dns_servers` those of its resolver.
+    """
+
+    own: frozenset[str] = frozenset()
+    default: tuple[str, ...] = ()
+    gateways: frozenset[str] = frozenset()
+    subnet_edges: frozenset[str] = frozenset()
+    dns_servers: frozenset[str] = frozenset()
+
+
+class ApiFacts(NamedTuple):
+    """What the way to the API says: the server's addresses, and the networks of the cluster's ServiceCIDR objects."""
+
+    servers: frozenset[str] = frozenset()
+    service_ranges: tuple[str, ...] = ()
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """This node's name, its own addresses (at most one per family, canonical text), its zone and its pod networks.
 
     `own` has the addresses of all interfaces but the dummy interface. `node_port_addresses` has those of them that
-    serve node ports, sorted. When `ipv4` and `ipv6` are both None, no address is known yet: Services are served, and
-    the kernel chooses source addresses.
+    serve node ports, sorted. What follows is explained at `NodeInterfaces` and `ApiFacts`. When `ipv4` and `ipv6` are
+    both None, no address is known yet: Services are served, and the kernel chooses source addresses.
     """
 
     name: str
@@ -29,6 +53,35 @@ class NodeFacts(msgspec.Struct, frozen=True):
     pod_cidrs: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     node_port_addresses: tuple[str, ...] = ()
+    gateways: frozenset[str] = frozenset()
+    subnet_edges: frozenset[str] = frozenset()
+    dns_servers: frozenset[str] = frozenset()
+    api_servers: frozenset[str] = frozenset()
+    service_ranges: tuple[str, ...] = ()
+
+    @property
+    def interfaces(self) -> NodeInterfaces:
+        """What of this the interfaces say."""
+        default = tuple(filter(None, (self.ipv4, self.ipv6)))
+        return NodeInterfaces(self.own, default, self.gateways, self.subnet_edges, self.dns_servers)
+
+    @property
+    def without_needs(self) -> Self:
+        """The same without what only the admission of addresses reads, so that the rules do not depend on that."""
+        none: frozenset[str] = frozenset()
+        return msgspec.structs.replace(
+            self, gateways=none, subnet_edges=none, dns_servers=none, api_servers=none, service_ranges=()
+        )
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The addresses beside its own that this node cannot do without."""
+        return self.of_kernel | self.dns_servers | self.api_servers
+
+    @property
+    def of_kernel(self) -> frozenset[str]:
+        """Those of them that its kernel has routes to, or by."""
+        return self.gateways | self.subnet_edges
 
     def address_for(self, address: str) -> str | None:
         """This node's own address of the same family as `address`, or None."""
@@ -39,22 +92,14 @@ class NodeFacts(msgspec.Struct, frozen=True):
         return self.address_for(address) is not None or (self.ipv4 is None and self.ipv6 is None)
 
 
-class NodeInterfaces(NamedTuple):
-    """The addresses of the node's interfaces, except those of the dummy interface, in canonical text.
-
-    `own` has all usable addresses. `default` has at most one of each family: the one that the node uses towards its
-    default route. It is the node's own address when neither the settings nor the Node object name one.
-    """
-
-    own: frozenset[str] = frozenset()
-    default: tuple[str, ...] = ()
-
-
 NO_INTERFACES = NodeInterfaces()
+NO_API = ApiFacts()
 
 
-def node_facts(settings: Settings, node: Node | None, interfaces: NodeInterfaces = NO_INTERFACES) -> NodeFacts:
-    """Combine what is known of this node, taking each fact from its best source.
+def node_facts(
+    settings: Settings, node: Node | None, interfaces: NodeInterfaces = NO_INTERFACES, api: ApiFacts = NO_API
+) -> NodeFacts:
+    """What is known of this node, from the best source of each fact.
 
     For each family the address is the first one in `settings.node_ips`, else the Node's first InternalIP, else its
     first ExternalIP. `interfaces.default` is used in two cases. One is that those give no address at all; a Node that
@@ -77,6 +122,11 @@ def node_facts(settings: Settings, node: Node | None, interfaces: NodeInterfaces
         zone=labels.get(ZONE_LABEL) or None,
         pod_cidrs=(node.spec.pod_cidrs if node else None) or (),
         own=interfaces.own,
+        gateways=interfaces.gateways,
+        subnet_edges=interfaces.subnet_edges,
+        dns_servers=interfaces.dns_servers,
+        api_servers=api.servers,
+        service_ranges=api.service_ranges,
     )
     return msgspec.structs.replace(facts, node_port_addresses=_node_port_addresses(settings, facts))
 

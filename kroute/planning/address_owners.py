@@ -5,9 +5,13 @@ from typing import Generic, TypeVar
 
 from kroute.model.addresses import canonical
 from kroute.model.objects import Node, ObjectKey, Service
+from kroute.planning.pod_networks import PodNetworks, SortedAddresses
 from kroute.planning.service_addresses import cluster_ips, external_ips
 
 K = TypeVar("K")
+
+API_SERVER = ObjectKey("default", "kubernetes")
+"""The Service whose endpoints are the API servers: the API server writes it itself."""
 
 
 class _Index(Generic[K]):
@@ -31,6 +35,10 @@ class _Index(Generic[K]):
                 self._owners[address] = left
         return changed
 
+    def is_owned(self, address: str) -> bool:
+        """Whether anybody names it."""
+        return address in self._owners
+
     def owners(self, address: str) -> Collection[K]:
         return self._owners.get(address, ())
 
@@ -39,7 +47,7 @@ class _Index(Generic[K]):
 
 
 class AddressOwners:
-    """The addresses of all Nodes, the ClusterIPs of all Services, and the Services that name each external address.
+    """Who has which address: Nodes, their pods, Services as ClusterIP, and who names one from outside.
 
     Each `place_` and `forget_` returns the Services to plan again: those whose external addresses gained or lost an
     owner.
@@ -49,26 +57,42 @@ class AddressOwners:
         self._nodes: _Index[str] = _Index()
         self._cluster_ips: _Index[ObjectKey] = _Index()
         self._external_ips: _Index[ObjectKey] = _Index()
+        self._external_in_order = SortedAddresses()
+        self._pod_networks = PodNetworks()
+        self._api_servers: frozenset[str] = frozenset()
 
     def place_node(self, node: Node) -> set[ObjectKey]:
-        """Store a Node's InternalIPs and ExternalIPs."""
-        addresses = node.status.addresses or ()
-        return self.naming(self._nodes.put(node.key.name, (it.address for it in addresses if it.type.endswith("IP"))))
+        """Take a Node's InternalIPs and ExternalIPs, and the networks of its pods."""
+        written = [it.address for it in node.status.addresses or () if it.type.endswith("IP")]
+        return self._set_node(node.key.name, written, node.spec.pod_cidrs or ())
 
     def forget_node(self, name: str) -> set[ObjectKey]:
-        return self.naming(self._nodes.put(name, ()))
+        return self._set_node(name, (), ())
 
     def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
-        """Store a Service's ClusterIPs and external addresses."""
-        self._external_ips.put(key, external_ips(service))
+        """Take a Service's addresses."""
+        self._set_external(key, external_ips(service))
         return self.naming(self._cluster_ips.put(key, cluster_ips(service)))
 
     def forget_service(self, key: ObjectKey) -> set[ObjectKey]:
-        self._external_ips.put(key, ())
+        self._set_external(key, ())
         return self.naming(self._cluster_ips.put(key, ()))
+
+    def place_api_servers(self, addresses: frozenset[str]) -> set[ObjectKey]:
+        """Take the endpoints of the Service `API_SERVER`: what connections to its ClusterIP go to."""
+        before, self._api_servers = self._api_servers, addresses
+        return self.naming(before ^ addresses)
+
+    def is_api_server(self, address: str) -> bool:
+        """Whether an API server is there, as far as the cluster's own Service says."""
+        return address in self._api_servers
 
     def nodes_with(self, address: str) -> Collection[str]:
         return self._nodes.owners(address)
+
+    def node_of_pods(self, address: str) -> str | None:
+        """The Node in whose pod network this address is."""
+        return self._pod_networks.owner(address)
 
     def services_with(self, address: str) -> Collection[ObjectKey]:
         """The Services that have this ClusterIP."""
@@ -81,3 +105,18 @@ class AddressOwners:
     def naming(self, addresses: Iterable[str]) -> set[ObjectKey]:
         """The Services that name one of these addresses as an external address."""
         return {key for address in addresses for key in self._external_ips.owners(address)}
+
+    def having(self, addresses: Iterable[str]) -> set[ObjectKey]:
+        """The Services that have one of these addresses as ClusterIP."""
+        return {key for address in addresses for key in self._cluster_ips.owners(address)}
+
+    def _set_node(self, name: str, addresses: Iterable[str], pod_cidrs: tuple[str, ...]) -> set[ObjectKey]:
+        networks = self._pod_networks.put(name, pod_cidrs)
+        within = (address for network in networks for address in self._external_in_order.within(network))
+        return self.naming({*self._nodes.put(name, addresses), *within})
+
+    def _set_external(self, key: ObjectKey, written: Iterable[str]) -> None:
+        owned_before = {it: self._external_ips.is_owned(it) for it in map(canonical, written) if it is not None}
+        for address in self._external_ips.put(key, owned_before):
+            if owned_before.get(address, True) != self._external_ips.is_owned(address):
+                self._external_in_order.toggle(address)

@@ -90,6 +90,11 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
         return any(traits.has_hints for traits in self.traits)
 
 
+def addresses_of(slices: Iterable[BackendSlice]) -> frozenset[str]:
+    """The addresses of all endpoints of these slices."""
+    return frozenset(server.address for piece in slices for port in piece.ports for server in port.real_servers)
+
+
 def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> BackendSlice:
     """Validate a slice. `before` is the version that it replaces.
 

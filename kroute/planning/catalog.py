@@ -11,7 +11,7 @@ from typing import assert_never
 
 from kroute.model.addresses import Family, family_of
 from kroute.model.kinds import InitialSync
-from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
+from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import (
     HEADLESS_LABEL,
     Applied,
@@ -25,9 +25,9 @@ from kroute.model.objects import (
     Service,
 )
 from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
-from kroute.planning.address_conflicts import AddressClaims, Claimant
-from kroute.planning.address_owners import AddressOwners
-from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
+from kroute.planning.address_owners import API_SERVER, AddressOwners
+from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice
 from kroute.planning.endpoint_reasons import ServiceView, view_service
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
@@ -48,7 +48,8 @@ class Catalog:
     def __init__(self, settings: Settings, node: NodeFacts) -> None:
         self._settings = settings
         self._node = node
-        self._interfaces = NodeInterfaces(node.own, tuple(filter(None, (node.ipv4, node.ipv6))))
+        self._interfaces = node.interfaces
+        self._api = ApiFacts(node.api_servers, node.service_ranges)
         self._node_object: Node | None = None
         self._initial_sync = InitialSync()
         self._services: dict[ObjectKey, Service] = {}
@@ -122,8 +123,13 @@ class Catalog:
         of one DHCP lease and the beginning of the next.
         """
         default = {family_of(address): address for address in (*self._interfaces.default, *interfaces.default)}
-        self._interfaces = NodeInterfaces(interfaces.own, tuple(default.values()))
-        self.set_node(node_facts(self._settings, self._node_object, self._interfaces))
+        self._interfaces = interfaces._replace(default=tuple(default.values()))
+        self._renew_node()
+
+    def set_api(self, api: ApiFacts) -> None:
+        """Take what the way to the API says now."""
+        self._api = api
+        self._renew_node()
 
     def set_node(self, node: NodeFacts) -> None:
         """Plan for these facts from now on. Marks the Services that the change affects."""
@@ -137,13 +143,17 @@ class Catalog:
             self._mark(*[key for key, service in self._services.items() if has_node_ports(service)])
         for family in families:
             self._mark(*[key for key, service in self._services.items() if _has_family(service, family)])
-        if families or before.pod_cidrs != node.pod_cidrs:
+        if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
             self._mark(*self._owners.with_external_ips())  # their family may differ from the ClusterIPs'
-        self._mark(*self._owners.naming(before.own ^ node.own))
+        self._mark(*self._owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
+        self._mark(*self._owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
         if before.zone != node.zone:
             for key, slices in self._slices.items():
                 if any(piece.has_hints for piece in slices):
                     self._marked.setdefault(key, False)
+
+    def _renew_node(self) -> None:
+        self.set_node(node_facts(self._settings, self._node_object, self._interfaces, self._api))
 
     def commit(self, limit: int | None = None) -> list[Plan]:
         """Plan what is marked.
@@ -206,7 +216,7 @@ class Catalog:
                 if item.key.name == self._settings.node_name:
                     self._is_node_marked |= self._node_object is None
                     self._node_object = item
-                    self.set_node(node_facts(self._settings, item, self._interfaces))
+                    self._renew_node()
             case _:
                 assert_never(item)
 
@@ -237,6 +247,8 @@ class Catalog:
         self._slices[service] = tuple(slices)
         if not self._slices[service]:
             del self._slices[service]
+        if service == API_SERVER:
+            self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(service, ()))))
         self._marked.setdefault(service, False)
 
     def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
@@ -263,8 +275,7 @@ class Catalog:
         if service is None:
             return None, self._claims.withdraw(key)
         frontends = frontends_of(service, self._node, self._settings, self._owners)
-        keys = [frontend.key for frontend in frontends.served]
-        return frontends, self._claims.claim(Claimant.of(key, service), keys)
+        return frontends, self._claims.claim(Claimant.of(key, service), ranked(service, frontends.served))
 
     def _plan(self, key: ObjectKey, frontends: Frontends | None) -> ServicePlan:
         service = self._services.get(key)

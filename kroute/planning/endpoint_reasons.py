@@ -30,7 +30,7 @@ class FrontendView(msgspec.Struct, frozen=True):
     """An address and port of the Service.
 
     `kind` is clusterIP, externalIP, loadBalancerIP or nodePort. `policy` is the traffic policy that applies there.
-    `held_by` is the older Service that has the address and port instead, or empty.
+    `held_by` is the Service that has the address and port instead, or empty.
     """
 
     key: VirtualServerKey

@@ -1,7 +1,8 @@
 """Decide which external IPs and LoadBalancer addresses a node serves, so that none of them takes a node down.
 
-Everybody who may write a Service may name any address in it (CVE-2020-8554), and some load balancers assign the nodes'
-own addresses. A node that bound another node's address as a VIP could not reach that node any more.
+Everybody who may write a Service may name any address in it (CVE-2020-8554), and load balancers are known to hand out
+the nodes' own. A node that took another node's address for a VIP could not talk to that node any more; one that took
+the API server's would not even hear that the Service is gone.
 """
 
 from enum import Enum, auto
@@ -27,9 +28,14 @@ class Place(Enum):
 
 
 class Admission(NamedTuple):
-    """Where an external address is served. For NOWHERE, `reason` continues "is not served: it ..."."""
+    """Where an external address is served.
+
+    With a `problem` there is something to tell: its name, and in `reason` what goes on with "externalIP X ". It is not
+    always a refusal: `place` alone says whether the address is served here.
+    """
 
     place: Place
+    problem: str = ""
     reason: str = ""
 
 
@@ -40,14 +46,33 @@ class Allowed(NamedTuple):
     flag: str
 
 
+_INVALID = "Invalid"
+"""The problem of an address that nobody could serve; the kind of address is added to the name."""
+
+ANOTHER = "Take it out of the Service, or give another one."
+
+
 def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
     """Decide where an external address is served. The address is canonical and unicast."""
     if reason := _refusal(address, allowed, node, settings, owners):
-        return Admission(Place.NOWHERE, reason)
-    nodes = owners.nodes_with(address)
-    if address in node.own or node.name in nodes:
-        return Admission(Place.OWN)
-    return Admission(Place.ELSEWHERE if nodes else Place.VIP)
+        return Admission(Place.NOWHERE, _INVALID, f"is not served: it {reason}. {ANOTHER}")
+    if (claimed := _of_a_node(address, node, settings, owners)) is not None:
+        return claimed
+    if (use := _use(address, node, owners)) and not _is_in(address, settings.serve_needed_addresses):
+        reason = f"is not served: it is {use}. {ANOTHER} --serve-needed-addresses allows it."
+        return Admission(Place.NOWHERE, "NeededAddress", reason)
+    return Admission(Place.VIP, *_ignored_claim(address, owners))
+
+
+def occupies(address: str, node: NodeFacts) -> str | None:
+    """What a ClusterIP is on this node already, if anything: bound, it would cut the node off.
+
+    Only what the node's own kernel says counts. Anybody who may write a Node could end ClusterIPs by its addresses; and
+    the API server and the DNS servers of a node may well be ClusterIPs.
+    """
+    if address in node.own:
+        return "an address of this node"
+    return _kernels_use(address, node)
 
 
 def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
@@ -56,11 +81,62 @@ def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings
         return f"is not in what {allowed.flag} allows ({names})"
     if services := owners.services_with(address):
         return f"is the ClusterIP of Service {min(services)}"
-    if _is_in(address, settings.service_cidrs):
-        return f"is in the Service range ({', '.join(settings.service_cidrs)})"
+    if _is_in(address, ranges := (*settings.service_cidrs, *node.service_ranges)):
+        return f"is in the Service range ({', '.join(ranges)})"
     if _is_in(address, (*settings.cluster_cidrs, *node.pod_cidrs)):
         return "is in the pods' networks"
+    if not settings.cluster_cidrs and (name := owners.node_of_pods(address)) is not None:
+        return f"is in the pods' network of Node {name}"
     return None
+
+
+def _of_a_node(address: str, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission | None:
+    """About an address of this node or of another one; None for one that is no node's."""
+    is_in_range = not settings.node_address_ranges or _is_in(address, settings.node_address_ranges)
+    nodes = owners.nodes_with(address) if is_in_range else ()
+    if address in node.own or node.name in nodes:
+        if settings.external_ips_on_node_addresses:
+            return Admission(Place.OWN)
+        return Admission(Place.NOWHERE, "NodeAddress", _node_ports_only(node.name))
+    if not nodes:
+        return None
+    if settings.external_ips_on_node_addresses:
+        name = min(nodes)
+        reason = f"is served by Node {name} only, since its status says that the address is its own."
+        return Admission(Place.ELSEWHERE, "NodeAddress", reason)
+    return Admission(Place.NOWHERE, "NodeAddress", _node_ports_only(min(nodes)))
+
+
+def _node_ports_only(node: str) -> str:
+    return (
+        f"is not served: it is an address of Node {node}, where Services have node ports only. {ANOTHER} "
+        "--external-ips-on-node-addresses serves it on that node, --node-address-range says which addresses Nodes have."
+    )
+
+
+def _ignored_claim(address: str, owners: AddressOwners) -> tuple[str, str]:
+    """The problem of an address that is served although a Node says that it is its own."""
+    if not (nodes := owners.nodes_with(address)):
+        return "", ""
+    return (
+        "ClaimedByNode",
+        f"is served, although the status of Node {min(nodes)} has it: it is not in --node-address-range.",
+    )
+
+
+def _use(address: str, node: NodeFacts, owners: AddressOwners) -> str | None:
+    """What this node needs an address for that is not its own."""
+    if address in node.api_servers or owners.is_api_server(address):
+        return "an address of the API server"
+    if address in node.dns_servers:
+        return "a DNS server of this node"
+    return _kernels_use(address, node)
+
+
+def _kernels_use(address: str, node: NodeFacts) -> str | None:
+    if address in node.gateways:
+        return "the gateway of a route of this node"
+    return "the network or broadcast address of a subnet of this node" if address in node.subnet_edges else None
 
 
 def _is_in(address: str, networks: tuple[str, ...]) -> bool:

@@ -10,7 +10,7 @@ from kroute.model.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Servi
 from kroute.model.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.backend_slices import PortKey, port_key
-from kroute.planning.external_addresses import Allowed, Place, admit
+from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, occupies
 from kroute.planning.service_addresses import cluster_ips, has_node_ports, load_balancer_ips
 from kroute.settings import Settings
 
@@ -110,20 +110,25 @@ def _addresses(
     for kind, written in _written_addresses(service):
         address = unicast(written)
         if address is None:
-            reason = "is no unicast IPv4 or IPv6 address that may leave a machine"
-            problems.append(_refused(kind, written, reason))
-        elif address in seen or not node.serves(address):
-            continue
-        elif kind is Kind.CLUSTER_IP:
+            reason = f"is not served: it is no unicast IPv4 or IPv6 address that may leave a machine. {ANOTHER}"
+            problems.append(_problem(kind, written, "Invalid", reason))
+        elif address not in seen and node.serves(address):
             seen.add(address)
-            yield kind, address, Place.VIP
-        else:
-            seen.add(address)
-            place, reason = admit(address, _allowed(kind, settings), node, settings, owners)
-            if place is Place.NOWHERE:
-                problems.append(_refused(kind, written, reason))
-            elif place is not Place.ELSEWHERE:
+            place, problem, reason = _admission(kind, address, node, settings, owners)
+            if problem:
+                problems.append(_problem(kind, written, problem, reason))
+            if place in {Place.OWN, Place.VIP}:
                 yield kind, address, place
+
+
+def _admission(kind: Kind, address: str, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
+    """Where an address is served: external ones are admitted, a ClusterIP is bound unless the node has it already."""
+    if kind is not Kind.CLUSTER_IP:
+        return admit(address, _allowed(kind, settings), node, settings, owners)
+    if use := occupies(address, node):
+        reason = f"is not served here: it is {use}. Give the cluster a Service range that is free on every node."
+        return Admission(Place.NOWHERE, "NeededAddress", reason)
+    return Admission(Place.VIP)
 
 
 def _written_addresses(service: Service) -> list[tuple[Kind, str]]:
@@ -140,10 +145,10 @@ def _allowed(kind: Kind, settings: Settings) -> Allowed:
     return Allowed(settings.load_balancer_ip_ranges, "--loadbalancer-ip-range")
 
 
-def _refused(kind: Kind, written: str, reason: str) -> Problem:
+def _problem(kind: Kind, written: str, name: str, reason: str) -> Problem:
     subject = f"{kind.value} {quoted(written)}"
-    message = f"{subject} is not served: it {reason}. Take it out of the Service, or give another one."
-    return Problem(f"Invalid{kind.value[0].upper()}{kind.value[1:]}", subject, message)
+    name = f"Invalid{kind.value[0].upper()}{kind.value[1:]}" if name == "Invalid" else name
+    return Problem(name, subject, f"{subject} {reason}")
 
 
 def _protected(kind: Kind, address: str, port: int) -> Problem:

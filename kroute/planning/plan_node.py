@@ -12,7 +12,7 @@ def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> 
     """Plan the node itself. `is_known`: whether its Node object exists."""
     problems = [] if is_known else [_missing(node)]
     entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
-    return NodePlan(node, set_entries=tuple(sorted(entries)), problems=tuple(problems))
+    return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems))
 
 
 def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) -> Iterator[str]:

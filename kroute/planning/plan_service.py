@@ -52,7 +52,7 @@ def plan_service(
 ) -> ServicePlan:
     """Plan one Service for one node.
 
-    `slices` are those of the Service. `held` names, for each address and port that an older Service has, that Service.
+    `slices` are those of the Service. `held` names, for each address and port that another Service has, that Service.
     `frontends` saves computing them again if the caller has them. Never fails: everything that cannot be done is a
     Problem of the plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are
     equal.
@@ -208,7 +208,7 @@ def _affinity_timeout(service: Service, problems: list[Problem]) -> int:
 
 def _conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:
     subject = f"address {key}"
-    message = f"{subject} is not served for this Service: the older Service {holder} has it. Change one of the two."
+    message = f"{subject} is not served for this Service: Service {holder} has it. Change one of the two."
     return Problem("AddressConflict", subject, message)
 
 

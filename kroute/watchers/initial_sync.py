@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from kroute.model.kinds import InitialSync
+from kroute.model.node_facts import NO_API, ApiFacts
 from kroute.model.objects import Applied, Change, Listed, Node
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError
@@ -31,6 +32,18 @@ async def initial_sync(settings: Settings) -> list[Change]:
         return await _from_api(settings)
     except* (ConfigurationError, ApiError) as group:
         raise InitialSyncError(str(group.exceptions[0])) from None
+
+
+async def api_facts(settings: Settings) -> ApiFacts:
+    """What the way to the API says now; nothing with manifests. Raises as `initial_sync` does."""
+    if settings.manifests is not None:
+        return NO_API
+    from kroute.watchers.kubernetes.api_facts import read_api_facts  # noqa: PLC0415
+
+    try:
+        return await read_api_facts(settings)
+    except ConfigurationError as error:
+        raise InitialSyncError(str(error)) from None
 
 
 async def node_object(settings: Settings) -> Node | None:

@@ -1,24 +1,36 @@
-"""Follow this node's own addresses.
+"""This node's own addresses, as they come and go, and those that it needs: gateways, subnets' ends, DNS servers.
 
-The dummy interface is left out, so VIPs are not among them. The addresses are read once, then followed by rtnetlink's
-events. They are read again when the kernel has dropped events.
+VIPs are not among them: the interface that carries them is left out. The addresses are read once, then followed by
+rtnetlink's events, and read again when the kernel dropped some. Next hops are read again when a route has changed, or
+an address or link, with which routes go silently; the resolver's files now and then.
 """
 
+import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from typing import Protocol
 
 import structlog
 
 from kroute.kernel.clients import EventSource
+from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun
+from kroute.kernel.net.next_hops import NextHops
 from kroute.model.node_facts import NodeInterfaces
 from kroute.settings import OTHER_VIP_INTERFACES
+from kroute.watchers.resolver import dns_servers
 
 log = structlog.get_logger(__name__)
+
+LOOK_EVERY = 10.0
+"""Seconds between two looks at the resolver's files."""
+SHARE = 20
+"""For how many times as long as they took to be read, next hops are not read again; for a second at least."""
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
@@ -29,6 +41,16 @@ class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
 
     async def of_node(self) -> list[InterfaceAddress]:
         """All addresses of all interfaces."""
+
+
+class NextHopSource(AbstractAsyncContextManager["NextHopSource"], Protocol):
+    """Reads and follows next hops: `kroute.kernel.net.next_hops.NextHops`."""
+
+    async def read(self) -> frozenset[str]:
+        """The next hops of all routes."""
+
+    async def changed(self) -> None:
+        """Wait until a route has changed."""
 
 
 Notify = Callable[[NodeInterfaces], None]
@@ -49,30 +71,69 @@ class NodeWatcher:
         monitor: EventSource | None = None,
         addresses: AddressSource | None = None,
         source_towards: SourceTowards | None = None,
+        next_hops: NextHopSource | None = None,
+        resolver: Callable[[], frozenset[str]] = dns_servers,
     ) -> None:
         self._except = {except_interface, *OTHER_VIP_INTERFACES}
         self._notify = notify
         self._monitor: EventSource = monitor or Monitor(except_interface=except_interface, routes=False)
         self._source: AddressSource = addresses or Addresses()
         self._source_towards = source_towards or default_source
-        # By interface, in the kernel's order. An interface without addresses keeps its place: the address of a new DHCP
-        # lease is then preferred to those of other interfaces, as the previous one was.
+        self._next_hops: NextHopSource = next_hops or NextHops()
+        self._resolver = resolver
+        self._routes_changed = asyncio.Event()
+        self._gateways: frozenset[str] = frozenset()
+        self._dns_servers: frozenset[str] = frozenset()
+        # By interface, in the kernel's order. An interface keeps its place while it has no address, so that with a new
+        # DHCP lease its address is preferred to those of other interfaces as the one before was.
         self._addresses: dict[str, dict[str, InterfaceAddress]] = {}
         self._passed_on: NodeInterfaces | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled. The current addresses are passed on first."""
-        async with self._monitor, self._source:
+        """Follow until cancelled; the addresses as they are now are passed on first."""
+        async with self._monitor, self._source, self._next_hops:
+            self._gateways = await _read(self._next_hops, self._gateways)
+            self._dns_servers = self._resolver()
             await self._read()
-            while True:
-                events = await self._monitor.next()
-                if any(isinstance(event, Overrun) for event in events):
-                    log.warning("node.events_lost", consequence="every address is read again")
-                    await self._read()
-                    continue
-                for event in events:
-                    self._take(event)
-                self._pass_on()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_addresses(), name="node addresses")
+                group.create_task(self._notice_routes(), name="node routes")
+                group.create_task(self._follow_what_is_needed(), name="node needs")
+
+    async def _follow_addresses(self) -> None:
+        while True:
+            events = await self._monitor.next()
+            self._routes_changed.set()
+            if any(isinstance(event, Overrun) for event in events):
+                log.warning("node.events_lost", consequence="every address is read again")
+                await self._read()
+                continue
+            for event in events:
+                self._take(event)
+            self._pass_on()
+
+    async def _notice_routes(self) -> None:
+        while True:
+            await self._next_hops.changed()
+            self._routes_changed.set()
+
+    async def _follow_what_is_needed(self) -> None:
+        while True:
+            began = time.monotonic()
+            if await self._routes_have_changed():
+                self._gateways = await _read(self._next_hops, self._gateways)
+            self._dns_servers = self._resolver()
+            self._pass_on()
+            await asyncio.sleep(max(1.0, SHARE * (time.monotonic() - began)))
+
+    async def _routes_have_changed(self) -> bool:
+        try:
+            async with asyncio.timeout(LOOK_EVERY):
+                await self._routes_changed.wait()
+        except TimeoutError:
+            return False
+        self._routes_changed.clear()
+        return True
 
     async def _read(self) -> None:
         found = await self._source.of_node()
@@ -96,9 +157,19 @@ class NodeWatcher:
     def _pass_on(self) -> None:
         addresses = [it for of_interface in self._addresses.values() for it in of_interface.values()]
         interfaces = node_interfaces(addresses, self._source_towards)
+        interfaces = interfaces._replace(gateways=self._gateways, dns_servers=self._dns_servers)
         if interfaces != self._passed_on:
             self._passed_on = interfaces
             self._notify(interfaces)
+
+
+async def _read(next_hops: NextHopSource, before: frozenset[str]) -> frozenset[str]:
+    """The next hops, or those before where routes change faster than they can be read."""
+    try:
+        return await next_hops.read()
+    except KernelError as error:
+        log.warning("node.gateways_unknown", error=str(error), consequence="those known before stay protected")
+        return before
 
 
 def node_interfaces(
@@ -106,7 +177,21 @@ def node_interfaces(
 ) -> NodeInterfaces:
     """The node's addresses. A tentative address is not the node's yet: another machine may have it already."""
     own = frozenset(it.address for it in addresses if not it.tentative)
-    return NodeInterfaces(own, default_addresses(addresses, source_towards))
+    edges = {edge for it in addresses if it.scope == "global" for edge in subnet_edges(it.address, it.prefix_length)}
+    return NodeInterfaces(own, default_addresses(addresses, source_towards), subnet_edges=frozenset(edges - own))
+
+
+@lru_cache(maxsize=1024)
+def subnet_edges(address: str, prefix_length: int) -> tuple[str, ...]:
+    """The network address of an interface's subnet and its broadcast address, which IPv6 has not.
+
+    IPv6's network address is that of any router (RFC 4291, 2.6.1). A subnet of two has neither (RFC 3021, RFC 6164).
+    """
+    network = ipaddress.ip_network((address, prefix_length), strict=False)
+    if network.num_addresses <= 2:
+        return ()
+    ends = (network.network_address,) if network.version == 6 else (network.network_address, network.broadcast_address)
+    return tuple(map(str, ends))
 
 
 def default_addresses(
@@ -143,11 +228,12 @@ def default_source(family: socket.AddressFamily) -> str | None:
 
 
 async def read_node_interfaces(except_interface: str) -> NodeInterfaces:
-    """The current addresses of the node, read once.
+    """What the interfaces, routes and resolver's files say now.
 
     Raises:
         KernelError: the kernel does not list the addresses.
     """
     carry_vips = {except_interface, *OTHER_VIP_INTERFACES}
-    async with Addresses() as source:
-        return node_interfaces([it for it in await source.of_node() if it.interface not in carry_vips])
+    async with Addresses() as source, NextHops() as next_hops:
+        found = node_interfaces([it for it in await source.of_node() if it.interface not in carry_vips])
+        return found._replace(gateways=await _read(next_hops, frozenset()), dns_servers=dns_servers())

@@ -1,5 +1,6 @@
 """One node's kernel in memory. The fake clients beside it are views of it, and refuse what the kernel refuses."""
 
+import asyncio
 import errno
 from collections import defaultdict
 from collections.abc import Callable
@@ -90,6 +91,9 @@ class FakeKernel:
         self.sysctls: dict[str, str] = {}
         self.read_only_sysctls: set[str] = set()
         self.missing_modules: set[str] = set()
+        self.gateways: set[str] = set()
+        """Next hops of routes; `routes_changed` is the news of them."""
+        self.routes_changed = asyncio.Event()
         self.version = (6, 1)
         self.writes: list[object] = []
         self._refusals: list[tuple[Callable[[object], bool], int]] = []

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.lab.cluster import Node
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, identity
 
@@ -26,13 +25,13 @@ class RequestRefusedError(Exception):
 
 
 class ApiServer:
-    """A process in the host network of `node` that serves `items`. `start` it, `stop` it.
+    """A process in the network of a host, `node`, that serves `items`. `start` it, `stop` it.
 
     `scratch` is a directory for its objects and for the kubeconfig of its clients. With `service_account` it uses TLS,
     requires a token, and that directory holds what the kubelet mounts into a pod.
     """
 
-    def __init__(self, node: Node, scratch: Path, items: list[Object], *, service_account: Path | None = None) -> None:
+    def __init__(self, node: Host, scratch: Path, items: list[Object], *, service_account: Path | None = None) -> None:
         self.kubeconfig = scratch / "kubeconfig"
         self._node = node
         self._objects = scratch / "objects"
@@ -78,6 +77,11 @@ class ApiServer:
         kind, _, name = identity(item)
         self._request("PUT", f"{_COLLECTIONS[kind]}/{name}", item)
         return time.monotonic()
+
+    def delete(self, item: Object) -> None:
+        """Delete an object."""
+        kind, _, name = identity(item)
+        self._request("DELETE", f"{_COLLECTIONS[kind]}/{name}")
 
     def store_deep(self, item: Object, levels: int) -> None:
         """Create or replace an object, with `managedFields` that are nested `levels` deep."""

@@ -58,7 +58,7 @@ class TestRights:
     """A role allows what kroute asks for, and nothing else."""
 
     def test_of_an_agent(self) -> None:
-        needed = {(it.group, it.resource, it.verb) for it in access.needed(WATCHED)}
+        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(WATCHED), access.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
 
     def test_of_a_director(self) -> None:

@@ -28,6 +28,7 @@ from kroute.kernel.netlink.message import (
     iterate_messages,
     to_i32,
 )
+from kroute.kernel.netlink.socket_filter import Instruction, attach
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 
 Parsed = TypeVar("Parsed")
@@ -66,8 +67,8 @@ class NetlinkSocket:
         self._chunk_messages = CHUNK_MESSAGES
         self._datagram = memoryview(bytearray(RECEIVE_SIZE))
 
-    async def open(self, groups: Sequence[int] = ()) -> None:
-        """Make the socket and join the multicast groups. Raises KernelError if the kernel lacks the protocol."""
+    async def open(self, groups: Sequence[int] = (), only: Sequence[Instruction] = ()) -> None:
+        """Make the socket and join the groups, behind a filter; KernelError when the kernel lacks the protocol."""
         try:
             netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
         except OSError as error:
@@ -78,6 +79,7 @@ class NetlinkSocket:
         netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         if self._protocol == NETLINK_ROUTE:
             netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+        attach(netlink, only)
         netlink.bind((0, 0))
         for group in groups:
             netlink.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)

@@ -41,6 +41,10 @@ class _Review(msgspec.Struct):
 _decode_review = msgspec.json.Decoder(_Review).decode
 
 
+SERVICE_CIDRS = Permission("list", "networking.k8s.io", "servicecidrs")
+"""What an agent does without where it is not allowed."""
+
+
 def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
     """The permissions that an agent needs: it lists and watches the kinds, and creates Events."""
     permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]

@@ -16,6 +16,7 @@ from kroute.watchers.kubernetes.client_package import RESTClientObject
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.lines import LineBuffer
+from kroute.watchers.kubernetes.peers import Peers
 
 CONNECT_TIMEOUT = 30.0
 """Seconds that a connection may take to open."""
@@ -46,6 +47,7 @@ class Api:
         self._tls: tuple[Any, ...] = ()
         self._rest: Any = None
         self._renewing = asyncio.Lock()
+        self.peers = Peers()
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -167,6 +169,8 @@ class Api:
                 _preload_content=False,
                 _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
             )
+            if response.connection is not None:
+                self.peers.saw(response.connection.transport)
             if response.ok:
                 return response
             async with response:

@@ -34,9 +34,9 @@ from tests.builders import (
 )
 
 
-def listed(*items: KubernetesObject) -> Catalog:
+def listed(*items: KubernetesObject, **chosen: object) -> Catalog:
     """A catalog that has seen these and committed them."""
-    catalog = Catalog(settings(), facts())
+    catalog = Catalog(settings(**chosen), facts())
     catalog.take([*map(Applied, items), *LISTED])
     catalog.commit()
     return catalog
@@ -275,7 +275,8 @@ class TestNode:
         assert served(committed(catalog)[0]) == ["TCP 10.96.0.10:80"]
 
     def test_an_external_ip_that_moves_onto_an_interface_of_the_node_is_served_there_and_not_bound(self) -> None:
-        catalog = listed(service(external_ips=("198.51.100.7",)), service("other", "10.96.0.11"))
+        both = service(external_ips=("198.51.100.7",)), service("other", "10.96.0.11")
+        catalog = listed(*both, external_ips_on_node_addresses=True)
         catalog.set_interfaces(NodeInterfaces(frozenset({"198.51.100.7", NODE_IPV4}), (NODE_IPV4,)))
         [plan] = committed(catalog)
         assert served(plan) == ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kroute.model.node_facts import NodeInterfaces
@@ -59,10 +60,10 @@ HOSTILE: dict[str, tuple[str, list[int], bool, str | None]] = {
     # address: the ports served on it, whether it is bound, the reason of the Problem
     "a free one": ("198.51.100.7", [22, 80, 6443], True, None),
     "a free IPv6 one": ("2001:db8::7", [22, 80, 6443], True, None),
-    "another node's InternalIP": (OTHER, [], False, None),
-    "another node's ExternalIP": (OTHER_PUBLIC, [], False, None),
-    "another node's IPv6": (OTHER_IPV6, [], False, None),
-    "another node's IPv6, written otherwise": ("FD00:123:0::248", [], False, None),
+    "another node's InternalIP": (OTHER, [], False, "NodeAddress"),
+    "another node's ExternalIP": (OTHER_PUBLIC, [], False, "NodeAddress"),
+    "another node's IPv6": (OTHER_IPV6, [], False, "NodeAddress"),
+    "another node's IPv6, written otherwise": ("FD00:123:0::248", [], False, "NodeAddress"),
     "this node's InternalIP": (NODE_IPV4, [80], False, "ProtectedPort"),
     "this node's IPv6": ("fd00:123::250", [80], False, "ProtectedPort"),
     "this node's ExternalIP, which no interface has": (PUBLIC, [80], False, "ProtectedPort"),
@@ -81,6 +82,8 @@ HOSTILE: dict[str, tuple[str, list[int], bool, str | None]] = {
     "IPv6 link-local": ("fe80::1", [], False, "Invalid"),
     "multicast": ("224.0.0.1", [], False, "Invalid"),
     "IPv6 multicast": ("ff02::1", [], False, "Invalid"),
+    "the metadata service over IPv6": ("fd00:ec2::254", [], False, "Invalid"),
+    "Azure's own": ("168.63.129.16", [], False, "Invalid"),
     "broadcast": ("255.255.255.255", [], False, "Invalid"),
     "reserved": ("240.0.0.1", [], False, "Invalid"),
     "IPv4 in IPv6": ("::ffff:192.168.123.248", [], False, "Invalid"),
@@ -92,19 +95,37 @@ HOSTILE: dict[str, tuple[str, list[int], bool, str | None]] = {
 }
 
 
+CHOSEN: dict[str, Any] = {"service_cidrs": ("10.96.0.0/16",), "cluster_cidrs": ("172.20.0.0/16",)}
+
+
 @pytest.mark.parametrize("field", ["externalIP", "loadBalancerIP"])
 @pytest.mark.parametrize(("address", "ports", "bound", "reason"), HOSTILE.values(), ids=list(HOSTILE))
 def test_an_address_is_refused_or_kept_to_its_owner(
     address: str, ports: list[int], bound: bool, reason: str | None, field: str
 ) -> None:
-    chosen = {"service_cidrs": ("10.96.0.0/16",), "cluster_cidrs": ("172.20.0.0/16",)}
-    plan = plan_of(catalog(naming(address, field), **chosen))
+    plan = plan_of(catalog(naming(address, field), **CHOSEN, external_ips_on_node_addresses=True))
     spelled = address.lower().replace("0::", ":", 1) if address.startswith("FD00") else address
     assert ports_on(plan, spelled) == ports
     assert (spelled in {vip.address for vip in plan.vips}) is bound
     expected = f"Invalid{field[0].upper()}{field[1:]}" if reason == "Invalid" else reason
     assert {problem.reason for problem in plan.problems} == ({expected} if expected else set())
     assert ports_on(plan, "10.96.0.10") == [22, 80, 6443]
+
+
+@pytest.mark.parametrize("field", ["externalIP", "loadBalancerIP"])
+@pytest.mark.parametrize("address", [NODE_IPV4, "fd00:123::250", "192.168.123.7", PUBLIC, OTHER, OTHER_PUBLIC])
+def test_on_a_nodes_address_a_service_has_its_node_port_only(address: str, field: str) -> None:
+    of = naming(address, field)
+    ports = (port(80, "web", node_port=30080), port(8472, "vxlan", "UDP"))
+    spec = msgspec.structs.replace(of.spec, type="LoadBalancer", ports=ports)
+    plan = plan_of(catalog(msgspec.structs.replace(of, spec=spec), **CHOSEN))
+    expected = [30080] if address in OWN and ":" not in address else []
+    assert ports_on(plan, address) == expected
+    assert address not in {vip.address for vip in plan.vips}
+    [problem] = plan.problems
+    assert problem.reason == "NodeAddress"
+    assert "--external-ips-on-node-addresses" in problem.message
+    assert (NODE if address in {*OWN, PUBLIC} else "node2") in problem.message
 
 
 ALLOWED: dict[str, tuple[dict[str, Any], str, bool]] = {
@@ -131,7 +152,8 @@ def test_ranges_allow(chosen: dict[str, Any], field: str, served: bool) -> None:
 
 
 def test_other_protected_ports_may_be_named() -> None:
-    plan = plan_of(catalog(naming(NODE_IPV4, "externalIP"), protected_ports=()))
+    made = catalog(naming(NODE_IPV4, "externalIP"), protected_ports=(), external_ips_on_node_addresses=True)
+    plan = plan_of(made)
     assert ports_on(plan, NODE_IPV4) == [22, 80, 6443]
 
 

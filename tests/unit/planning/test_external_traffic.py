@@ -19,8 +19,11 @@ EXTERNAL = "198.51.100.7"
 NODE_PORT = [port(80, node_port=30080)]
 
 
+SETTINGS = settings(external_ips_on_node_addresses=True)
+
+
 def make(of: Service, *endpoints: Endpoint, own: tuple[str, ...] = (NODE_IPV4,), **known: Any) -> ServicePlan:
-    return plan_service(of, read(endpoint_slice("web-1", *endpoints)), facts(own=own, **known), settings())
+    return plan_service(of, read(endpoint_slice("web-1", *endpoints)), facts(own=own, **known), SETTINGS)
 
 
 def served(plan: ServicePlan) -> dict[str, list[str]]:

@@ -1,15 +1,17 @@
 """The node's own addresses are followed, those of the VIPs are not."""
 
 import socket
+from collections.abc import Callable
 
 import pytest
 
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.model.node_facts import NodeInterfaces
-from kroute.watchers.node import NodeWatcher, default_addresses, default_source, node_interfaces
+from kroute.watchers.node import NodeWatcher, default_addresses, default_source, node_interfaces, subnet_edges
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor import FakeMonitor
+from tests.fakes.next_hops import FakeNextHops
 from tests.unit.watching import eventually, running
 
 DUMMY = "kube-dummy-if"
@@ -34,13 +36,17 @@ def kernel() -> FakeKernel:
     return kernel
 
 
-def watcher(kernel: FakeKernel, told: list[NodeInterfaces]) -> NodeWatcher:
+def watcher(
+    kernel: FakeKernel, told: list[NodeInterfaces], resolver: Callable[[], frozenset[str]] = frozenset
+) -> NodeWatcher:
     return NodeWatcher(
         DUMMY,
         told.append,
         monitor=FakeMonitor(kernel, except_interface=DUMMY, routes=False),
         addresses=FakeAddresses(kernel),
         source_towards=no_default_route,
+        next_hops=FakeNextHops(kernel),
+        resolver=resolver,
     )
 
 
@@ -116,7 +122,9 @@ async def test_lost_events_are_made_up_for_by_reading_again(kernel: FakeKernel) 
 
 def test_an_address_is_the_nodes_own_once_no_other_machine_is_known_to_have_it() -> None:
     found = [on_eth0("fd00::1", tentative=True), on_eth0("fd00::2", deprecated=True), on_eth0("fd00::3")]
-    assert node_interfaces(found, no_default_route) == NodeInterfaces(frozenset({"fd00::2", "fd00::3"}), ("fd00::3",))
+    assert node_interfaces(found, no_default_route) == NodeInterfaces(
+        frozenset({"fd00::2", "fd00::3"}), ("fd00::3",), subnet_edges=frozenset({"fd00::"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,3 +166,58 @@ def test_without_a_route_there_is_no_source(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_source_is_an_address_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kroute.watchers.node._ELSEWHERE", {socket.AF_INET: "127.0.0.9"})
     assert default_source(socket.AF_INET) == "127.0.0.1"
+
+
+class TestWhatTheNodeNeeds:
+    """Gateways, the ends of subnets and DNS servers are passed on as they change."""
+
+    async def test_gateways_that_come_and_go(self, kernel: FakeKernel) -> None:
+        told: list[NodeInterfaces] = []
+        kernel.gateways = {"192.168.123.1"}
+        async with running(watcher(kernel, told).run()):
+            await eventually(lambda: len(told) == 1)
+            kernel.gateways = {"192.168.123.2"}
+            kernel.routes_changed.set()
+            await eventually(lambda: len(told) == 2)
+        assert [it.gateways for it in told] == [{"192.168.123.1"}, {"192.168.123.2"}]
+
+    async def test_routes_that_go_silently_with_a_link(self, kernel: FakeKernel) -> None:
+        told: list[NodeInterfaces] = []
+        kernel.gateways = {"192.168.123.1"}
+        async with running(watcher(kernel, told).run()):
+            await eventually(lambda: len(told) == 1)
+            kernel.gateways = set()
+            kernel.delete_link("eth0")
+            await eventually(lambda: told[-1].gateways == frozenset())
+
+    async def test_dns_servers_that_change(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kroute.watchers.node.LOOK_EVERY", 0.01)
+        servers = frozenset({"192.168.123.53"})
+        told: list[NodeInterfaces] = []
+        async with running(watcher(kernel, told, lambda: servers).run()):
+            await eventually(lambda: len(told) == 1)
+            servers = frozenset({"192.168.123.54"})
+            await eventually(lambda: len(told) == 2)
+        assert [it.dns_servers for it in told] == [{"192.168.123.53"}, {"192.168.123.54"}]
+
+    async def test_the_ends_of_a_subnet_go_with_its_address(self, kernel: FakeKernel) -> None:
+        told: list[NodeInterfaces] = []
+        async with running(watcher(kernel, told).run()):
+            await eventually(lambda: len(told) == 1)
+            kernel.delete_address("eth0", "192.168.123.249")
+            await eventually(lambda: len(told) == 2)
+        assert [it.subnet_edges for it in told] == [{"192.168.123.0", "192.168.123.255"}, set()]
+
+    @pytest.mark.parametrize(
+        ("address", "length", "expected"),
+        [
+            pytest.param("10.1.2.3", 24, ("10.1.2.0", "10.1.2.255"), id="a subnet"),
+            pytest.param("10.1.2.3", 8, ("10.0.0.0", "10.255.255.255"), id="a large one"),
+            pytest.param("10.1.2.3", 31, (), id="a link between two (RFC 3021)"),
+            pytest.param("10.1.2.3", 32, (), id="a single address"),
+            pytest.param("fd00:1::3", 64, ("fd00:1::",), id="of IPv6, which has no broadcast"),
+            pytest.param("fd00:1::3", 127, (), id="an IPv6 link between two (RFC 6164)"),
+        ],
+    )
+    def test_the_ends_of(self, address: str, length: int, expected: tuple[str, ...]) -> None:
+        assert subnet_edges(address, length) == expected
