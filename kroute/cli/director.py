@@ -9,8 +9,11 @@ import click
 from kroute import logs, settings
 from kroute.cli.config_file import CONFIG, tell_of_unused_fields
 from kroute.cli.options import (
+    CLUSTER_CIDR,
     DURATION,
     EXCLUDE_CIDRS,
+    EXTERNAL_IP_RANGE,
+    EXTERNAL_IPS_ON_NODE_ADDRESSES,
     INTERFACE,
     IPVS_TCP_TIMEOUT,
     IPVS_TCPFIN_TIMEOUT,
@@ -19,7 +22,12 @@ from kroute.cli.options import (
     LOG_FORMAT,
     LOG_LEVEL,
     MASTER,
+    NODE_ADDRESS_RANGE,
+    PROTECTED_PORTS,
+    SERVE_NEEDED_ADDRESSES,
+    SERVICE_CIDR,
     STATE_DIR,
+    STRICT_EXTERNAL_IPS,
     TIMEOUT,
     Parsed,
     ipvs_timeouts,
@@ -34,6 +42,7 @@ from kroute.director.settings import (
     parse_lease,
     parse_selector,
     problem_with,
+    problem_with_ranges,
 )
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import Settings, write_duration
@@ -57,6 +66,14 @@ from kroute.settings import Settings, write_duration
     default=None,
     help="Direct only Services with these labels.  [default: every Service with external IPs]",
 )
+@EXTERNAL_IP_RANGE
+@STRICT_EXTERNAL_IPS
+@EXTERNAL_IPS_ON_NODE_ADDRESSES
+@PROTECTED_PORTS
+@NODE_ADDRESS_RANGE
+@SERVE_NEEDED_ADDRESSES
+@SERVICE_CIDR
+@CLUSTER_CIDR
 @option(
     "--service-proxy-name",
     type=Parsed("NAME", settings.parse_proxy_name),
@@ -180,12 +197,23 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     for flag, least in (("resync_period", 1), ("check_interval", 0.1), ("check_timeout", 0.1)):
         if values[flag] < least:
             raise click.UsageError(f"--{flag.replace('_', '-')} must be at least {least}s")
+    problem = problem_with_ranges(values["external_ip_ranges"], is_strict=values["strict_external_ips"])
+    if problem is not None:
+        raise click.UsageError(problem)
     common = Settings(
         node_name=values["identity"],
         kubeconfig=values["kubeconfig"],
         master=values["master"],
         scheduler=values["scheduler"],
         service_proxy_name=values["service_proxy_name"],
+        external_ip_ranges=values["external_ip_ranges"],
+        strict_external_ips=values["strict_external_ips"],
+        external_ips_on_node_addresses=values["external_ips_on_node_addresses"],
+        protected_ports=values["protected_ports"],
+        node_address_ranges=values["node_address_ranges"],
+        serve_needed_addresses=values["serve_needed_addresses"],
+        service_cidrs=values["service_cidrs"],
+        cluster_cidrs=values["cluster_cidrs"],
         resync_period=values["resync_period"],
         drain_timeout=values["drain_timeout"],
         exclude_cidrs=values["exclude_cidrs"],

@@ -86,6 +86,59 @@ EXCLUDE_CIDRS = option(
     default=DEFAULTS.exclude_cidrs,
     help="Never change anything with an address in these networks.",
 )
+SERVICE_CIDR = option(
+    "--service-cidr",
+    "service_cidrs",
+    type=NETWORKS,
+    default=DEFAULTS.service_cidrs,
+    help="The Service range; no external address may be in it.",
+)
+EXTERNAL_IP_RANGE = option(
+    "--external-ip-range",
+    "external_ip_ranges",
+    type=NETWORKS,
+    default=DEFAULTS.external_ip_ranges,
+    help="The only networks that external IPs may be in.",
+)
+STRICT_EXTERNAL_IPS = option(
+    "--strict-external-ips",
+    is_flag=True,
+    default=DEFAULTS.strict_external_ips,
+    help="Without the range of its kind, allow no external IP or LoadBalancer address.",
+)
+CLUSTER_CIDR = option(
+    "--cluster-cidr",
+    "cluster_cidrs",
+    type=NETWORKS,
+    default=DEFAULTS.cluster_cidrs,
+    help="The pod networks, for ClusterCIDR.",
+)
+EXTERNAL_IPS_ON_NODE_ADDRESSES = option(
+    "--external-ips-on-node-addresses",
+    is_flag=True,
+    default=DEFAULTS.external_ips_on_node_addresses,
+    help="Serve external IPs and LoadBalancer addresses that are a node's own on that node, as kube-proxy does.",
+)
+PROTECTED_PORTS = option(
+    "--protected-ports",
+    type=Parsed("PORT[-PORT][,...]", settings.parse_ports),
+    default=",".join(map(str, DEFAULTS.protected_ports)),
+    show_default=True,
+    help="No Service gets these ports on a node's own addresses.",
+)
+NODE_ADDRESS_RANGE = option(
+    "--node-address-range",
+    "node_address_ranges",
+    type=NETWORKS,
+    default=DEFAULTS.node_address_ranges,
+    help="The only networks in which the addresses of a Node object are believed to be the Node's.",
+)
+SERVE_NEEDED_ADDRESSES = option(
+    "--serve-needed-addresses",
+    type=NETWORKS,
+    default=DEFAULTS.serve_needed_addresses,
+    help="Networks: external addresses in them are served although the node needs them (API server, gateway, DNS).",
+)
 IPVS_TCP_TIMEOUT = option(
     "--ipvs-tcp-timeout",
     type=TIMEOUT,

@@ -1,7 +1,7 @@
 """The VIPs that this director has bound, on an interface that it shares with other addresses.
 
 An address is recorded in the ledger before it is bound to the interface. An address of this machine that the ledger
-does not name is foreign: it is served where it is, but never announced and never removed.
+does not name is foreign: it is never announced and never removed, and is served where it is, if at all.
 
 Each address has a lifetime, which the kernel counts down and the running director renews. So a director that was
 killed, or hangs, stops answering for a VIP that the other one has taken over.

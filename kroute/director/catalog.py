@@ -12,12 +12,12 @@ import msgspec
 from kroute.director.plan import (
     DirectorNode,
     Probe,
-    addresses_of,
     director_node,
     external_frontends,
     plan_director,
 )
 from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, InitialSync
+from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
     Applied,
     Change,
@@ -30,7 +30,8 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import ServicePlan
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
-from kroute.planning.backend_slices import BackendSlice, read_slice
+from kroute.planning.address_owners import API_SERVER, AddressOwners
+from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
@@ -39,17 +40,18 @@ KINDS = (SERVICES, ENDPOINT_SLICES, NODES)
 
 
 class DirectorCatalog:
-    """The objects that exist, and the newest plan of each Service."""
+    """The objects that exist, and the newest plan of each Service. `machine` are the facts of this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, machine: NodeFacts) -> None:
         self._settings = settings
+        self._machine = machine
         self._initial_sync = InitialSync(KINDS)
         self._services: dict[ObjectKey, Service] = {}
         self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._node_objects: dict[ObjectKey, Node] = {}
         self._nodes: tuple[DirectorNode, ...] = ()
-        self._taken: dict[str, str] = {}
+        self._owners = AddressOwners()
         self._claims = AddressClaims()
         self._failing: Collection[Probe] = frozenset()
         self._plans: dict[ObjectKey, ServicePlan] = {}
@@ -86,20 +88,28 @@ class DirectorCatalog:
                     self._initial_sync.listed(kind)
                 case Applied(Service() as service):
                     self._services[service.key] = service
-                    self._mark(service.key)
+                    self._mark(service.key, *self._owners.place_service(service.key, service))
                 case Applied(EndpointSlice() as piece):
                     self._place_slice(piece.key, piece)
                 case Applied(Node() as node):
                     self._node_objects[node.key] = node
+                    self._mark(*self._owners.place_node(node))
                     self._settle_nodes()
                 case Deleted(kind, key) if kind is Service:
                     self._services.pop(key, None)
-                    self._mark(key)
+                    self._mark(key, *self._owners.forget_service(key))
                 case Deleted(kind, key) if kind is EndpointSlice:
                     self._place_slice(key, None)
                 case Deleted(kind, key) if kind is Node:
                     self._node_objects.pop(key, None)
+                    self._mark(*self._owners.forget_node(key.name))
                     self._settle_nodes()
+
+    def set_machine(self, machine: NodeFacts) -> None:
+        """Take what is known of the director's own machine now."""
+        if machine != self._machine:
+            self._machine = machine
+            self._mark(*self._owners.with_external_ips())
 
     def set_failing(self, failing: Collection[Probe]) -> None:
         """Store the probes that fail now. Marks the Services whose plans depend on a probe that has changed."""
@@ -119,25 +129,19 @@ class DirectorCatalog:
         self._dirty.clear()
         return [self._keep(it) for it in plans if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
 
-    def _mark(self, key: ObjectKey) -> None:
-        self._dirty[key] = None
-        self._claims_dirty[key] = None
+    def _mark(self, *keys: ObjectKey) -> None:
+        """Plan these Services again, and renew their claims."""
+        for key in keys:
+            self._dirty[key] = None
+            self._claims_dirty[key] = None
 
     def _settle_nodes(self) -> None:
-        """Mark every Service if the serving nodes or the Nodes' addresses have changed.
-
-        Other changes of Nodes mark none.
-        """
+        """Mark every Service if the serving nodes have changed. Other changes of Nodes mark none here."""
         found = (director_node(node) for node in self._node_objects.values())
         nodes = tuple(sorted(node for node in found if node is not None))
-        taken = addresses_of(self._node_objects.values())
         if nodes != self._nodes:
             self._nodes = nodes
             self._dirty.update(dict.fromkeys(self._services))
-        if taken.keys() != self._taken.keys():
-            self._claims_dirty.update(dict.fromkeys(self._services))
-            self._dirty.update(dict.fromkeys(self._services))
-        self._taken = taken
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and remove it from the one that it named before."""
@@ -152,6 +156,8 @@ class DirectorCatalog:
             self._service_of_slice[key] = service
             self._slices.setdefault(service, {})[key] = read_slice(piece)
             self._dirty[service] = None
+        if API_SERVER in {before, service}:
+            self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(API_SERVER, {}).values())))
 
     def _settle_claims(self) -> dict[ObjectKey, Frontends]:
         """Renew the claims of the marked Services, and mark the Services that this affects.
@@ -164,7 +170,7 @@ class DirectorCatalog:
             if service is None:
                 affected = self._claims.withdraw(key)
             else:
-                renewed[key] = external_frontends(service, self._settings, self._taken)
+                renewed[key] = external_frontends(service, self._settings, self._machine, self._owners)
                 affected = self._claims.claim(Claimant.of(key, service), ranked(service, renewed[key].served))
             self._dirty.update(dict.fromkeys(affected))
         self._claims_dirty.clear()
@@ -181,7 +187,7 @@ class DirectorCatalog:
             self._nodes,
             self._settings,
             self._claims.held_by_others(key),
-            frontends or external_frontends(service, self._settings, self._taken),
+            frontends or external_frontends(service, self._settings, self._machine, self._owners),
             self._failing,
         )
         self._probes[key] = planned.probes

@@ -19,6 +19,7 @@ from kroute.director.controller import DirectRouting
 from kroute.director.election import Election, Role
 from kroute.director.identity import Identity
 from kroute.director.lease import LeaseLock, LeaseRequests
+from kroute.director.machine import OwnAddresses, machine_facts
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
@@ -26,6 +27,7 @@ from kroute.inspect import agent_socket, snapshot
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
 from kroute.model.objects import Change
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
@@ -33,6 +35,8 @@ from kroute.runtime.runner import stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.telemetry.events import CreateObject, EventRecorder
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
+from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 log = structlog.get_logger(__name__)
@@ -42,30 +46,40 @@ WITHDRAW_WITHIN = 4.0
 expire."""
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
+FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
+"""Passes on what the way to the API says whenever that changes, until cancelled."""
 
 
 class Director:
     """A director with these settings. `requests` are for the Lease, `create` writes Events.
 
-    Of the kernel it uses IPVS, the addresses, the sysctls and a monitor.
+    `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
+    sysctls and a monitor.
     """
 
     def __init__(
         self,
         settings: DirectorSettings,
         follow: Follow,
+        follow_api: FollowApi,
         requests: LeaseRequests,
         create: CreateObject,
         *,
         identity: Identity,
+        interfaces: NodeInterfaces,
         ledger: Ledger,
         kernel: NodeKernel,
     ) -> None:
         common = settings.common
         self._settings = settings
         self._follow = follow
+        self._follow_api = follow_api
         self._ledger = ledger
-        self._catalog = DirectorCatalog(common)
+        self._own_addresses = OwnAddresses(ledger)
+        self._interfaces = self._own_addresses.without_vips(interfaces)
+        self._api = NO_API
+        self._catalog = DirectorCatalog(common, machine_facts(common, self._interfaces))
+        self._node_watcher = NodeWatcher(common.dummy_interface, self._take_interfaces)
         self._broadcaster = Broadcaster()
         self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, create)
         self._changed = asyncio.Event()
@@ -101,6 +115,8 @@ class Director:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
+                    group.create_task(self._follow_api(self._take_api), name="api facts"),
+                    group.create_task(self._node_watcher.run(), name="machine"),
                     group.create_task(self._plan(), name="plan"),
                     group.create_task(self._probes.run(), name="probes"),
                     group.create_task(self._recorder.run(), name="events"),
@@ -131,6 +147,18 @@ class Director:
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._catalog.take(changes)
+        self._changed.set()
+
+    def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
+        self._interfaces = self._own_addresses.without_vips(interfaces)
+        self._renew_machine()
+
+    def _take_api(self, api: ApiFacts) -> None:
+        self._api = api
+        self._renew_machine()
+
+    def _renew_machine(self) -> None:
+        self._catalog.set_machine(machine_facts(self._settings.common, self._interfaces, self._api))
         self._changed.set()
 
     async def _plan(self) -> None:
@@ -184,7 +212,15 @@ async def serve(settings: DirectorSettings) -> int:
                 async with open_kernel(common.proc_sys, only=("ipvs", "addresses")) as kernel:
                     watch = partial(follow, api, settings.selector)
                     director = Director(
-                        settings, watch, api, api.create, identity=identity, ledger=ledger, kernel=kernel
+                        settings,
+                        watch,
+                        lambda notify: ApiFactsWatcher(api, notify).run(),
+                        api,
+                        api.create,
+                        identity=identity,
+                        interfaces=await read_node_interfaces(common.dummy_interface),
+                        ledger=ledger,
+                        kernel=kernel,
                     )
                     await director.run(stop, state_dir)
     log.info("kroute.stopped")

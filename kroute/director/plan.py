@@ -1,7 +1,7 @@
 """Plan one Service with external IPs for a director: virtual servers whose real servers are nodes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -20,9 +20,11 @@ from kroute.model.plan import (
     VirtualServerKey,
     shortened,
 )
+from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations import PREFIXES
 from kroute.planning.backend_slices import BackendSlice
 from kroute.planning.endpoints import choose, merge
+from kroute.planning.external_addresses import nodes_having
 from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.plan_service import plan_service
 from kroute.settings import Settings
@@ -87,21 +89,28 @@ def director_node(node: Node) -> DirectorNode | None:
     return DirectorNode(node.metadata.name, first.get(Family.IPV4), first.get(Family.IPV6)) if first else None
 
 
-def external_frontends(service: Service, settings: Settings, taken: Mapping[str, str]) -> Frontends:
-    """The external IPs of a Service that a director may serve. `taken` maps the Nodes' addresses to the Nodes' names.
+def external_frontends(service: Service, settings: Settings, machine: NodeFacts, owners: AddressOwners) -> Frontends:
+    """The external IPs of a Service that a director may serve. They are admitted as on a node.
 
-    An external IP that is a node's own address is left to that node: if a director bound it, the node would be cut off.
+    `machine` are the facts of the director's machine. A Node's address is left to the Node, which would be cut off if a
+    director bound it.
     """
-    if not service.spec.external_ips:
-        return Frontends((), ())
-    bare = msgspec.structs.replace(service, status=ServiceStatus())
-    served, problems = frontends_of(bare, NOWHERE, settings)
-    external = [it for it in served if it.kind is Kind.EXTERNAL_IP]
-    conflicts = {it.key.address: taken[it.key.address] for it in external if it.key.address in taken}
-    return Frontends(
-        tuple(it for it in external if it.key.address not in conflicts),
-        (*problems, *(_node_address(address, node) for address, node in conflicts.items())),
-    )
+    problems: list[Problem] = []
+    left = []
+    for written in service.spec.external_ips or ():
+        address = canonical(written) or ""
+        if nodes := nodes_having(address, settings, owners) if address else ():
+            problems.append(_of_a_machine(address, f"node {min(nodes)}"))
+        elif address in machine.own and not settings.external_ips_on_node_addresses:
+            problems.append(_of_a_machine(address, "this director's machine"))
+        else:
+            left.append(written)
+    if not left:
+        return Frontends((), tuple(dict.fromkeys(problems)))
+    spec = msgspec.structs.replace(service.spec, external_ips=tuple(left))
+    bare = msgspec.structs.replace(service, spec=spec, status=ServiceStatus())
+    served, others = frontends_of(bare, machine, settings, owners)
+    return Frontends(tuple(it for it in served if it.kind is Kind.EXTERNAL_IP), (*dict.fromkeys(problems), *others))
 
 
 def plan_director(
@@ -123,6 +132,7 @@ def plan_director(
     by_endpoints = _weighs_endpoints(service, problems)
     ports = {frontend.key: frontend.port for frontend in frontends.served}
     local_only = service.spec.external_traffic_policy == "Local"
+    bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
     merged = {family: merge(slices, family) for family in {family_of(key.address) for key in ports}}
     probes: set[Probe] = set()
     servers: list[VirtualServer] = []
@@ -145,20 +155,10 @@ def plan_director(
     plan = ServicePlan(
         service.key,
         virtual_servers=tuple(servers),
-        vips=tuple(Vip(address, None) for address in sorted({server.key.address for server in servers})),
+        vips=tuple(Vip(address, None) for address in sorted(bound & {it.key.address for it in servers})),
         problems=tuple(dict.fromkeys(problems)),
     )
     return DirectorPlan(plan, frozenset(probes))
-
-
-def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
-    """Every address of every Node, with the Node's name."""
-    return {
-        address: node.metadata.name
-        for node in nodes
-        for it in node.status.addresses or ()
-        if (address := canonical(it.address)) is not None
-    }
 
 
 def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | None:
@@ -192,7 +192,7 @@ def _weighs_endpoints(service: Service, problems: list[Problem]) -> bool:
     return value == "endpoints"
 
 
-def _node_address(address: str, node: str) -> Problem:
+def _of_a_machine(address: str, owner: str) -> Problem:
     subject = f"externalIP {address}"
-    message = f"{subject} is not served by the director: it is an address of node {node}. Choose one that no node has."
+    message = f"{subject} is not served by the director: it is an address of {owner}. Choose one that no machine has."
     return Problem("NodeAddress", subject, message)

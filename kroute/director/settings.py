@@ -92,3 +92,16 @@ def problem_with(lease: LeaseSettings) -> str | None:
     if not lease.renew_deadline > 1.2 * lease.retry_period > 0:
         return "--lease-retry-period must be more than 0s, and 1.2 times it less than --lease-renew-deadline"
     return None
+
+
+def problem_with_ranges(allowed: tuple[str, ...], *, is_strict: bool) -> str | None:
+    """What is wrong with the networks of external IPs; None if they say which addresses a director may take.
+
+    What everybody may write into a Service, a director takes from the network that it is in.
+    """
+    if allowed or is_strict:
+        return None
+    return (
+        "a director takes external IPs only from networks that it is given: --external-ip-range, for example "
+        "--external-ip-range 203.0.113.0/24,2001:db8::/64; with --strict-external-ips alone it takes none"
+    )

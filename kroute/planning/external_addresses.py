@@ -5,6 +5,7 @@ the nodes' own. A node that took another node's address for a VIP could not talk
 the API server's would not even hear that the Service is gone.
 """
 
+from collections.abc import Collection
 from enum import Enum, auto
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -90,10 +91,15 @@ def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings
     return None
 
 
+def nodes_having(address: str, settings: Settings, owners: AddressOwners) -> Collection[str]:
+    """The Nodes that have the address by their status, as far as that is believed."""
+    is_in_range = not settings.node_address_ranges or _is_in(address, settings.node_address_ranges)
+    return owners.nodes_with(address) if is_in_range else ()
+
+
 def _of_a_node(address: str, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission | None:
     """About an address of this node or of another one; None for one that is no node's."""
-    is_in_range = not settings.node_address_ranges or _is_in(address, settings.node_address_ranges)
-    nodes = owners.nodes_with(address) if is_in_range else ()
+    nodes = nodes_having(address, settings, owners)
     if address in node.own or node.name in nodes:
         if settings.external_ips_on_node_addresses:
             return Admission(Place.OWN)

@@ -20,7 +20,10 @@ from tests.lab.objects import Object
 
 IPV4, IPV6 = VIPS = ("192.168.123.201", "fd00:192:168:123::201")
 CLUSTER_IPS = ("10.254.0.80", "fd00:10:254::80")
+RANGES = ("--external-ip-range", "192.168.123.0/24,10.254.0.0/16,fd00::/16")
+"""What is in them is refused for a better reason."""
 QUICK = (
+    *RANGES,
     *("--lease-duration", "3s", "--lease-renew-deadline", "2s", "--lease-retry-period", "0.5s"),
     *("--check-interval", "0.3s", "--check-timeout", "1s", "--resync-period", "5s", "--sync-interface", "eth0"),
 )
@@ -65,7 +68,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     api = None
     try:
         web = tuple(asyncio.run(pods(nodes)))
-        items = [*map(node_object, nodes), web_service(), *objects.endpoint_slices("web", web)]
+        items = [*map(node_object, nodes), web_service(), greedy_service(), *objects.endpoint_slices("web", web)]
         api = ApiServer(nodes[0], tmp_path_factory.mktemp("director"), items)
         api.start()
         asyncio.run(agents(nodes, api.kubeconfig))
@@ -379,6 +382,39 @@ async def test_of_two_directors_with_a_copied_state_directory_one_gives_up(stage
     not_on(first)
     has_vips(second)
     assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+
+
+def greedy_service(*addresses: str) -> Object:
+    """A Service that the agents leave to others, so that it is the director that admits or refuses it."""
+    item = objects.service("greedy", "10.254.0.81", "fd00:10:254::81")
+    item["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "director"}
+    ports = [{"name": f"p{number}", "port": number, "protocol": "TCP"} for number in (22, 8080)]
+    item["spec"] |= {"externalIPs": list(addresses), "ports": ports}
+    return item
+
+
+async def test_what_the_machine_and_the_cluster_need_is_taken_by_no_service(stage: Stage) -> None:
+    director = stage.machines[0]
+    host, gateway = director.host, "192.168.123.240"
+    before = set(host.addresses("eth0"))
+    host.run("ip", "route", "add", "198.51.100.0/24", "via", gateway)
+    await host.serve(http=22)
+    stage.api.apply(greedy_service(host.ip, host.ip6, gateway, CLUSTER_IPS[0], "8.8.8.8", stage.nodes[1].ip))
+    try:
+        process = await director.start(*QUICK, "--service-proxy-name", "director")
+        await eventually(lambda: has_vips(director))
+        await asyncio.sleep(2)
+        assert {it.split("/")[0] for it in set(host.addresses("eth0")) - before} == set(VIPS)
+        assert host.ipvs().keys() == set(map(key_of, VIPS))
+        assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
+        assert (await stage.client.http(host.ip, 22)).host == host.name
+        said = process.log.read_text()
+        for address in (host.ip, host.ip6, gateway, CLUSTER_IPS[0], "8.8.8.8", stage.nodes[1].ip):
+            assert any("greedy" in line and address in line for line in said.splitlines()), address
+    finally:
+        stage.api.apply(greedy_service())
+        await host.stop_serving()
+        host.run("ip", "route", "del", "198.51.100.0/24")
 
 
 async def test_an_address_that_was_there_before_is_left_alone(stage: Stage) -> None:

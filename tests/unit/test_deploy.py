@@ -63,7 +63,7 @@ class TestRights:
 
     def test_of_a_director(self) -> None:
         kinds: tuple[WatchedKind, ...] = watch.watched("app=web")
-        needed = {(it.group, it.resource, it.verb) for it in access.needed(kinds)}
+        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(kinds), access.SERVICE_CIDRS]}
         objects = render(KUSTOMIZE / "overlays/director")
         assert granted(the("ClusterRole", objects, "kroute-director")) == needed
         leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}

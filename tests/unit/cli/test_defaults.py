@@ -29,8 +29,9 @@ def test_run_without_options_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_director_without_options_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = director_settings(values(director, monkeypatch, "--identity", "d1", "--vip-interface", "eth0"))
-    common = msgspec.structs.replace(DIRECTOR_DEFAULTS.common, node_name="d1")
+    required = ("--identity", "d1", "--vip-interface", "eth0", "--external-ip-range", "203.0.113.0/24")
+    made = director_settings(values(director, monkeypatch, *required))
+    common = msgspec.structs.replace(DIRECTOR_DEFAULTS.common, node_name="d1", external_ip_ranges=("203.0.113.0/24",))
     assert made == msgspec.structs.replace(DIRECTOR_DEFAULTS, common=common, vip_interface="eth0")
 
 

@@ -97,6 +97,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["run", "--resync-period", "0s"], "at least 1s"),
         (["run", "--config", "/does/not/exist"], "cannot read /does/not/exist"),
         (["director"], "Missing option '--vip-interface'"),
+        (["director", "--vip-interface", "eth0"], "for example --external-ip-range 203.0.113.0/24"),
         (["director", "--vip-interface", "eth0", "--sync-id", "256"], "1<=x<=255"),
         (["director", "--vip-interface", "eth0", "--selector", "a=b c"], "'a=b c' is not a label selector"),
         (["director", "--vip-interface", "eth0", "--lease", "director"], "write NAMESPACE/NAME"),

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from kroute.director.catalog import DirectorCatalog
+from kroute.director.machine import machine_facts
 from kroute.director.plan import Probe, ProbeKind
+from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,
     Deleted,
@@ -30,6 +33,7 @@ from kroute.settings import Settings
 
 VIP, VIP6 = "203.0.113.1", "2001:db8::1"
 SETTINGS = Settings(node_name="director-1", scheduler="wrr")
+MACHINE = NodeFacts("", own=frozenset({"192.0.2.5"}))
 WEB = ObjectKey("default", "web")
 
 
@@ -76,8 +80,10 @@ def slices(*nodes: str, ready: bool = True, protocol: str = "TCP") -> list[Endpo
     ]
 
 
-def catalog(*items: Node | Service | EndpointSlice) -> DirectorCatalog:
-    made = DirectorCatalog(SETTINGS)
+def catalog(
+    *items: Node | Service | EndpointSlice, machine: NodeFacts = MACHINE, **settings: object
+) -> DirectorCatalog:
+    made = DirectorCatalog(msgspec.structs.replace(SETTINGS, **settings), machine)
     made.take([Applied(item) for item in items])
     made.take([Listed(kind) for kind in (Service, EndpointSlice, Node)])
     return made
@@ -197,6 +203,126 @@ def test_an_external_ip_that_is_a_nodes_own_address_is_never_taken() -> None:
     assert [(problem.reason, problem.subject) for problem in plan.problems] == [("NodeAddress", "externalIP 10.0.0.2")]
 
 
+RANGES = ("203.0.113.0/24", "2001:db8::/32")
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "says"),
+    [
+        ("8.8.8.8", {"external_ip_ranges": RANGES}, "is not in what --external-ip-range allows"),
+        ("8.8.8.8", {"strict_external_ips": True}, "nothing, since --strict-external-ips is set"),
+        ("10.96.0.2", {}, "is the ClusterIP of Service default/other"),
+        ("10.96.7.7", {"service_cidrs": ("10.96.0.0/16",)}, "is in the Service range"),
+        ("10.244.7.7", {"cluster_cidrs": ("10.244.0.0/16",)}, "is in the pods' networks"),
+        ("169.254.169.254", {}, "is no unicast IPv4 or IPv6 address"),
+    ],
+    ids=["out of range", "strict", "another Service's ClusterIP", "Service range", "pods", "link-local"],
+)
+def test_what_no_node_would_serve_no_director_takes(address: str, settings: dict[str, object], says: str) -> None:
+    other = service(name="other", cluster_ip="10.96.0.2", external_ips=None)
+    made = catalog(service(external_ips=(address,)), other, *NODES, **settings)
+    plan = only(it for it in made.commit() if it.key == WEB)
+    assert (plan.vips, plan.virtual_servers) == ((), ())
+    [problem] = plan.problems
+    assert says in problem.message
+
+
+def test_what_is_refused_takes_nothing_from_the_rest() -> None:
+    victim = service(name="victim", external_ips=("203.0.113.9",))
+    greedy = service(external_ips=("8.8.8.8", VIP, "10.96.0.1"), cluster_ip="10.96.0.2")
+    plans = {it.key.name: it for it in catalog(victim, greedy, *NODES, external_ip_ranges=RANGES).commit()}
+    assert [vip.address for vip in plans["victim"].vips] == ["203.0.113.9"]
+    assert [vip.address for vip in plans["web"].vips] == [VIP]
+    assert plans["victim"].problems == ()
+
+
+@pytest.mark.parametrize("own", ["192.0.2.5", "2001:db8::5"])
+def test_no_service_has_the_machines_own_address(own: str) -> None:
+    machine = NodeFacts("", own=frozenset({own}))
+    plan = only(catalog(service(external_ips=(own, VIP), port=22), *NODES, machine=machine).commit())
+    assert [vip.address for vip in plan.vips] == [VIP]
+    assert [it.key.address for it in plan.virtual_servers] == [VIP]
+    [problem] = plan.problems
+    assert problem.message.startswith(f"externalIP {own} is not served by the director: it is an address of this")
+
+
+def test_where_it_is_allowed_a_service_has_the_machines_own_address_but_no_protected_port() -> None:
+    ports = (ServicePort(22, "ssh"), ServicePort(80, "web"))
+    item = service(external_ips=("192.0.2.5", VIP), ports=ports)
+    plan = only(catalog(item, *NODES, external_ips_on_node_addresses=True).commit())
+    assert [vip.address for vip in plan.vips] == [VIP], "it is there already, and is not ours to bind"
+    assert [it.key.port for it in plan.virtual_servers if it.key.address == "192.0.2.5"] == [80]
+    assert [problem.reason for problem in plan.problems] == ["ProtectedPort"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"gateways": frozenset({VIP})}, "the gateway of a route"),
+        ({"subnet_edges": frozenset({VIP})}, "the network or broadcast address"),
+        ({"dns_servers": frozenset({VIP})}, "a DNS server"),
+        ({"api_servers": frozenset({VIP})}, "an address of the API server"),
+        ({"service_ranges": ("203.0.113.0/24",)}, "is in the Service range"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_no_service_has_what_the_machine_needs(facts: dict[str, object], says: str) -> None:
+    machine = msgspec.structs.replace(MACHINE, **facts)
+    made = catalog(service(), *NODES)
+    assert [vip.address for vip in only(made.commit()).vips] == [VIP6, VIP]
+    made.set_machine(machine)
+    plan = only(made.commit())
+    assert [vip.address for vip in plan.vips] == [VIP6]
+    assert says in plan.problems[0].message
+
+
+def test_no_service_has_the_address_of_an_api_server_behind_the_clusters_own_service() -> None:
+    made = catalog(service(), *NODES)
+    made.commit()
+    of_api = EndpointSlice(
+        ObjectMeta(name="kubernetes", namespace="default", labels={"kubernetes.io/service-name": "kubernetes"}),
+        "IPv4",
+        (Endpoint((VIP,)),),
+        (EndpointPort("https", 6443, "TCP"),),
+    )
+    made.take([Applied(of_api)])
+    assert [vip.address for vip in only(made.commit()).vips] == [VIP6]
+    made.take([Deleted(EndpointSlice, of_api.key)])
+    assert [vip.address for vip in only(made.commit()).vips] == [VIP6, VIP]
+
+
+def test_what_a_kubelet_says_outside_the_nodes_range_takes_no_address_away() -> None:
+    made = catalog(service(external_ips=("10.0.0.9",)), *NODES, node_address_ranges=("10.0.0.0/29",))
+    made.take([Applied(node(9))])
+    plan = only(made.commit())
+    assert [vip.address for vip in plan.vips] == ["10.0.0.9"]
+    assert [problem.reason for problem in plan.problems] == ["ClaimedByNode"]
+
+
+def test_an_address_that_the_machine_comes_to_have_is_given_up() -> None:
+    made = catalog(service(external_ips=(VIP,)), *NODES)
+    assert only(made.commit()).vips
+    made.set_machine(NodeFacts("", own=frozenset({VIP})))
+    assert not only(made.commit()).vips
+    made.set_machine(MACHINE)
+    assert only(made.commit()).vips
+
+
+def test_a_cluster_ip_that_comes_later_takes_the_address_away() -> None:
+    made = catalog(service(external_ips=("10.96.0.7",)), *NODES)
+    assert only(made.commit()).vips
+    made.take([Applied(service(name="late", cluster_ip="10.96.0.7", external_ips=None))])
+    assert not only(made.commit()).vips
+    made.take([Deleted(Service, ObjectKey("default", "late"))])
+    assert only(made.commit()).vips
+
+
+def test_a_machine_with_one_family_directs_both() -> None:
+    machine = machine_facts(SETTINGS, NodeInterfaces(frozenset({"192.0.2.5"}), ("192.0.2.5",)))
+    plan = only(catalog(service(), *NODES, machine=machine).commit())
+    assert [vip.address for vip in plan.vips] == [VIP6, VIP]
+
+
 def test_a_node_that_comes_to_have_an_external_ip_takes_it_away() -> None:
     made = catalog(service(external_ips=("10.0.0.9",)), *NODES)
     assert only(made.commit()).vips
@@ -229,6 +355,6 @@ def test_a_heart_beat_of_a_node_changes_nothing() -> None:
 
 
 def test_nothing_is_planned_before_everything_has_been_listed() -> None:
-    made = DirectorCatalog(SETTINGS)
+    made = DirectorCatalog(SETTINGS, MACHINE)
     made.take([Applied(service()), Applied(node(1)), Listed(Service), Listed(Node)])
     assert made.commit() == []
