@@ -1,4 +1,4 @@
-"""The scenarios' names for what the lab shares; its fixtures are in tests/lab/fixtures.py."""
+"""Import the lab's fixtures (tests/lab/fixtures.py) for the scenarios."""
 
 from tests.lab.world import FAMILIES, Family, World
 

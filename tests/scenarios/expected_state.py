@@ -1,7 +1,7 @@
-"""What the kernel of a node must hold for given objects, and what of it is not so.
+"""Compare a node's kernel with the state that given objects ask for.
 
 The plans come from a new catalog that is given the final objects at once: the full computation that every incremental
-state is held against. The kernel is read with the tools that an operator has, not with kroute's own code.
+state is compared with. The kernel is read with the tools that an operator has, not with kroute's own code.
 """
 
 import json
@@ -22,7 +22,7 @@ KINDS = {kind.name: kind.type for kind in WATCHED}
 
 
 def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[Plan]:
-    """The plans of the node and of all Services among `items`, computed from these and the node's interfaces alone."""
+    """Return the plans of the node and of all Services, computed from `items` and the node's interfaces alone."""
     settings = Settings(node_name=node.name)
     catalog = Catalog(settings, node_facts(settings, None, NodeInterfaces(_own_addresses(node))))
     catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
@@ -31,10 +31,10 @@ def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[Plan]:
 
 
 def faults(node: "cluster.Node", plans: Iterable[Plan]) -> list[str]:
-    """What the node's kernel has too much, too little, or otherwise than planned; [] when all is right.
+    """Return a line for each object of the kernel that is missing, differs or is not planned; [] when there is none.
 
-    A real server that no plan names may still be draining: it must have weight 0. A virtual server without real servers
-    is in the kernel only for such ones.
+    A real server that no plan names may still drain: its weight must be 0. A virtual server without planned real
+    servers is allowed only while such real servers drain.
     """
     plans = list(plans)
     services = [plan for plan in plans if isinstance(plan, ServicePlan)]
@@ -42,7 +42,7 @@ def faults(node: "cluster.Node", plans: Iterable[Plan]) -> list[str]:
 
 
 def assert_right(node: "cluster.Node", items: Iterable[Object]) -> None:
-    """Raise AssertionError with all that is not as the objects say."""
+    """Raise an AssertionError that lists every difference between the kernel and the objects."""
     found = faults(node, full_plans(items, node))
     assert not found, "\n".join(found)
 

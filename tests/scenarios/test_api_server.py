@@ -1,4 +1,4 @@
-"""kroute fed by an API server: what it writes there, and what it does when there is none."""
+"""kroute with an API server: what it writes to the API, and what it does when the API server is away."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ async def started(world: World, api: ApiServer) -> KrouteProcess:
 
 @pytest.fixture
 async def agent(world: World, api: ApiServer) -> AsyncIterator[KrouteProcess]:
-    """kroute on node2, ready; afterwards the node is cleaned."""
+    """kroute on node2, ready; the node is cleaned up afterwards."""
     process = await started(world, api)
     await process.ready()
     yield process
@@ -125,7 +125,7 @@ async def test_trouble_at_the_start_is_got_over(world: World, api: ApiServer, ag
 async def test_a_service_of_the_greatest_depth_disturbs_no_other(
     world: World, api: ApiServer, agent: KrouteProcess
 ) -> None:
-    """Whoever may write one Service can nest its `managedFields` as deep as the API server takes them."""
+    """Everybody who may write a Service can nest its `managedFields` as deep as the API server permits."""
     node2 = world.cluster.node("node2")
     attacker = objects.service("attacker", "10.96.99.99")
     victim, *slices = initial_objects(world)[3:]
@@ -136,7 +136,7 @@ async def test_a_service_of_the_greatest_depth_disturbs_no_other(
     served = [*initial_objects(world)[:3], victim, attacker]
     await eventually(lambda: assert_right(node2, [*served, *fewer]))
     assert await agent.kill() == -9
-    again = await started(world, api)  # the first list of a new agent contains it
+    again = await started(world, api)  # the initial list of a new agent contains it
     await again.ready()
     api.store_deep({**attacker, "metadata": {**attacker["metadata"], "annotations": {"changed": "yes"}}}, 9_990)
     for piece in slices:

@@ -1,4 +1,4 @@
-"""The bench, at a size that takes seconds: it measures what it says, and notices a kroute that does not serve all."""
+"""The bench, at a size that takes seconds: it measures what it claims, and notices when kroute does not serve all."""
 
 from collections.abc import AsyncIterator
 from typing import Any

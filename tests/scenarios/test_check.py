@@ -1,4 +1,4 @@
-"""`kroute check` on a node of the lab, beside an API server that forbids a verb, and beside another proxy."""
+"""`kroute check` on a node of the lab, with an API server that forbids a verb, and with another proxy on the node."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ EVERYTHING = {(it.group, it.plural, verb) for it in TYPES for verb in VERBS}
 
 @dataclass
 class Pods:
-    """The pods of the rendered manifests, on the nodes of the lab; `config` is what the operator puts in."""
+    """The pods of the rendered manifests, on the nodes of the lab; `config` is the operator's configuration."""
 
     api: ApiServer
     service_account: Path
@@ -59,7 +59,7 @@ class Pods:
         return await (container.with_command(*command) if command else container).run(self._log())
 
     def allow(self, rights: set[tuple[str, str, str]]) -> None:
-        """Have the API server allow these, and nothing else of what it knows."""
+        """Have the API server forbid every other right in `EVERYTHING`."""
         self.api.forbid(*((verb, resource) for _, resource, verb in EVERYTHING - rights))
 
     def _config_map(self) -> dict[str, str]:
@@ -73,7 +73,7 @@ class Pods:
 
 @pytest.fixture
 def pods(world: World, tmp_path: Path) -> Iterator[Pods]:
-    """Nothing runs but an API server on node3, which has a Service and allows what the ClusterRole grants."""
+    """The pods, not yet started. An API server on node3 has one Service and allows what the ClusterRole grants."""
     account = tmp_path / "account"
     account.mkdir()
     node3 = world.cluster.node("node3")
@@ -93,7 +93,7 @@ def pods(world: World, tmp_path: Path) -> Iterator[Pods]:
 
 @contextmanager
 def as_they_were(*nodes: Node) -> Iterator[None]:
-    """At the end the nodes are as they were at the beginning."""
+    """Check that the block leaves the nodes as it found them."""
     before = {node.name: node.snapshot() for node in nodes}
     yield
     for node in nodes:
@@ -102,7 +102,7 @@ def as_they_were(*nodes: Node) -> Iterator[None]:
 
 
 async def uninstalled(pods: Pods, *nodes: Node) -> None:
-    """Put an uninstaller on the nodes, wait until each says so and is ready, and take it away."""
+    """Run an uninstaller on the nodes, wait until each is done and ready, and delete it."""
     running = {node.name: pods.start(pods.uninstaller(node)) for node in nodes}
     for node in nodes:
         await running[node.name].says(f"{node.name} is clean")
@@ -190,7 +190,7 @@ async def test_the_check_names_each_right_that_is_taken_away(world: World, pods:
 
 @pytest.mark.every_kernel
 async def test_the_module_loader_needs_its_one_capability_and_no_other(world: World, pods: Pods) -> None:
-    """And not even that one where a module is part of the kernel."""
+    """It does not need that one either, where the module is built into the kernel."""
     loader = pods.module_loader(world.cluster.node("node1"))
     assert loader.capabilities == ("SYS_MODULE",)
     code, output = await pods.run(loader)

@@ -28,11 +28,11 @@ QUICK = (
     *("--check-interval", "0.3s", "--check-timeout", "1s", "--resync-period", "5s", "--sync-interface", "eth0"),
 )
 SOONEST = ("--lease-duration", "2s", "--lease-renew-deadline", "1.5s", "--lease-retry-period", "0.4s")
-"""What docs/director.md recommends for a fail-over within 3 s."""
+"""The flags that docs/director.md recommends for a fail-over within 3 s."""
 FAIL_OVER = 3.0 * SLOWNESS
-"""Seconds for which new connections may fail; in the lab's slow machine as many more."""
+"""Seconds for which new connections may fail; `SLOWNESS` times as long in a slow machine of the lab."""
 SYNCHRONIZED = 4.0
-"""Seconds after which the kernel has told the other director of a connection: it collects them for 2 s."""
+"""Seconds until the other director knows a connection: the kernel collects its messages for 2 s."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Stage:
         return tuple(self.cluster.nodes.values())
 
     async def started(self, *flags: str) -> tuple[DirectorMachine, DirectorMachine]:
-        """Both directors run; the first is the active one."""
+        """Start both directors; the first becomes the active one."""
         first, second = self.machines
         await first.start(*QUICK, *flags)
         await eventually(lambda: has_vips(first))
@@ -93,7 +93,7 @@ async def agents(nodes: tuple[Node, ...], kubeconfig: Path) -> None:
 
 @pytest.fixture(autouse=True)
 async def clean(stage: Stage) -> AsyncIterator[None]:
-    """After each test the machines are as they were, and so are the objects."""
+    """Restore the machines and the objects after each test."""
     before = [machine.host.snapshot() for machine in stage.machines]
     yield
     for machine, snapshot in zip(stage.machines, before, strict=True):
@@ -137,7 +137,7 @@ def key_of(vip: str) -> str:
 
 
 def weights(machine: DirectorMachine, vip: str = IPV4) -> dict[str, int]:
-    """The weights of the nodes behind a VIP, by the nodes' addresses."""
+    """Return the weights of the nodes behind a VIP, by node address."""
     real_servers = machine.host.ipvs()[key_of(vip)].real_servers
     assert {it.method for it in real_servers.values()} <= {"Route"}
     return {address.rpartition(":")[0].strip("[]"): it.weight for address, it in real_servers.items()}
@@ -214,18 +214,18 @@ async def test_a_failing_node_has_weight_0_until_it_is_well_again(stage: Stage) 
 
 @dataclass
 class Calls:
-    """New connections, begun every 50 ms: when each that succeeded did (time.monotonic), and why others did not."""
+    """New connections, one every 50 ms: when each success happened (time.monotonic), and why the others failed."""
 
     succeeded: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     @property
     def longest_gap(self) -> float:
-        """Seconds for which no new connection succeeded."""
+        """The longest time in seconds during which no new connection succeeded."""
         return max(later - earlier for earlier, later in zip(self.succeeded, self.succeeded[1:], strict=False))
 
     async def call(self, client: Host, vip: str) -> None:
-        """Make one call that ends before TCP repeats its SYN, so that a gap is the VIP's and not TCP's."""
+        """Make one call that gives up before TCP repeats its SYN, so that a gap is the VIP's and not TCP's."""
         try:
             await client.http(vip, 8080, timeout=0.9)
         except OSError as error:
@@ -265,7 +265,7 @@ async def sigkill(machine: DirectorMachine) -> None:
 
 
 async def power_failure(machine: DirectorMachine) -> None:
-    """Nothing comes from the machine any more, and nothing that it has counts."""
+    """Unplug the machine's network first, then kill kroute."""
     machine.unplug()
     await sigkill(machine)
 
@@ -287,7 +287,7 @@ async def test_a_fail_over_loses_no_established_connection_and_few_new_ones(
     assert max(calls.longest_gap, calls6.longest_gap) <= FAIL_OVER
     echoed = [stream.echoed for stream in streams]
     for stream, before in zip(streams, echoed, strict=True):
-        await eventually(partial(has_moved, stream, before))  # TCP repeats itself later and later
+        await eventually(partial(has_moved, stream, before))  # TCP waits longer before each retransmission
         await stream.close()
     first.plug_in()
     assert await who_has(stage.client, IPV4) == {second.mac()}
@@ -304,7 +304,7 @@ def not_on(machine: DirectorMachine) -> None:
 
 @contextmanager
 def api_server_out_of_reach(stage: Stage) -> Iterator[None]:
-    """Nothing gets through to the API server, as when its network is down."""
+    """Drop every packet to the API server, as when its network is down."""
     rule = ("INPUT", "-p", "tcp", "--dport", "6443", "-j", "DROP")
     stage.nodes[0].run("iptables-legacy", "-I", *rule)
     try:

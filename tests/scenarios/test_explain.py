@@ -1,4 +1,4 @@
-"""`kroute explain` says of a packet what then really becomes of it, and of an endpoint why it serves or not."""
+"""`kroute explain` predicts what happens to a packet, and says why an endpoint serves or does not."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ SERVED, REFUSED, DROPPED, HOST = "served", "refused", "dropped", "left to the no
 
 
 class Case(NamedTuple):
-    """A call on node1. `kept`: whether the pod sees the caller's own address (None: it is the node's anyway)."""
+    """A call on node1. `kept`: whether the pod sees the caller's address (None: that address is the node's anyway)."""
 
     name: str
     caller: Host
@@ -74,7 +74,7 @@ def objects(world: World) -> list[dict[str, Any]]:
 
 
 async def observed(case: Case, family: Family) -> tuple[str, bool | None]:
-    """What becomes of a real call; to the client, a port of nobody's is refused like any other."""
+    """Make the call and return what happens; a client cannot tell a filtered port from one where nothing listens."""
     ask = case.caller.udp if case.udp else case.caller.http
     try:
         answer = await ask(case.address, case.port, timeout=ANSWERS_WITHIN)
@@ -143,7 +143,7 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
 
 
 async def test_what_differs_from_the_plan_is_named(world: World, deployment: Deployment) -> None:
-    """The agent repairs addresses at once and the rest at the next resync, which is not to come in this test."""
+    """The agent repairs addresses at once and the rest at its next resync, which must not happen during this test."""
     node1, family = world.cluster.node("node1"), FAMILIES[0]
     deployment.apply(service("web", *WEB), *endpoint_slices("web", world.web[:2]))
     await deployment.start("--resync-period", "1h", nodes=("node1",))

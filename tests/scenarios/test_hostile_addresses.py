@@ -1,6 +1,4 @@
-"""Everybody who may write a Service may name any address in it. No such address takes a node, a pod or a Service
-away.
-"""
+"""Everybody who may write a Service may name any address in it. None of them takes over a node, a pod or a Service."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,7 +25,7 @@ NOWHERE = (
 
 
 def hostile_addresses(world: World) -> list[str]:
-    """The nodes' own addresses, the pods', another Service's, and those that may not leave a machine."""
+    """Addresses of the nodes, of pods, of another Service, and addresses that may not leave a machine."""
     hosts: list[Host] = [*world.nodes, *world.web]
     bridges = [address for node in world.nodes for address in (node.pods[0].ip, node.pods[0].ip6)]
     gateways = [
@@ -37,7 +35,7 @@ def hostile_addresses(world: World) -> list[str]:
 
 
 def attack(world: World) -> list[Object]:
-    """Two Services for each address: one has it as an external IP, the other from its load balancer."""
+    """Return two Services for each address: one has it as an external IP, the other from its load balancer."""
     items: list[Object] = []
     for number, address in enumerate(hostile_addresses(world)):
         for kind, fields in (("external", {"externalIPs": [address]}), ("balanced", {"ingress": [address]})):
@@ -54,7 +52,7 @@ def attack(world: World) -> list[Object]:
 
 @pytest.fixture
 def api(world: World, tmp_path: Path) -> Iterator[ApiServer]:
-    """The API server on node1, whose address and port are among those attacked."""
+    """The API server on node1. The attack names its address and port too."""
     server = ApiServer(
         world.cluster.node("node1"),
         tmp_path,
@@ -117,6 +115,6 @@ def _are_told_of(api: ApiServer, names: set[str]) -> None:
 
 
 async def _is_reached(caller: Host, node: Host, family: Family) -> None:
-    """The node's own server answers, and not a pod behind some Service; so does a ping."""
+    """Expect an answer from the node's own server, not from a pod behind a Service, and an answer to a ping."""
     assert (await caller.http(family.of(node), SSH)).host == node.name
     caller.run("busybox", "ping6" if family.name == "IPv6" else "ping", "-c", "1", "-W", "5", family.of(node))

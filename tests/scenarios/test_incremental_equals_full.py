@@ -1,4 +1,4 @@
-"""After any changes and restarts the real kernel holds what a full computation of the last objects gives."""
+"""After any changes and restarts the real kernel holds what a full computation from the final objects gives."""
 
 import asyncio
 import contextlib
@@ -27,10 +27,10 @@ CLUSTER_IPS = (
     ("10.254.2.3",),
     ("fd00:10:254::2:4",),
 )
-"""Fewer than there are Services times ports, so that some of them get into each other's way."""
+"""Fewer node ports than Services times ports, so that some Services ask for the same one."""
 SECOND_ADDRESSES = ("192.168.123.240", "fd00:192:168:123::240")
 EXTERNAL_IP = "192.168.123.241"
-"""An external IP of Services that is an address of node1 now and then."""
+"""An external IP of Services that is also an address of node1 at times."""
 
 
 @dataclass
@@ -90,13 +90,13 @@ def node_moved(to_second: bool) -> Event:
 
 
 def external_ip_moved(*, present: bool) -> Event:
-    """The address, which no Node object names, comes or goes."""
+    """Add or delete the external IP on node1; no Node object names it."""
     return lambda story: move_external_ip(story.world.cluster.node("node1"), present=present)
 
 
 def move_external_ip(node: Node, *, present: bool) -> None:
     verb = "replace" if present else "del"
-    with contextlib.suppress(CommandError):  # it was not there
+    with contextlib.suppress(CommandError):  # it did not exist
         node.run("ip", "address", verb, f"{EXTERNAL_IP}/32", "dev", "eth0")
 
 
@@ -104,7 +104,7 @@ def restarted(*, killed: bool) -> Event:
     async def restart(story: Story) -> None:
         agent = story.deployment.agents["node1"]
         code = await (agent.kill() if killed else agent.terminate())
-        assert code in {0, -9, -15}  # -15: asked to end before it could listen to that, as any process
+        assert code in {0, -9, -15}  # -15: SIGTERM came before its handler was installed
         await story.deployment.start(nodes=("node1",), wait=False)
 
     return restart
@@ -144,7 +144,7 @@ EVENTS = st.one_of(
 
 @pytest.fixture(scope="module")
 def second_addresses(world: World) -> Iterator[None]:
-    """Further addresses of node1, for its Node object to move to; in the end, all that stories gave it are gone."""
+    """Reserve further addresses of node1, to which its Node object can move; delete them all in the end."""
     node1 = world.cluster.node("node1")
     for address in SECOND_ADDRESSES:
         node1.run("ip", "address", "add", address, "dev", "eth0")
@@ -163,7 +163,7 @@ def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: 
     with asyncio.Runner() as runner:
         runner.run(deployment.start(nodes=("node1",)))
 
-        # Without shrinking: the kernel goes on from where the sequence before has left it.
+        # Without shrinking: each sequence starts from the kernel state that the previous one left.
         @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
         @hypothesis.given(st.lists(EVENTS, min_size=1, max_size=6))
         def play(sequence: list[Event]) -> None:
@@ -178,6 +178,6 @@ def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: 
         try:
             play()
             assert played >= SEQUENCES
-            runner.run(deployment.agents["node1"].ready())  # the last event may have been its start
+            runner.run(deployment.agents["node1"].ready())  # the last event may have started it
         finally:
             runner.run(deployment.cleanup())

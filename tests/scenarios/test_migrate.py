@@ -1,4 +1,4 @@
-"""From kube-proxy and from kube-router to kroute and back, with 100 open connections that live through it all."""
+"""From kube-proxy and from kube-router to kroute and back, with 100 connections that stay open throughout."""
 
 import asyncio
 import json
@@ -34,16 +34,16 @@ FLAGS = {
 }
 
 _OF_LINKS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |.*/kube-dummy-if/addr_gen_mode.*")
-"""What is another one when a link is made again; and kroute keeps its link from giving itself an address."""
+"""Parts of a snapshot that differ when a link is created again. `addr_gen_mode` differs because kroute sets it."""
 
 Build = Callable[[Node, Iterable[Served]], None]
 
 
 @pytest.fixture
 def node1(world: World) -> Iterator[Node]:
-    """A node with somebody else's things on it, and with the sysctls of a node that had a proxy.
+    """A node with foreign objects on it, and with the sysctls of a node that had a proxy.
 
-    Ask for it before `deployment`, so that kroute is gone when the node is wiped.
+    Request it before `deployment`, so that kroute is removed before the node is wiped.
     """
     node = world.cluster.node("node1")
     before = {name: node.sysctl(name) for name in KUBE_ROUTER_SYSCTLS}
@@ -58,7 +58,7 @@ def node1(world: World) -> Iterator[Node]:
 
 
 def services_of(world: World) -> list[Served]:
-    """The Service `web` as another proxy has it: in both families, with a node port."""
+    """Return the Service `web` as another proxy serves it: in both families, with a node port."""
     return [
         Served(family.service_ip, 8080, [(family.of(pod), 8080) for pod in world.web], NODE_PORT) for family in FAMILIES
     ]
@@ -69,7 +69,7 @@ def apply_web(world: World, deployment: Deployment) -> None:
 
 
 def ways_to(world: World, node: Node) -> list[Way]:
-    """Everybody who may call: a pod and the node itself by ClusterIP, a client outside by node port."""
+    """Return every kind of caller: a pod and the node itself by ClusterIP, a client outside by node port."""
     ipv4, ipv6 = CLUSTER_IPS
     return [
         Way(world.visitor, ipv4, 8080),
@@ -90,7 +90,7 @@ async def open_streams(ways: list[Way]) -> list[OpenStream]:
 
 
 async def go_on(streams: list[OpenStream]) -> None:
-    """Every stream has moved since this was asked."""
+    """Wait until every stream has moved a byte that was sent after this call."""
     echoed = [stream.echoed for stream in streams]
 
     def all_moved() -> None:
@@ -109,7 +109,7 @@ async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
 
 
 def assert_only_kroute_came(before: Snapshot, after: Snapshot) -> None:
-    """Nothing of the other proxy's is left, and all that was there before it is there still."""
+    """Assert that the other proxy's objects are gone, and that every earlier object still exists."""
     commands = before.parts.keys() - {"sysctl"}
     assert not [line for it in commands for line in before.parts[it] if line not in after.parts[it]]
     new = [line for it in commands for line in after.parts[it] if line not in before.parts[it]]
@@ -118,16 +118,17 @@ def assert_only_kroute_came(before: Snapshot, after: Snapshot) -> None:
 
 
 async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
-    """Both steps, with the start of the agent between them."""
+    """Run both steps of the migration, with the start of the agent between them."""
     await migrate(node, "--from", proxy, "--take-over")
     await deployment.start(*FLAGS[proxy], nodes=(node.name,))
     assert f"nothing of {proxy}'s is left" in await migrate(node, "--from", proxy, "--take-over")
 
 
 def alike(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without what is another one each time a link is made, and without the order of what is hashed.
+    """Return the snapshot without what changes with each creation of a link, and with hashed lists in order.
 
-    And without the size of IPVS's connection table, which stays: a change would have the kernel move open connections.
+    The size of IPVS's connection table is left out too: it stays, because changing it would make the kernel rehash its
+    open connections.
     """
     parts = {
         name: [_OF_LINKS.sub("", line) for line in lines if "conn_lfactor" not in line]
@@ -251,7 +252,7 @@ async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
 async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     world: World, node1: Node, deployment: Deployment
 ) -> None:
-    """kube-proxy binds no external IP that another interface has, which kroute's is until it is handed over."""
+    """kube-proxy binds no external IP that another interface has. Until the hand-over, kroute's interface has it."""
     external_ip = "203.0.113.80"
     deployment.apply(service("web", *CLUSTER_IPS, externalIPs=[external_ip]), *endpoint_slices("web", world.web))
     await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))

@@ -1,6 +1,6 @@
 """A Service names what a node needs: its API server, its gateway, the broadcast and network addresses of its subnets.
 
-The API server and the gateway are hosts that are no nodes, so that nothing but the nodes' own look-out protects them.
+The API server and the gateway are hosts but no nodes, so only the nodes' own protection of needed addresses helps them.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -20,14 +20,14 @@ from tests.scenarios.expected_state import assert_right
 VICTIM_IPS = tuple(family.service_ip for family in FAMILIES)
 GATEWAY = "192.168.123.77"
 LATER = "198.51.100.255"
-"""The broadcast address of a subnet that comes later."""
+"""The broadcast address of a subnet that is added later."""
 BEYOND, BEYOND6 = "203.0.113.0/24", "2001:db8:99::/64"
 SUBNET = ("192.168.123.0", "192.168.123.255")
 PORTS = (80, 6443)
 
 
 def attack(world: World) -> list[Object]:
-    """Two Services for each address: one has it as an external IP, the other from its load balancer."""
+    """Return two Services for each address: one has it as an external IP, the other from its load balancer."""
     client = world.cluster.client
     bridges = [node.pods[0].ip.rpartition(".")[0] + ".255" for node in world.nodes]
     items: list[Object] = []
@@ -41,7 +41,7 @@ def attack(world: World) -> list[Object]:
 
 @pytest.fixture
 def gateway(world: World) -> Iterator[None]:
-    """node1 and node2 have a route by a gateway on the wire."""
+    """Give node1 and node2 a route through a gateway on the wire."""
     client = world.cluster.client
     client.run("ip", "address", "add", f"{GATEWAY}/32", "dev", "eth0")
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def api(world: World, tmp_path: Path) -> Iterator[ApiServer]:
 
 @pytest.fixture
 async def nodes(world: World, api: ApiServer, gateway: None) -> AsyncIterator[list[Node]]:
-    """Two nodes with kroute, which take external addresses from anywhere."""
+    """Two nodes with kroute, which accept any external address."""
     nodes = world.nodes[:2]
     for node in nodes:
         arguments = ("--kubeconfig", str(api.kubeconfig), "--node-name", node.name, "--resync-period", "5s")
@@ -131,7 +131,7 @@ def all_are_told_of(api: ApiServer, items: list[Object], nodes: list[Node]) -> N
 
 
 def is_elsewhere(item: Object, node: Node) -> bool:
-    """Whether the address is the end of another node's own pod network."""
+    """Whether the address is the first or last one of another node's pod network."""
     [address] = named([item])
     return address.endswith(".255") and address != SUBNET[1] and address not in bridge_ends(node)
 
@@ -147,6 +147,6 @@ def named(items: list[Object]) -> set[str]:
 
 
 def local_routes(node: Node) -> list[str]:
-    """The kernel's own routes to this node's subnets, broadcast ones included."""
+    """Return the kernel's own routes to this node's subnets, broadcast ones included."""
     routes = node.run("ip", "route", "show", "table", "local").splitlines()
     return [route for route in routes if "kube-dummy-if" not in route]

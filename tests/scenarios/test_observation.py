@@ -1,4 +1,4 @@
-"""What kroute says of itself on a real node: probes, metrics that move with packets, and Events about the node."""
+"""kroute's reports on a real node: probes, metrics that follow packets, and Events about the node."""
 
 import asyncio
 import http.client
@@ -24,7 +24,7 @@ CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 
 
 def asked(node: Node, path: str, port: int = METRICS) -> tuple[int, str]:
-    """What a process on the node is answered at loopback."""
+    """Return status and body of a GET request to a process on the node, over loopback."""
     with node.namespace.inside():
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.connect()
@@ -36,7 +36,7 @@ def asked(node: Node, path: str, port: int = METRICS) -> tuple[int, str]:
 
 
 async def statuses(world: World, family: Family, node: Node) -> tuple[int, ...]:
-    """The answers to the probes, as a load balancer outside the cluster gets them."""
+    """Return the probes' status codes, as a load balancer outside the cluster sees them."""
     paths = ("/healthz", "/livez", "/readyz")
     return tuple([await world.cluster.client.http_status(family.of(node), HEALTHZ, path) for path in paths])
 
@@ -46,7 +46,7 @@ async def are(world: World, family: Family, node: Node, wanted: tuple[int, ...])
 
 
 def scraped(node: Node) -> dict[tuple[str, ...], float]:
-    """Every sample by its name and the values of its labels."""
+    """Return every sample by its metric's name and the values of its labels."""
     status, text = asked(node, "/metrics")
     assert status == 200
     return {
@@ -59,7 +59,7 @@ def scraped(node: Node) -> dict[tuple[str, ...], float]:
 async def test_health_follows_what_the_kernel_lets_kroute_do(
     world: World, deployment: Deployment, family: Family, free: Allocator, tmp_path: Path
 ) -> None:
-    """The health check ports of Services agree with it. A lock alone hinders nobody whose rules are right."""
+    """The health check ports of Services agree. A held lock alone does no harm while the rules are right."""
     node, check = world.nodes[0], free.node_port()
     balanced = objects.service(
         "balanced",
@@ -160,7 +160,7 @@ async def test_the_metrics_and_the_page_are_for_the_node_alone(
 
 @pytest.fixture
 async def api(world: World, tmp_path: Path) -> AsyncIterator[ApiServer]:
-    """The API server on node1; kroute runs on node2, which is cleaned afterwards."""
+    """The API server on node1; kroute runs on node2, which is cleaned up afterwards."""
     items: list[Object] = [
         *(objects.node(node) for node in world.nodes),
         objects.service("web", *CLUSTER_IPS),
@@ -179,7 +179,7 @@ async def api(world: World, tmp_path: Path) -> AsyncIterator[ApiServer]:
 
 
 async def test_an_agent_is_not_ready_before_the_api_server_has_told_everything(world: World, api: ApiServer) -> None:
-    """And a lost API server does not make it unhealthy: what it serves it goes on serving."""
+    """Losing the API server does not make it unhealthy: it goes on serving."""
     node2, family = world.cluster.node("node2"), FAMILIES[0]
     api.fault(kind="delay", where="any", resource="services", seconds=20, times=1)
     agent = await node2.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2")
@@ -192,10 +192,10 @@ async def test_an_agent_is_not_ready_before_the_api_server_has_told_everything(w
 
 
 async def test_what_happens_to_the_node_is_an_event_on_it(world: World, api: ApiServer) -> None:
-    """A start; a port that somebody else has, until he lets go of it; and a lost permission. Each is said once."""
+    """The events: a start, a port that another process holds for a while, and a lost permission. Each is sent once."""
     node2, family = world.cluster.node("node2"), FAMILIES[0]
     await node2.serve(http=HEALTHZ)
-    for where in ("watch", "list"):  # a list is asked for as a watch first
+    for where in ("watch", "list"):  # the client first asks for a list as a watch
         api.fault(kind="answer", where=where, resource="endpointslices", status=403)
     agent = await node2.kroute(
         "run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2", "--resync-period", "2s"

@@ -1,4 +1,4 @@
-"""No second agent and no cleanup beside a live one in a network namespace, whatever their state directories."""
+"""A live agent keeps agents and cleanups out of its network namespace, whatever their state directories."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ REFUSAL = "runs already in this network namespace"
 
 
 async def start_elsewhere(node: Node, state_dir: Path, *argv: str) -> KrouteProcess:
-    """Start kroute in this node, with another state directory than the node's own."""
+    """Start kroute on this node, with another state directory than the node's own."""
     return await KrouteProcess.start(
         [*argv, "--state-dir", str(state_dir)],
         namespace=node.namespace,
@@ -42,7 +42,7 @@ async def test_a_second_agent_and_a_cleanup_with_another_directory_are_refused_b
         assert str(deployment.agents["node1"].pid) in refusals[0]
     assert node1.ipvs().keys() == before.keys()
 
-    await deployment.agents["node1"].kill()  # however it ends, the lock goes with it
+    await deployment.agents["node1"].kill()  # the kernel frees the lock however the process ends
     process = await start_elsewhere(node1, tmp_path / "elsewhere", *argv)
     await process.ready()
     assert await process.terminate() == 0

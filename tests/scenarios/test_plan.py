@@ -1,4 +1,4 @@
-"""`kroute plan` says what an agent would change, changes nothing itself, and is right."""
+"""`kroute plan` predicts an agent's changes correctly, and changes nothing."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def sysctl_changed(node: Node, _: object) -> None:
 
 
 async def planned(node: Node, manifests: Path) -> tuple[int, list[tuple[str, str, str]]]:
-    """The exit code of `kroute plan`, and service, kind and action of each change; nothing on the node is others'."""
+    """Return the exit code of `kroute plan`, and service, kind and action of each change. No object is foreign."""
     before = node.snapshot()
     code, said = await ask_json(node, "plan", "--manifests", str(manifests), "--node-name", node.name)
     changed = before.diff(node.snapshot())

@@ -1,7 +1,8 @@
-"""A client that comes back from the same source port is served at once, also while pods are replaced.
+"""A client that reuses a source port is served at once, also while pods are replaced.
 
-IPVS and the connection tracker remember a connection for minutes after its end. Whoever has few source ports meets that
-memory at every call: led by it, a SYN would go to a pod that is gone, or be dropped and sent again a second later.
+IPVS and the connection tracker remember a connection for minutes after its end. A client with few source ports meets
+such an entry at every call. If the entry were followed, the SYN would go to a deleted pod, or it would be dropped and
+repeated a second later.
 """
 
 import asyncio
@@ -30,22 +31,22 @@ PORTS = (40000, 40199)
 """The only source ports that the client has, first and last."""
 CLIENT = {
     "net.ipv4.ip_local_port_range": "{} {}".format(*PORTS),
-    # By default each pair of ports has timestamps of its own since Linux 7. A node that masquerades may give a call the
-    # port of an earlier one, whose TIME_WAIT socket in the pod then finds them in the past and has the SYN sent again.
+    # Since Linux 7 each pair of ports has its own timestamps by default. A node that masquerades may give a call the
+    # port of an earlier one. To that one's TIME_WAIT socket in the pod the timestamps are old, so the SYN is repeated.
     "net.ipv4.tcp_timestamps": 2,
 }
 CALLS = 2000
 GENERATIONS = 4
-"""How many sets of pods serve during the calls, one after the other."""
+"""How many generations of pods serve during the calls, one after the other."""
 PODS = 2
 IN_FLIGHT = 20
-"""Calls after which one that was under way, when something was changed, has certainly ended."""
+"""After so many calls, every call that was open at the time of a change has ended."""
 FLAGS = ("--cluster-cidr", "172.20.0.0/16,fd00:172:20::/48")
 
 
 @pytest.fixture(params=["cluster_ip", "node_port"])
 def way(request: pytest.FixtureRequest, world: World, family: Family) -> Iterator[Way]:
-    """A client with few source ports, and where it calls: from a pod to the ClusterIP, from outside to a node port."""
+    """A client with few source ports: a pod that calls the ClusterIP, or a host outside that calls a node port."""
     way = {
         "cluster_ip": Way(world.visitor, family.service_ip, 8080),
         "node_port": Way(world.cluster.client, family.of(world.nodes[0]), NODE_PORT),
@@ -71,7 +72,7 @@ async def generations(world: World) -> AsyncIterator[list[list[Pod]]]:
 
 
 class Caller:
-    """One client that calls again and again: who answered each call, in seconds how long it took, from which port."""
+    """A client that calls again and again. For each call: who answered, the seconds it took, and its source port."""
 
     def __init__(self, way: Way) -> None:
         self.answered: list[str] = []
@@ -96,7 +97,7 @@ class Caller:
         await eventually(made, within=60)
 
     async def _call(self) -> str:
-        """Ask on a new connection; the server closes it, so the client's port is free again at once."""
+        """Make a call on a new connection; the server closes it, so the client's port is free again at once."""
         client, address, port = self._way
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         loop = asyncio.get_running_loop()
@@ -112,7 +113,7 @@ class Caller:
 
 
 def repeated_syns(host: Host) -> int:
-    """How many SYNs the host has sent again for want of an answer, a second or more after the first."""
+    """Return how many SYNs the host has repeated because no answer came, after a second or more."""
     names, values = (line.split() for line in host.namespace.read("/proc/net/netstat").splitlines()[:2])
     return int(dict(zip(names, values, strict=True))["TCPSynRetrans"])
 
@@ -142,7 +143,7 @@ async def test_no_call_is_delayed_or_refused_and_none_goes_to_a_pod_that_is_gone
 
 
 def nobody_new_for(node: Node, pods: list[Pod]) -> None:
-    """Assert that the pods have weight 0 or are gone, wherever they served."""
+    """Assert that the pods have weight 0, or are deleted, in every virtual server."""
     addresses = {family.at(family.of(pod), 8080) for family in FAMILIES for pod in pods}
     weights = {
         address: real_server.weight

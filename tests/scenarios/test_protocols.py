@@ -1,4 +1,4 @@
-"""ClusterIP Services of every protocol, in both families, with several ports, as their objects come and go."""
+"""ClusterIP Services of every protocol, in both families, with several ports, while their objects come and go."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""A rolling update of 30 pods under constant load: no request fails, and who drains keeps its connections.
+"""A rolling update of 30 pods under constant load: no request fails, and draining pods keep their connections.
 
-The slices are what the EndpointSlice controller writes: a new pod is ready when it serves, and only then does an old
-one begin to terminate. That one still answers for its grace period; then it leaves its slice and stops.
+The slices change as with the EndpointSlice controller: a new pod is ready when it serves, and only then an old pod
+begins to terminate. It still answers for its grace period; then it leaves its slice and stops.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ REPLICAS = 30
 AT_ONCE = 10
 """How many pods are replaced at a time: the Deployment's maxSurge; its maxUnavailable is 0."""
 GRACE = 5.0 * SLOWNESS
-"""Seconds for which a terminating pod goes on answering: the pace of the rollout, as the machine's is."""
+"""Seconds for which a terminating pod still answers. They set the pace of the rollout, and grow in a slow machine."""
 FLAGS = ("--cluster-cidr", "172.20.0.0/16,fd00:172:20::/48")
 
 READY = {"ready": True, "serving": True, "terminating": False}
@@ -42,7 +42,7 @@ class Rollout:
         self._number = 0
 
     async def replace_all(self) -> None:
-        """Replace every pod, `AT_ONCE` at a time; nobody waits for those that terminate."""
+        """Replace every pod, `AT_ONCE` at a time, without waiting for those that terminate."""
         old = list(self.pods)
         async with asyncio.TaskGroup() as terminations:
             for start in range(0, len(old), AT_ONCE):
@@ -50,7 +50,7 @@ class Rollout:
                 terminations.create_task(self.remove(old[start : start + AT_ONCE]))
 
     async def add(self, count: int) -> None:
-        """New pods: in the slices as soon as they are there, ready when they serve."""
+        """Add pods: they are in the slices as soon as they exist, and ready when they serve."""
         new = []
         for _ in range(count):
             node = self._nodes[self._number % len(self._nodes)]
@@ -62,7 +62,7 @@ class Rollout:
         self.write(new, READY)
 
     async def remove(self, pods: list[Pod]) -> None:
-        """Old pods: they terminate, answer for `GRACE`, leave the slices, and stop."""
+        """Terminate pods: they answer for `GRACE` seconds, leave the slices, and stop."""
         self.write(pods, TERMINATING)
         await asyncio.sleep(GRACE)
         for pod in pods:
@@ -74,7 +74,7 @@ class Rollout:
             pod.node.remove_pod(pod)
 
     def write(self, pods: list[Pod], conditions: dict[str, bool]) -> None:
-        """Give pods these conditions and publish all."""
+        """Give the pods these conditions and publish every slice."""
         self.pods.update(dict.fromkeys(pods, conditions))
         endpoints = [Endpoint(pod, conditions) for pod, conditions in self.pods.items()]
         self._deployment.apply(*endpoint_slices("web", endpoints))
@@ -86,7 +86,7 @@ class Rollout:
 
 
 async def ask_until_the_pod_stops(way: Way, stopped: set[str], pace: float = 0.5) -> None:
-    """Ask over one connection until its pod has closed it; AssertionError if it ends any earlier."""
+    """Send requests over one connection until its pod closes it; AssertionError if it ends earlier."""
     connection = await way.client.connect(way.address, way.port)
     pod = (await connection.ask()).host
     try:
@@ -127,14 +127,14 @@ def ways(world: World) -> Iterator[list[Way]]:
 
 @contextmanager
 def _routed_to_services(world: World) -> Iterator[None]:
-    """Show the client outside a way to the ClusterIPs, as a router of the site may."""
+    """Give the client outside a route to the ClusterIPs, as a site's router may."""
     client, node = world.cluster.client, world.nodes[1]
     with routed(client, SERVICE_RANGE, node.ip), routed(client, SERVICE_RANGE6, node.ip6):
         yield
 
 
 async def test_nobody_notices_that_every_pod_is_replaced(rollout: Rollout, ways: list[Way]) -> None:
-    """No request fails, every new pod gets some, and a long connection lives until its pod closes it."""
+    """No request fails, every new pod gets some, and a long connection lasts until its pod closes it."""
     old = {pod.name for pod in rollout.pods}
     async with asyncio.TaskGroup() as tasks, constant_load(ways) as load:
         for way in ways:

@@ -1,4 +1,4 @@
-"""S1 and S2: what runs on a node itself reaches Services whose pods are on other nodes."""
+"""S1 and S2: a node's own processes reach Services whose pods are on other nodes."""
 
 from tests.lab.deployment import Deployment
 from tests.lab.objects import endpoint_slices, service

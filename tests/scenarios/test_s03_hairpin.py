@@ -1,8 +1,8 @@
-"""S3: a pod that reaches a Service of its own may be sent to itself, and gets an answer all the same.
+"""S3: a pod that calls its own Service may be sent to itself, and is answered.
 
-Its packet would come back to it with its own address as source: it answers itself directly, and not to the connection
-that it has opened. For node ports and external addresses with policy Cluster the masquerading of outside traffic does
-for it anyway, so what hairpin itself does shows on ClusterIPs and with policy Local.
+Without masquerading the packet would come back with the pod's own address as its source. The pod would answer itself
+directly, outside the connection that it opened. Node ports and external addresses with policy Cluster work without
+hairpin, because outside traffic is masqueraded anyway. So hairpin matters for ClusterIPs and for policy Local.
 """
 
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ HANGS_FOR = 1.0
 """Seconds without an answer after which a call is taken to hang; an answer comes within milliseconds."""
 
 Place = tuple[str, int, int]
-"""An address of a Service, and its TCP and UDP port there."""
+"""An address of a Service, with its TCP and UDP port."""
 
 
 def web(policy: str = "Cluster", **annotations: str) -> Object:
@@ -40,7 +40,7 @@ def web(policy: str = "Cluster", **annotations: str) -> Object:
 
 
 def places(world: World, family: Family) -> list[Place]:
-    """The Service's ClusterIP, node port and external IP, as one comes to them on node1."""
+    """Return the Service's ClusterIP, node port and external IP, as callers on node1 use them."""
     node1 = family.of(world.cluster.node("node1"))
     return [(family.service_ip, 8080, 5353), (node1, 30080, 30053), (family.of(EXTERNAL), 8080, 5353)]
 
@@ -64,7 +64,7 @@ async def hangs(pod: Host, place: Place) -> None:
 
 @pytest.fixture
 async def neighbour(world: World) -> AsyncIterator[Host]:
-    """Another pod of node1 that serves the same ports. The kernel tells hairpins apart by pod, not by Service."""
+    """Another pod of node1 that serves the same ports. The kernel recognises a hairpin by pod, not by Service."""
     yield await world.visitor.serve(http=8080, udp=5353)
     await world.visitor.stop_serving()
 
@@ -73,7 +73,7 @@ async def neighbour(world: World) -> AsyncIterator[Host]:
 async def test_s3_a_pod_reaches_itself_by_every_address_of_its_service(
     policy: str, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """Without the set HAIRPIN the ClusterIP hangs, and with policy Local the other two as well."""
+    """Without the set HAIRPIN the ClusterIP hangs, and so do the other two with policy Local."""
     deployment.apply(web(policy), *endpoint_slices("web", world.web[:1], PORTS))
     await deployment.start(nodes=("node1",))
     for place in places(world, family):
@@ -83,7 +83,7 @@ async def test_s3_a_pod_reaches_itself_by_every_address_of_its_service(
 async def test_s3_with_hairpin_off_it_hangs_but_for_services_that_have_it_on(
     world: World, neighbour: Host, deployment: Deployment, family: Family
 ) -> None:
-    """Were the flag not obeyed, the first would answer; were the annotation not, the second would hang."""
+    """If the flag were ignored, the first call would be answered; if the annotation were, the second would hang."""
     deployment.apply(
         web("Local"), service("other", *OTHER_CLUSTER_IPS, ports=PORTS, annotations={"service.hairpin": "on"}),
         *endpoint_slices("web", world.web[:1], PORTS), *endpoint_slices("other", [neighbour], PORTS),
@@ -97,7 +97,7 @@ async def test_s3_with_hairpin_off_it_hangs_but_for_services_that_have_it_on(
 async def test_s3_the_annotation_turns_one_service_off_and_on_while_another_goes_on(
     world: World, neighbour: Host, deployment: Deployment, family: Family
 ) -> None:
-    """Were the annotation read at the first sight of a Service only, nothing would change."""
+    """If the annotation were read only when the Service is created, nothing would change."""
     pod, place, other = world.web[0], (family.service_ip, 8080, 5353), (family.other_service_ip, 8080, 5353)
     deployment.apply(
         web(), service("other", *OTHER_CLUSTER_IPS, ports=PORTS),
@@ -117,7 +117,7 @@ async def test_s3_the_annotation_turns_one_service_off_and_on_while_another_goes
 async def test_s3_others_still_reach_the_pod_without_being_masqueraded(
     world: World, deployment: Deployment, family: Family
 ) -> None:
-    """A hairpin rule that looked at the destination alone would show the pod this node's address."""
+    """A hairpin rule that matched the destination alone would show the pod this node's address."""
     deployment.apply(web(), *endpoint_slices("web", world.web[:1], PORTS))
     await deployment.start(nodes=("node1",))
     assert (await world.visitor.http(family.service_ip, 8080)).peer == family.of(world.visitor)

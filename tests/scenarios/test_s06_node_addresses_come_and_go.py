@@ -1,7 +1,7 @@
-"""S6: node ports follow the node's addresses, such as the one that keepalived moves from node to node.
+"""S6: node ports follow the node's addresses, such as one that keepalived moves from node to node.
 
-The one thing that happens in these tests is on the interfaces: no object changes, so whoever computes node ports when
-the API says something, or from the preferred sources of routes, never serves such an address.
+In these tests only addresses of interfaces change, and no API object does. A proxy that computes node ports on API
+changes, or from the preferred sources of routes, would never serve such an address.
 """
 
 import json
@@ -22,12 +22,12 @@ CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 NODE_PORT = 30080
 IN_TIME = 1.0
 SHARED = Addresses("192.168.123.7", "fd00:192:168:123::7")
-"""The address that one node has at a time."""
+"""The address that only one node has at a time."""
 SECOND = Addresses("192.168.123.8", "fd00:192:168:123::8")
 
 
 class Arrival(NamedTuple):
-    """How the shared address comes to a node: with these prefix lengths, on this interface."""
+    """How a node gets the shared address: with these prefix lengths, on this interface."""
 
     prefix: int
     prefix6: int
@@ -64,7 +64,7 @@ async def deployed(world: World, deployment: Deployment) -> AsyncIterator[Deploy
 
 
 def reachable(client: Host, node: Node, family: Family, arrival: Arrival) -> AbstractContextManager[None]:
-    """Tell the client where the address is now, as a gratuitous ARP does, or a route where it is not on the wire."""
+    """Tell the client who has the address: by what a gratuitous ARP teaches, or by a route if it is not on the wire."""
     if arrival.interface != "eth0":
         return routed(client, family.of(SHARED), family.of(node))
     client.run("ip", "neighbour", "flush", "to", family.of(SHARED))
@@ -80,7 +80,7 @@ def does_not_serve(node: Node, family: Family, addresses: Addresses) -> None:
 
 
 async def goes_on(stream: OpenStream) -> None:
-    """A byte that was sent after this was asked has come back."""
+    """Wait until a byte that is sent after this call has come back."""
     echoed = stream.echoed
 
     def has_moved() -> None:
@@ -94,7 +94,7 @@ async def goes_on(stream: OpenStream) -> None:
 async def test_s6_a_node_port_follows_an_address_from_node_to_node(
     arrival: Arrival, deployed: Deployment, world: World, family: Family
 ) -> None:
-    """If addresses were not followed, the first calls would all be refused, since the address has no virtual server."""
+    """If addresses were not followed, every call would be refused at first: the address has no virtual server."""
     client, old, new = world.cluster.client, world.cluster.node("node2"), world.cluster.node("node3")
     stream = await client.open_stream(family.of(old), NODE_PORT)
 
@@ -117,7 +117,7 @@ async def test_s6_a_node_port_follows_an_address_from_node_to_node(
 async def test_s6_an_address_that_comes_and_goes_in_a_burst_ends_as_it_is(
     deployed: Deployment, world: World, family: Family
 ) -> None:
-    """If events were merged wrongly, the virtual server would be left behind, or be missing in the end."""
+    """If events were merged wrongly, the virtual server would be left over, or be missing in the end."""
     node2, arrival = world.cluster.node("node2"), ARRIVALS["as a secondary address"]
     for _ in range(10):
         arrival.assigned(family, "add", node2)
@@ -131,7 +131,7 @@ async def test_s6_an_address_that_comes_and_goes_in_a_burst_ends_as_it_is(
 async def test_s6_an_interface_that_goes_takes_its_node_ports_with_it(
     deployed: Deployment, world: World, family: Family
 ) -> None:
-    """IPv4 addresses of a deleted interface go without an event of their own in some kernels."""
+    """Some kernels send no event for the IPv4 addresses of a deleted interface."""
     node2, arrival = world.cluster.node("node2"), ARRIVALS["on another interface"]
     arrival.assigned(family, "add", node2)
     await eventually(lambda: serves(node2, family, SHARED), IN_TIME)
@@ -142,7 +142,7 @@ async def test_s6_an_interface_that_goes_takes_its_node_ports_with_it(
 
 @pytest.fixture
 def detecting(world: World) -> Iterator[Node]:
-    """node2 looks for duplicates on the wire, and the client has the shared address already."""
+    """node2 with duplicate address detection; the client has the shared address already."""
     node2, client = world.cluster.node("node2"), world.cluster.client
     with ExitStack() as stack:
         client.run("ip", "address", "add", f"{SHARED.ip6}/64", "dev", "eth0", "nodad")
@@ -156,7 +156,7 @@ def detecting(world: World) -> Iterator[Node]:
 async def test_s6_a_duplicate_address_is_not_served_and_one_that_passed_detection_is(
     detecting: Node, deployed: Deployment
 ) -> None:
-    """If tentative addresses counted, both would be served, and a duplicate's clients drawn away from its owner."""
+    """If tentative addresses counted, both would be served, and the duplicate's owner would lose its clients."""
     ipv6 = FAMILIES[1]
     detecting.run("ip", "address", "add", f"{SHARED.ip6}/64", "dev", "eth0")
 
@@ -171,7 +171,7 @@ async def test_s6_a_duplicate_address_is_not_served_and_one_that_passed_detectio
 
 
 async def test_s6_a_deprecated_address_is_served(deployed: Deployment, world: World) -> None:
-    """No new connection of the node's own takes it as source; who still calls it is to be answered."""
+    """The node takes it as source of no new connection; clients that still call it must be answered."""
     node2, client, ipv6 = world.cluster.node("node2"), world.cluster.client, FAMILIES[1]
     address = f"{SECOND.ip6}/64"
     node2.run("ip", "address", "add", address, "dev", "eth0", "nodad", "preferred_lft", "0")

@@ -1,4 +1,4 @@
-"""S7: node ports are served on the addresses that `--nodeport-addresses` names, and on no other."""
+"""S7: node ports are served only on the addresses that `--nodeport-addresses` names."""
 
 from collections.abc import Iterator
 
@@ -25,12 +25,12 @@ CASES = {
     "the pods' bridge": (("--nodeport-addresses=172.20.0.0/16,fd00:172:20::/48",), (BRIDGE,)),
     "primary": (("--nodeport-addresses=primary",), (WIRED,)),
 }
-"""The flags, and the addresses on which they have node ports served."""
+"""The flags, and the addresses on which they serve node ports."""
 
 
 @pytest.fixture
 def node1(world: World) -> Iterator[Node]:
-    """node1 with an address of each family that is on no network that anybody names."""
+    """node1 with an address of each family that is on no network named by a flag."""
     node = world.cluster.node("node1")
     node.namespace.ip(
         f"link add further0 type dummy\nlink set further0 up\n"
@@ -44,7 +44,7 @@ def node1(world: World) -> Iterator[Node]:
 async def test_s7_node_ports_are_on_just_these_addresses(
     flags: tuple[str, ...], expected: tuple[Addresses, ...], node1: Node, world: World, deployment: Deployment
 ) -> None:
-    """Were the flag not read, all four would have the same virtual servers; each pair of cases differs."""
+    """If the flag were ignored, all four cases would have the same virtual servers; each pair of cases differs."""
     deployment.apply(
         service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", world.web[:1])
     )
@@ -69,7 +69,7 @@ async def test_s7_packets_to_another_address_are_refused(
 
 
 async def test_s7_nothing_listens_on_the_port_itself(world: World, deployment: Deployment) -> None:
-    """A listener would take the port from whoever has it, and answer on addresses that are not served."""
+    """A listener would take the port from its user, and answer on addresses that are not served."""
     deployment.apply(
         service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", world.web[:1])
     )

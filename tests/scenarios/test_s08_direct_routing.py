@@ -1,7 +1,7 @@
-"""S8 and S9: nodes behind an LVS director that owns an external IP serve it, and answer the client themselves.
+"""S8 and S9: nodes behind an LVS director that owns an external IP serve it, and answer the client directly.
 
-The director forwards frames as they are (direct routing), so every node that it forwards to has the address too. It is
-the director's to answer ARP for; a node that did would steal the client from it.
+The director forwards frames unchanged (direct routing), so every node behind it has the address too. Only the director
+answers ARP for it; a node that did so would take the director's clients.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def director(world: World) -> Host:
 
 @pytest.fixture(params=[0, 1], ids=["rp_filter 0", "rp_filter 1"])
 def rp_filter(world: World, request: pytest.FixtureRequest) -> Iterator[int]:
-    """Each node's reverse path filter: off, and strict, as distributions have it."""
+    """Set each node's reverse path filter: off, and strict, as distributions set it."""
     for node in world.nodes:
         node.sysctl("net.ipv4.conf.all.rp_filter", request.param)
     yield request.param
@@ -73,7 +73,7 @@ def mac_of(host: Host) -> str:
 
 @contextlib.contextmanager
 def overheard(host: Host) -> Iterator[list[bytes]]:
-    """All frames that reach the host's eth0, filled in at the end."""
+    """Yield a list that has every frame that reached the host's eth0, once the block has ended."""
     frames: list[bytes] = []
     with host.namespace.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL)) as ear:
         ear.bind(("eth0", ETH_P_ALL))
@@ -84,7 +84,7 @@ def overheard(host: Host) -> Iterator[list[bytes]]:
 
 
 def sources(frames: list[bytes], family: Family) -> list[str]:
-    """The source addresses of the TCP packets of this family: neighbour discovery speaks for the VIP, too."""
+    """Return the sources of this family's TCP packets. Others do not count: neighbour discovery uses the VIP, too."""
     if family.name == "IPv4":
         tcp = [it for it in frames if it[:1] == b"\x45" and it[9] == socket.IPPROTO_TCP]
         return [socket.inet_ntop(socket.AF_INET, it[12:16]) for it in tcp]

@@ -1,7 +1,7 @@
-"""S10: a VM that is bridged behind a node, and whose answers take another way back, is exempt from masquerading.
+"""S10: a VM that is bridged behind a node, and whose answers take another path back, is exempt from masquerading.
 
-The bridge hands the VM's frames to the node's rules (br_netfilter). Masqueraded there, they leave with the node's IP
-address and the VM's MAC address, and the answer goes to the node, where no connection waits for it.
+With br_netfilter the VM's frames pass through the node's rules. If they were masqueraded there, they would leave with
+the node's IP address and the VM's MAC address. The answer would go to the node, which has no such connection.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LOST_AFTER = 1.5
 
 @dataclass(frozen=True)
 class Annex:
-    """The VM, and the router that serves its network."""
+    """The VM, and the router of its network."""
 
     vm: Host
     router: Host
@@ -35,7 +35,7 @@ class Annex:
 
 @pytest.fixture(scope="module")
 def annex(world: World) -> Iterator[Annex]:
-    """A network of its own: VM and router on a bridge of node1, which has no address in it."""
+    """A separate network: VM and router on a bridge of node1; node1 has no address in it."""
     cluster, node1 = world.cluster, world.cluster.node("node1")
     router, vm = cluster.host("router", Place(1)), cluster.host("vm", Place(23))
     vm.namespace.ip("link del eth0\n")
@@ -64,7 +64,7 @@ def addressed(world: World) -> dict[str, tuple[str, int]]:
 
 
 async def start(world: World, deployment: Deployment, *flags: str) -> None:
-    """The Service's only endpoint is on node2, to which the router leads."""
+    """Start kroute; the Service's only endpoint is on node2, to which the router leads."""
     web = service("web", *CLUSTER_IPS, ports={"TCP": 80}, node_ports={"TCP": NODE_PORT}, ingress=[BALANCED])
     deployment.apply(web, *endpoint_slices("web", world.web[1:2]))
     await deployment.start(*flags)

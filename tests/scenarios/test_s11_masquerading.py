@@ -1,4 +1,4 @@
-"""S11 and S12: whose address a pod sees."""
+"""S11 and S12: which source address a pod sees."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ CLUSTER_CIDRS = f"{POD_RANGE},{POD_RANGE6}"
 
 @contextmanager
 def routed(client: Host, family: Family, gateway: Host) -> Iterator[None]:
-    """Give a client outside the cluster a way to the Service range."""
+    """Give a client outside the cluster a route to the Service range."""
     prefix = {"IPv4": "10.254.0.0/16", "IPv6": "fd00:10:254::/112"}[family.name]
     client.run("ip", "route", "add", prefix, "via", family.of(gateway))
     try:

@@ -1,6 +1,6 @@
-"""S13: clients outside come in by one node, and the pod that answers is on another; policy Cluster, then Local.
+"""S13: a client outside calls one node and the pod is on another, with policy Cluster and with policy Local.
 
-The one endpoint is on node3. node1 has clients of its own: the visitor's pod, and its own processes.
+The only endpoint is on node3. Two clients are on node1 itself: the visitor's pod, and the node's own processes.
 """
 
 from collections.abc import Iterator
@@ -21,25 +21,25 @@ from tests.scenarios.refusals import is_refused, unlimited_errors
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 EXTERNAL = Addresses("203.0.113.10", "2001:db8::10")
 LINK = {"node1": Addresses("198.51.100.1", "2001:db8:7::1"), "node3": Addresses("198.51.100.3", "2001:db8:7::3")}
-"""A second network, between node1 and node3 alone."""
+"""A second network, with node1 and node3 only."""
 PORTS = {"TCP": 80, "UDP": 53}
 TARGET_PORTS = {"TCP": 8080, "UDP": 5353}
 
 
 class Entrance(NamedTuple):
-    """A way in from outside: a node port of the node that is called, or an external IP behind it."""
+    """What a client outside calls: a node port of a node, or an external IP that is routed to the node."""
 
     tcp: int
     udp: int
     external: bool
 
     def address(self, node: Node, family: Family) -> str:
-        """The address to call, to come in by `node`."""
+        """Return the address to call in order to reach `node`."""
         return family.of(EXTERNAL) if self.external else family.of(node)
 
     @contextmanager
     def leads_to(self, node: Node, family: Family, client: Host) -> Iterator[str]:
-        """Have the client's packets go to `node`; gives the address to call."""
+        """Route the client's packets to `node`, and yield the address to call."""
         if not self.external:
             yield family.of(node)
             return
@@ -70,7 +70,7 @@ def quick_errors(world: World) -> Iterator[None]:
 
 
 async def seen_as(caller: Host, address: str, entrance: Entrance) -> set[str]:
-    """The addresses under which web-3 has seen the caller, by TCP and UDP."""
+    """Return the source addresses that web-3 has seen for the caller, over TCP and UDP."""
     answers = [await caller.http(address, entrance.tcp), await caller.udp(address, entrance.udp)]
     assert {answer.host for answer in answers} == {"web-3"}
     return {answer.peer for answer in answers}
@@ -80,14 +80,14 @@ async def seen_as(caller: Host, address: str, entrance: Entrance) -> set[str]:
 async def test_s13_cluster_any_node_serves_and_the_pod_sees_that_node(
     entrance: Entrance, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """Without masquerading the pod would answer the client directly, who knows nothing of such a connection."""
+    """Without masquerading the pod would answer the client directly, which has no such connection."""
     deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1", "node3"))
     for name in ("node1", "node3"):
         node, client = world.cluster.node(name), world.cluster.client
         with entrance.leads_to(node, family, client) as address:
             [seen] = await seen_as(client, address, entrance)
-        # On the pod's own node the kernel takes the address of the bridge, which is nearer to the pod.
+        # On the pod's own node the kernel takes the bridge's address, because the route to the pod leaves there.
         bridge = Addresses(NODES[name].pod_ip(1), NODES[name].pod_ip6(1))
         assert seen == family.of(node if name == "node1" else bridge)
 
@@ -96,7 +96,7 @@ async def test_s13_cluster_any_node_serves_and_the_pod_sees_that_node(
 async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere(
     entrance: Entrance, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """As with policy Cluster, node1 would answer, and the pod would see a node; dropped, the call would time out."""
+    """With policy Cluster node1 would answer, and the pod would see a node's address. A dropped call would time out."""
     deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1", "node3"))
     node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
@@ -104,7 +104,7 @@ async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused
         assert await seen_as(client, address, entrance) == {family.of(client)}
     with entrance.leads_to(node1, family, client) as address:
         await is_refused(client, address, entrance.tcp, entrance.udp)
-    # Another node is outside as well; and so is, on this node, a pod of that one.
+    # Another node counts as outside, and so does that node's pod when it calls this node.
     for caller in (world.cluster.node("node2"), world.web[1]):
         gateway = caller if isinstance(caller, Node) else caller.node
         with entrance.leads_to(node1, family, gateway) as address:
@@ -115,7 +115,7 @@ async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused
 async def test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_served_by_the_clusters(
     entrance: Entrance, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """With the node's endpoints alone there would be none, and both would be refused."""
+    """With the node's own endpoints alone there would be none, and both would be refused."""
     deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
     node1 = world.cluster.node("node1")
@@ -128,7 +128,7 @@ async def test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_se
 async def test_s13_the_policy_changes_while_clients_call(
     entrance: Entrance, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """Were a set entry left behind, the pod would go on to see the node, or node1 to refuse."""
+    """If a set entry were left over, the pod would still see the node, or node1 would still refuse."""
     node1, client = world.cluster.node("node1"), world.cluster.client
     deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
@@ -147,7 +147,7 @@ async def test_s13_the_policy_changes_while_clients_call(
 
 
 async def test_s13_local_follows_the_pod_to_the_node(world: World, deployment: Deployment, family: Family) -> None:
-    """A plan that looked for local endpoints once would go on to refuse."""
+    """A plan that looked for local endpoints only once would still refuse."""
     node1, client = world.cluster.node("node1"), world.cluster.client
     deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
@@ -165,7 +165,7 @@ async def test_s13_local_follows_the_pod_to_the_node(world: World, deployment: D
 
 @contextmanager
 def second_network(here: Node, there: Node, family: Family, pods: str) -> Iterator[None]:
-    """Join two nodes by a network of their own, and have the one reach the other's pods over it."""
+    """Join two nodes by a separate network, over which the first reaches the other's pods."""
     flag, length = ("-6", "64") if family.name == "IPv6" else ("-4", "24")
     (_, address), (_, gateway) = LINK.items()
     here.namespace.ip(f"link add eth1 type veth peer name eth1 netns {there.namespace.name}\n")
@@ -184,7 +184,7 @@ def second_network(here: Node, there: Node, family: Family, pods: str) -> Iterat
 async def test_s13_with_two_interfaces_snat_source_chooses_the_address(
     source: str, world: World, deployment: Deployment, family: Family
 ) -> None:
-    """Masquerading takes the address of the interface; were the flag not read, both cases would see the same one."""
+    """Masquerading takes the interface's address; if the flag were ignored, both cases would see the same one."""
     node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
     pods = NODES["node3"].pod_networks[family.name == "IPv6"]
     deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))

@@ -1,7 +1,7 @@
-"""S14: what listens on a node's every address is not reached through the addresses of Services.
+"""S14: a process that listens on all addresses of a node is not reached through the addresses of Services.
 
-On node1 something answers at port 22, TCP and UDP, whatever address is called. Callers are somebody outside, another
-node, a pod, and node1's own processes; only node1 runs kroute, so that the others' packets come to it over the wire.
+On node1 a server answers at port 22, TCP and UDP, on every address. The callers are a client outside, another node, a
+pod, and node1's own processes. Only node1 runs kroute, so the others' packets reach it over the wire.
 """
 
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def vips(family: Family) -> tuple[str, str]:
 
 @pytest.fixture
 async def node1(world: World, family: Family) -> AsyncIterator[Node]:
-    """node1 with its listener, and as the way to the VIPs for those who are not on it."""
+    """node1 with its listener; the callers elsewhere reach the VIPs through it."""
     node = world.cluster.node("node1")
     routes = [f"{vip} via {family.of(node)}\n" for vip in (*vips(family), family.other_service_ip)]
     outside = (world.cluster.client, world.cluster.node("node2"))
@@ -52,38 +52,38 @@ async def node1(world: World, family: Family) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def callers(world: World, node1: Node) -> tuple[Host, ...]:
-    """One of each kind."""
+    """Return one caller of each kind."""
     return world.cluster.client, world.cluster.node("node2"), world.visitor, node1
 
 
 async def is_reached(caller: Host, address: str) -> None:
-    """The node's own listener answers the caller, by TCP and by UDP."""
+    """Expect an answer of the node's own listener, over TCP and UDP."""
     for answer in (await caller.http(address, SSH), await caller.udp(address, SSH)):
         assert answer.host == "node1"
 
 
 async def is_hidden(callers: tuple[Host, ...], family: Family) -> None:
-    """Through no VIP does anybody reach the listener."""
+    """Expect that no caller reaches the listener through a VIP."""
     for caller in callers:
         for vip in vips(family):
             await is_refused(caller, vip, SSH, SSH)
 
 
 async def node_is_there(callers: tuple[Host, ...], family: Family) -> None:
-    """By its own address everybody reaches it."""
+    """Expect that every caller reaches the listener by the node's own address."""
     for caller in callers:
         await is_reached(caller, family.of(callers[-1]))
 
 
 def sets(node: Node) -> list[str]:
-    """The sets' definitions and entries, in no order of the kernel's."""
+    """Return the sets' definitions and entries, sorted: the kernel's order does not count."""
     return sorted(line for line in node.run("ipset", "save").splitlines() if line)
 
 
 async def test_s14_a_vip_answers_on_its_services_ports_and_to_ping_only(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
-    """Without the filter all would reach the listener; with one that drops, they would be told nothing."""
+    """Without the filter all would reach the listener; with a filter that drops, they would get no answer."""
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(f"--cluster-cidr={POD_RANGE},{POD_RANGE6}", nodes=("node1",))
     await is_hidden(callers, family)
@@ -113,7 +113,7 @@ async def test_s14_a_connection_that_stands_is_not_cut_when_an_address_becomes_a
 async def test_s14_a_connection_that_stands_is_not_cut_when_the_first_rules_come(
     node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family, world: World
 ) -> None:
-    """As above, and conntrack may be as new as the rules are: to it the connection begins in the middle."""
+    """Conntrack may start together with the rules: it then sees the connection only from its middle."""
     node1.namespace.ip("link add kube-dummy-if type dummy\nlink set kube-dummy-if up\n")
     node1.run("ip", "address", "add", family.service_ip, "dev", "kube-dummy-if")
     connections = [await caller.connect(family.service_ip, SSH) for caller in callers]
@@ -128,7 +128,7 @@ async def test_s14_a_connection_that_stands_is_not_cut_when_the_first_rules_come
 async def test_s14_no_loss_of_sets_cuts_the_node_off(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
-    """cloudnativelabs/kube-router#1924: who drops what is in no set cuts the node off when the set is empty."""
+    """cloudnativelabs/kube-router#1924: a proxy that drops what is in no set cuts the node off when a set is empty."""
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(nodes=("node1",))
     before, saved = sets(node1), node1.run("ipset", "save")
@@ -152,7 +152,7 @@ async def test_s14_no_loss_of_sets_cuts_the_node_off(
 async def test_s14_a_restart_in_between_makes_it_as_it_was(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
-    """A start that took the sets for what they should be would leave the listener to everybody."""
+    """If a start trusted the sets that it finds, everybody could reach the listener."""
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(nodes=("node1",))
     before = sets(node1)
@@ -169,7 +169,7 @@ async def test_s14_a_restart_in_between_makes_it_as_it_was(
 async def test_s14_a_port_without_endpoints_is_refused_at_once(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
-    """IPVS alone refuses IPv6 clients at their second SYN only, and what listens on the host would answer the rest."""
+    """IPVS alone refuses IPv6 clients only at their second SYN, and a listener of the host would answer the rest."""
     deployment.apply(
         service("web", *CLUSTER_IPS, ports={"TCP": SSH, "UDP": SSH}, node_ports=NODE_PORTS, externalIPs=list(EXTERNAL)),
         *endpoint_slices("web", (), PORTS),
@@ -191,8 +191,8 @@ async def test_s14_a_port_without_endpoints_is_refused_at_once(
 async def test_s14_while_its_last_endpoint_drains_a_port_is_refused_and_the_connection_goes_on(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
-    """There is a virtual server still. It takes what node1's own processes send before any rule sees it, and over IPv6
-    it refuses them at the second SYN; all others are refused by the rules, at once."""
+    """The virtual server still exists. It takes the packets of node1's own processes before any rule, and over IPv6
+    refuses them at the second SYN. The rules refuse all other callers at once."""
     deployment.apply(web(), *endpoint_slices("web", world.web[:1], PORTS))
     await deployment.start(nodes=("node1",))
     stream = await world.visitor.open_stream(family.service_ip, 8080)

@@ -1,7 +1,7 @@
-"""S15: the node itself changes under kroute: its addresses, its Node object, its zone, its families.
+"""S15: the node changes while kroute runs: its addresses, its Node object, its zone, its families.
 
-kroute runs on node3. "S1 holds" means: node3's own processes reach all three pods, and the remote ones see node3's
-address as it is now, which is the source of the VIPs' local routes.
+kroute runs on node3. "S1 holds" means: node3's own processes reach all three pods, and the remote pods see node3's
+current address, which is the source of the VIPs' local routes.
 """
 
 import json
@@ -25,19 +25,19 @@ IN_TIME = 2.0
 
 
 class Cluster3(NamedTuple):
-    """The cluster as seen from node3, on which kroute is, with its log's events."""
+    """The cluster as seen from node3, where kroute runs, with the events of kroute's log."""
 
     node: Node
     world: World
     deployment: Deployment
 
     def events(self, name: str) -> list[Object]:
-        """The log's lines of this event."""
+        """Return the log lines of this event."""
         lines = self.deployment.agents["node3"].log.read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     async def has_s1(self, family: Family, address: str) -> None:
-        """S1 holds with `address` as the node's own, which serves the node port, too."""
+        """Wait until S1 holds with `address` as the node's own, and until the node port is served there."""
         assert self.node.local_routes()[family.service_ip] == address
         answers = [await self.node.http(family.service_ip, 8080, timeout=1.0) for _ in range(6)]
         assert {it.host for it in answers} == {"web-1", "web-2", "web-3"}
@@ -61,13 +61,13 @@ class Cluster3(NamedTuple):
             other.run("ip", "route", "replace", pods, "via", new)
 
     def tell(self, zone: str | None, addresses: tuple[str, ...] = OLD) -> None:
-        """Have the Node object say so."""
+        """Publish a Node object with this zone and these addresses."""
         item = node(self.node, zone)
         item["status"]["addresses"] = [{"type": "InternalIP", "address": it} for it in addresses]
         self.deployment.apply(item)
 
     async def knows(self, **facts: object) -> None:
-        """kroute has said so of its node last."""
+        """Wait until kroute's last log line about its node has these fields."""
 
         def has_said_so() -> None:
             said = self.events("node.known")[-1]
@@ -77,13 +77,13 @@ class Cluster3(NamedTuple):
 
 
 def readdressed(family: Family) -> tuple[str, ...]:
-    """node3's addresses once that of the family has changed."""
+    """Return node3's addresses after the change in one family."""
     return tuple(family.of(NEW) if address == family.of(OLD) else address for address in OLD)
 
 
 @pytest.fixture
 async def cluster3(world: World, deployment: Deployment) -> AsyncIterator[Cluster3]:
-    """A Service with a node port and a pod on each node; the addresses are put back afterwards."""
+    """A Service with a node port and a pod on each node; the addresses are restored afterwards."""
     deployment.apply(service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", world.web))
     cluster3 = Cluster3(world.cluster.node("node3"), world, deployment)
     yield cluster3
@@ -96,7 +96,7 @@ async def cluster3(world: World, deployment: Deployment) -> AsyncIterator[Cluste
 async def test_s15_an_address_that_leaves_and_comes_back_is_the_source_again_at_once(
     cluster3: Cluster3, family: Family
 ) -> None:
-    """Linux 6.6 and later take an IPv6 source out of the routes when it leaves the node, and tell nobody."""
+    """Linux 6.6 and later remove an IPv6 source from the routes when it leaves the node, and send no event."""
     await cluster3.deployment.start(nodes=("node3",))
     await cluster3.has_s1(family, family.of(OLD))
     cluster3.readdress(family, OLD, OLD)
@@ -106,7 +106,7 @@ async def test_s15_an_address_that_leaves_and_comes_back_is_the_source_again_at_
 async def test_s15_routes_and_node_ports_follow_the_address_and_the_node_object_follows_later(
     cluster3: Cluster3, family: Family
 ) -> None:
-    """Who goes by the Node object keeps a source that is gone: nothing that node3 sends to a Service arrives."""
+    """A proxy that trusts the Node object keeps a deleted source: nothing that node3 sends to a Service arrives."""
     await cluster3.deployment.start(nodes=("node3",))
     await cluster3.has_s1(family, family.of(OLD))
     cluster3.readdress(family, OLD, NEW)
@@ -120,7 +120,7 @@ async def test_s15_routes_and_node_ports_follow_the_address_and_the_node_object_
 async def test_s15_a_node_object_that_is_early_is_not_believed_before_the_address_is_there(
     cluster3: Cluster3, family: Family
 ) -> None:
-    """The kernel refuses a source that the node does not have: the routes would be lost, or stay what they were."""
+    """The kernel refuses a source that the node does not have: the routes would be lost, or would not change."""
     await cluster3.deployment.start(nodes=("node3",))
     cluster3.tell("a", readdressed(family))
     await cluster3.knows(zone="a")
@@ -130,7 +130,7 @@ async def test_s15_a_node_object_that_is_early_is_not_believed_before_the_addres
 
 
 async def test_s15_an_open_connection_to_a_pod_of_the_node_goes_on(cluster3: Cluster3, family: Family) -> None:
-    """All Services are planned anew; a virtual server that were made anew, too, would forget its connections."""
+    """Every Service is planned again. A virtual server that were created again would lose its connections."""
     visitor, service_ip = cluster3.world.web[2], family.service_ip
     await cluster3.deployment.start(nodes=("node3",))
     stream = await visitor.open_stream(service_ip, 8080, patience=20)
@@ -147,7 +147,7 @@ async def test_s15_an_open_connection_to_a_pod_of_the_node_goes_on(cluster3: Clu
 
 
 async def test_s15_without_its_node_object_kroute_says_so_and_serves(cluster3: Cluster3, family: Family) -> None:
-    """Who waits for the Node serves nothing in the meantime; who does not look again never learns its zone and pods."""
+    """A proxy that waits for the Node serves nothing; one that reads it once never learns its zone and pods."""
     deployment, [node3] = cluster3.deployment, [it for it in cluster3.deployment.node_objects if _is_node3(it)]
     hinted = [Endpoint(pod, {}, for_zones=(zone,)) for pod, zone in zip(cluster3.world.web, "abc", strict=True)]
     deployment.delete(node3)
@@ -169,7 +169,7 @@ async def test_s15_without_its_node_object_kroute_says_so_and_serves(cluster3: C
 
 
 async def test_s15_another_zone_moves_the_traffic_of_hinted_endpoints(cluster3: Cluster3, family: Family) -> None:
-    """Were the label read at the start only, the first zone's endpoint would go on to answer."""
+    """If the label were read only at the start, the first zone's endpoint would still answer."""
     hinted = [Endpoint(pod, {}, for_zones=(zone,)) for pod, zone in zip(cluster3.world.web, "abc", strict=True)]
     cluster3.deployment.apply(*endpoint_slices("web", hinted))
     cluster3.tell("a")
@@ -189,7 +189,7 @@ async def test_s15_another_zone_moves_the_traffic_of_hinted_endpoints(cluster3: 
 
 
 async def test_s15_a_node_with_one_family_serves_that_one_and_says_so(cluster3: Cluster3, family: Family) -> None:
-    """A VIP of the other family would answer here with nothing behind it that could be reached."""
+    """A VIP of the other family would answer here, although no backend can be reached."""
     cluster3.tell(None, (family.of(OLD),))
     await cluster3.deployment.start(nodes=("node3",))
     await cluster3.knows(serves=f"{family.name} only")

@@ -1,4 +1,4 @@
-"""S16: what somebody deletes comes back; what somebody else adds stays."""
+"""S16: kroute writes its deleted objects again, and leaves foreign objects alone."""
 
 import re
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def sets_flushed(node: Node, _: Family) -> None:
 
 
 def changes(before: Snapshot, node: Node) -> list[str]:
-    """What is not as before. A link may have another number and MAC; the kernel's routes behind ours may be gone."""
+    """Return the differences. Ignored: a link's number and MAC address, and the kernel's routes that follow ours."""
     kernels_own = re.compile(r"local (\S+) dev kube-dummy-if table local proto kernel scope host src \1 *")
     lines = [line.strip() for line in before.diff(node.snapshot()).splitlines() if line.startswith("  ")]
     signs: dict[str, int] = {}

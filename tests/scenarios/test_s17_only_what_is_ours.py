@@ -1,4 +1,4 @@
-"""S17: cleanup leaves a node as it was before kroute came, with everything that belongs to others."""
+"""S17: cleanup leaves a node as it was before kroute, with every foreign object."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +26,7 @@ FOREIGN = (
     ("ip rule add from 198.51.100.0/24 table 77", "ip rule del from 198.51.100.0/24 table 77"),
     ("sysctl -q -w net.ipv4.vs.expire_nodest_conn=1", "sysctl -q -w net.ipv4.vs.expire_nodest_conn=0"),
 )  # fmt: skip
-"""What somebody else has on a node, and how they take it away."""
+"""Foreign objects on a node: the commands that add and delete them. None: deleted along with another object."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ RESTARTS = 20
 
 
 async def goes_on(stream: OpenStream) -> None:
-    """A byte that was sent after this was asked has come back."""
+    """Wait until a byte that is sent after this call has come back."""
     echoed = stream.echoed
 
     def has_moved() -> None:

@@ -1,4 +1,4 @@
-"""`kroute show` of a node at work: Services, one in full with who uses it, and rates."""
+"""`kroute show` on a node under load: all Services, one Service in full with its clients, and rates."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
         _, report = await ask_json(node1, "show", "service", "default/web")
         assert report["virtual_servers"][0]["traffic"][0] == 1
 
-    await eventually(connection_is_counted)  # the kernel adds its counters up every two seconds
+    await eventually(connection_is_counted)  # the kernel updates its counters every two seconds
     await stream.close()
     assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
 

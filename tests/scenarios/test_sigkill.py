@@ -1,7 +1,7 @@
-"""kroute is killed at random moments of a run in which everything changes all the time.
+"""kroute is killed at random moments while objects change all the time.
 
-After each next start the kernel must be as the objects say, and what was right before must have been there all along:
-a Service that nobody changes is looked at while kroute dies and comes back, and a connection through it stays open.
+After each start the kernel must match the objects, and state that was right must never be interrupted: a Service that
+nobody changes is polled while kroute dies and starts again, and a connection through it stays open.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from tests.scenarios.expected_state import assert_right
 KILLS = 50
 CHURNING = 8
 LONGEST_LIFE = 1.5
-"""Seconds after which kroute is dead at the latest: shorter and longer than its start takes."""
+"""Each run is killed within so many seconds: some during their start, others after it."""
 ANCHOR_IPS = tuple(family.service_ip for family in FAMILIES)
 ANCHOR_SERVERS = {f"TCP {family.at(family.service_ip, 8080)}" for family in FAMILIES}
 
 
 class Churn:
-    """Services and endpoints that change at random. `items` is what exists now."""
+    """Services and endpoints that change at random. `items` are the objects that exist now."""
 
     def __init__(self, world: World, deployment: Deployment, seed: int) -> None:
         self._world = world
@@ -38,7 +38,7 @@ class Churn:
         self._deployment.apply(*items)
 
     def step(self) -> None:
-        """Change one thing."""
+        """Change one object."""
         number = self._random.randrange(CHURNING)
         name = f"churn-{number}"
         present = [item for item in self.items.values() if item["metadata"]["name"].startswith(name)]
@@ -65,12 +65,12 @@ class Churn:
 
 
 async def watch_anchor(node: Node, stop: asyncio.Event) -> int:
-    """Look at the anchor until told to stop; returns how often it was looked at."""
+    """Poll the anchor until `stop` is set; return the number of polls."""
     looks = 0
     while not stop.is_set():
         table = await asyncio.to_thread(node.ipvs)
         for key in ANCHOR_SERVERS:
-            if key not in table:  # procfs is read page by page, and skips some when others go: ask for this one
+            if key not in table:  # a read of procfs, page by page, skips some while others go: read this one
                 await asyncio.to_thread(node.run, "ipvsadm", "-Ln", "-t", key.removeprefix("TCP "))
                 continue
             weights = [real.weight for real in table[key].real_servers.values()]
@@ -82,14 +82,14 @@ async def watch_anchor(node: Node, stop: asyncio.Event) -> int:
 
 
 def connections_ever(node: Node, key: str) -> int:
-    """How many connections this virtual server has taken since it was made: one that is made anew begins at 0."""
+    """Return how many connections this virtual server has taken since its creation; a new one begins at 0."""
     lines = node.run("ipvsadm", "-Ln", "--stats", "--exact", "-t", key.removeprefix("TCP ")).splitlines()
     [line] = [line for line in lines if line.startswith("TCP")]
     return int(line.split()[2])
 
 
 def _bound_addresses(node: Node) -> set[str]:
-    """The anchor's addresses that are local, from procfs: quicker than a command."""
+    """Return the anchor's local addresses, from procfs, which is faster than a command."""
     trie = node.namespace.read("/proc/net/fib_trie").splitlines()
     ipv4 = {line.split()[1] for line, below in itertools.pairwise(trie) if "host LOCAL" in below}
     ipv6 = {line.split()[0] for line in node.namespace.read("/proc/net/if_inet6").splitlines()}

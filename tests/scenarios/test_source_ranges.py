@@ -1,4 +1,4 @@
-"""`loadBalancerSourceRanges`: from outside, from pods and from the node itself, only who is in them gets through."""
+"""`loadBalancerSourceRanges`: of clients outside, pods and the node itself, only those in the ranges get through."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def gets_through(caller: Host, family: Family) -> None:
 
 
 async def is_dropped(caller: Host, family: Family) -> None:
-    """A node's own process is told that it may not (PermissionError); others hear nothing."""
+    """Expect PermissionError in the node's own process, and no answer anywhere else."""
     try:
         answer = await caller.http(family.of(BALANCED), 8080, timeout=DROPPED_AFTER)
     except (TimeoutError, PermissionError):
@@ -42,10 +42,10 @@ async def is_dropped(caller: Host, family: Family) -> None:
 
 
 async def is_kept_out(caller: Host, family: Family) -> None:
-    """As long as nothing serves the port the caller may as well be refused, or find no way."""
+    """While nothing serves the port, the caller may also be refused, or have no route."""
     try:
         answer = await caller.http(family.of(BALANCED), 8080, timeout=DROPPED_AFTER)
-    except OSError:  # TimeoutError and PermissionError are some
+    except OSError:  # TimeoutError and PermissionError are subclasses
         return
     raise AssertionError(f"{caller} was answered: {answer}")
 
@@ -90,7 +90,7 @@ async def test_ranges_are_followed_live(world: World, deployment: Deployment, fa
 async def test_a_lock_held_at_the_first_start_opens_the_port_to_nobody_and_holds_up_nothing_else(
     world: World, deployment: Deployment, family: Family
 ) -> None:
-    """The agents are ready before the lock is free: they have waited for long enough, but not for what restricts."""
+    """The agents become ready before the lock is free: readiness waits no longer, but restricted ports stay closed."""
     client, node1 = world.cluster.client, world.cluster.node("node1")
     deployment.apply(web(only(client, family)), *endpoint_slices("web", world.web))
     with routed(client, family.of(BALANCED), family.of(node1)):

@@ -1,6 +1,6 @@
-"""UDP has no end of a connection: what leads to an endpoint that serves no longer goes at once, and nothing else goes.
+"""UDP flows have no end: entries that lead to an endpoint which no longer serves are deleted at once, and no others.
 
-The clients keep their sockets, so their datagrams look to the kernel like one flow for as long as they talk.
+The clients keep their sockets, so the kernel sees one flow for as long as a client sends.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ def endpoints(*pods: Host, target_port: int = TARGET_PORT, of: str = "dns") -> l
 
 
 def frontends(world: World, family: Family) -> tuple[End, ...]:
-    """The Service's ClusterIP, node port and external IP, as one comes to them on node1."""
+    """Return the Service's ClusterIP, node port and external IP, as callers on node1 use them."""
     node1 = family.of(world.nodes[0])
     return End(family.service_ip, PORT), End(node1, NODE_PORT), End(family.of(EXTERNAL), PORT)
 
 
 @pytest.fixture
 def clients(world: World, family: Family) -> Iterator[list[UdpClient]]:
-    """A pod, its node, and somebody outside, each with a socket for each of the Service's addresses."""
+    """A pod, its node, and a client outside, each with one socket for each of the Service's addresses."""
     asked = frontends(world, family)
     cluster_ip, node_port, external_ip = (end.address for end in asked)
     hosts = (world.visitor, world.nodes[0], world.cluster.client)
@@ -63,7 +63,7 @@ async def other_port(world: World) -> AsyncIterator[Pod]:
 
 
 async def answered_by(clients: Iterable[UdpClient], pod: Host) -> None:
-    """Expect that the pod answers each of the clients before long."""
+    """Expect that the pod answers each of the clients soon."""
 
     async def answers(client: UdpClient) -> None:
         answer = await client.ask()
@@ -81,14 +81,14 @@ async def is_not_answered(client: UdpClient) -> None:
 
 
 def leads_to(node: Node, asked: End) -> set[End]:
-    """Where the node's entries for clients of `asked` lead to."""
+    """Return the ends to which the node's entries for clients of `asked` lead."""
     tracked = {flow.answers for flow in conntrack(node.namespace) if flow.asked == asked}
     balanced = {it.real_server for it in ipvs_connections(node.namespace) if it.asked == asked}
     return tracked | balanced
 
 
 async def lead_to(node: Node, asked: Iterable[End], *expected: End) -> None:
-    """Expect that before long all entries for these addresses lead there, and that there are some if they can."""
+    """Expect that soon the entries for each address lead to every end in `expected` and to no other."""
 
     def they_do() -> None:
         assert {end: leads_to(node, end) for end in asked} == {end: set(expected) for end in asked}
@@ -119,7 +119,7 @@ async def test_clients_move_when_their_endpoint_leaves(
 async def test_entries_go_with_the_endpoint_and_not_when_a_client_asks_again(
     world: World, deployment: Deployment, family: Family, clients: list[UdpClient]
 ) -> None:
-    """A client that is silent for a while must not find its old way still there; one that asks is refused at once."""
+    """A client that was silent must not find its old entry; a client that sends is refused at once."""
     node1, (_, old, _) = world.nodes[0], world.web
     deployment.apply(dns(), *endpoints(old))
     await deployment.start(*FLAGS, nodes=("node1",))
@@ -150,7 +150,7 @@ async def test_clients_move_when_the_target_port_changes(
 
 
 async def test_flows_of_others_stay(world: World, deployment: Deployment, family: Family) -> None:
-    """The old pod serves another Service and is asked directly too; a second pod serves on; the node has its own."""
+    """The old pod serves another Service and is called directly too, a second pod serves on, and the node has flows."""
     node1, (neighbour, old, new) = world.nodes[0], world.web
     vip, other_vip = End(family.service_ip, PORT), End(family.other_service_ip, PORT)
     pod, own = End(family.of(old), TARGET_PORT), End(family.of(node1), TARGET_PORT)
@@ -210,7 +210,7 @@ async def test_a_restart_keeps_the_flows_to_endpoints_that_serve_and_ends_the_ot
 async def test_clients_that_were_there_before_the_service_are_served(
     world: World, deployment: Deployment, clients: list[UdpClient]
 ) -> None:
-    """Their flows are known to the kernel by then, and what it decides once a flow it decided without the Service."""
+    """The kernel knows their flows by then, and what it decided without the Service holds for the whole flow."""
     await deployment.start(*FLAGS, nodes=("node1",))
     await asyncio.gather(*map(is_not_answered, clients))
     deployment.apply(dns(), *endpoints(world.web[1]))
