@@ -8,7 +8,7 @@ from tests.conformance.table import PAGE, declared, page, results
 
 
 class PageWriter:
-    """The pytest plugin that writes the page at the end of a run in which every test had its turn."""
+    """The pytest plugin that writes the page at the end of a run that was not cut short."""
 
     def __init__(self) -> None:
         self._tests: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""kroute runs on every node while the tests here do; each test applies objects of its own and leaves none."""
+"""kroute runs on every node during these tests; each test applies its own objects and deletes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -11,7 +11,7 @@ from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import World
 
 FLAGS = ("--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}")
-"""With which kroute runs, unless a row says otherwise."""
+"""The flags of kroute, unless a row needs others."""
 
 AddPod = Callable[..., Awaitable[Pod]]
 Serve = Callable[..., Awaitable[Node]]
@@ -19,7 +19,7 @@ Serve = Callable[..., Awaitable[Node]]
 
 @pytest.fixture(scope="package")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """kroute on every node. Tests use `kroute`."""
+    """kroute on every node, for all tests. A test requests `kroute` instead."""
     deployed = Deployment(world.cluster, tmp_path_factory.mktemp("manifests"))
     asyncio.run(deployed.start(*FLAGS))
     try:
@@ -30,7 +30,7 @@ def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 async def kroute(running: Deployment) -> AsyncIterator[Deployment]:
-    """kroute on every node, serving nothing yet; what the test applies is deleted after it."""
+    """kroute on every node, with no Service yet; the test's objects are deleted after it."""
     yield running
     await running.clear()
 

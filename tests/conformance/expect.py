@@ -1,11 +1,11 @@
-"""What the rows expect of calls, each within the time that the end-to-end tests allow."""
+"""Expectations about calls, each within the time that the end-to-end tests allow."""
 
 from tests.lab.deployment import eventually
 from tests.lab.hosts import Host
 from tests.lab.servers import Answer
 
 WITHIN = 30.0
-"""Native seconds: KubeProxyEndpointLagTimeout of the end-to-end tests."""
+"""Seconds, before the lab's slowness counts: KubeProxyEndpointLagTimeout of the end-to-end tests."""
 
 _CALL_TIMEOUT = 2.0
 
@@ -13,7 +13,7 @@ _CALL_TIMEOUT = 2.0
 async def served_by(
     client: Host, address: str, port: int, names: set[str], protocol: str = "http", within: float = WITHIN
 ) -> None:
-    """Expect that all of `names` answer in turn, and nobody else."""
+    """Expect that all of `names` answer in turn, and no others."""
 
     async def answers() -> None:
         answered = {(await _ask(client, address, port, protocol)).host for _ in range(2 * len(names))}
@@ -33,7 +33,7 @@ async def refused(client: Host, address: str, port: int, protocol: str = "http",
 
 
 async def unreachable(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
-    """Expect that nobody answers, in whatever way a client is told."""
+    """Expect that no call is answered, whether it is refused or dropped."""
 
     async def is_unreachable() -> None:
         outcome = await outcome_of(client, address, port, protocol)
@@ -43,7 +43,7 @@ async def unreachable(client: Host, address: str, port: int, protocol: str = "ht
 
 
 async def outcome_of(client: Host, address: str, port: int, protocol: str = "http") -> str:
-    """Call once; return who answered ("answered by web-1"), or `refused`, `unreachable` or `silence`."""
+    """Make one call; return who answered ("answered by web-1"), or `refused`, `unreachable` or `silence`."""
     try:
         return f"answered by {(await _ask(client, address, port, protocol)).host}"
     except ConnectionRefusedError:

@@ -1,7 +1,7 @@
-"""Every row of the Kubernetes end-to-end tests that has to do with Services, and whose matter it is.
+"""Every row of the Kubernetes end-to-end tests that concerns Services, and which component it tests.
 
 A row's id is its number in the conformance suite (C1 to C21), or the file in test/e2e/network and the line of its first
-test there; `X` stands for all that a proxy has no part in. A row without a `reason` is kroute's, and has tests.
+test there; `X` stands for everything in which a proxy has no part. A row without a `reason` is kroute's and has tests.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Row(NamedTuple):
 
     @property
     def test_prefix(self) -> str:
-        """How the names of the row's tests begin: `test_c03_`, `test_service_906_`."""
+        """The beginning of the names of the row's tests: `test_c03_`, `test_service_906_`."""
         file, _, line = self.id.partition(" ")
         return f"test_{file.lower()}_{line}_" if line else f"test_c{int(self.id[1:]):02}_"
 

@@ -1,4 +1,4 @@
-"""Which test shows which row, and the page that says so."""
+"""Which test covers which row, and the page that lists them."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -23,28 +23,28 @@ tests and writes this page from their results.
 
 
 class Result(NamedTuple):
-    """A test, by its name and the file it is in, and whether it passed."""
+    """A test's name and file, and whether it passed."""
 
     test: str
     passed: bool
 
 
 Results = Mapping[str, list[Result]]
-"""The results of the tests of each row, by the row's id."""
+"""The results of each row's tests, by the row's id."""
 
 
 def row(*ids: str) -> Callable[[T], T]:
-    """Say which rows a test shows. Its name begins with the first one's."""
+    """Mark a test with the rows that it covers. Its name begins with the first one's."""
     return pytest.mark.row(*ids)
 
 
 def rows_of(test: Callable[..., Any]) -> tuple[str, ...]:
-    """The rows that a test function says it shows."""
+    """Return the rows with which a test function is marked."""
     return tuple(each for mark in getattr(test, "pytestmark", ()) if mark.name == "row" for each in mark.args)
 
 
 def declared() -> dict[str, tuple[str, ...]]:
-    """The rows of each test in this directory, by the test's name; importing the files is enough to know."""
+    """Return the rows of each test in this directory, by the test's name. Imports the files, and runs nothing."""
     found: dict[str, tuple[str, ...]] = {}
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"tests.conformance.{path.stem}")
@@ -55,7 +55,7 @@ def declared() -> dict[str, tuple[str, ...]]:
 
 
 def results(passed: Mapping[str, bool]) -> dict[str, list[Result]]:
-    """The results by row, out of those by test, as `declared` names tests."""
+    """Group the results by row. `passed` has them by test, under the names of `declared`."""
     by_row: dict[str, list[Result]] = {each.id: [] for each in ROWS}
     for test, ids in declared().items():
         for each in ids:
@@ -64,7 +64,7 @@ def results(passed: Mapping[str, bool]) -> dict[str, list[Result]]:
 
 
 def page(by_row: Results) -> str:
-    """The text of docs/conformance.md."""
+    """Return the text of docs/conformance.md."""
     sections = [
         f"## {title}\n\n| row | what it asserts | kroute |\n|---|---|---|\n"
         + "".join(_line(each, by_row[each.id]) for each in ROWS if each.section == section)

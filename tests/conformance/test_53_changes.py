@@ -1,4 +1,4 @@
-"""networking 325 to 458 and 548: changes behind a Service, affinity, large requests, and rules that are deleted."""
+"""networking 325 to 458 and 548: changes of a Service, affinity, large requests, and rules that are deleted."""
 
 import re
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ BRIDGE_CALLS_IP6TABLES = "net.bridge.bridge-nf-call-ip6tables"
 COMMANDS = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}
 TABLES = ("nat", "filter", "mangle", "raw")
 OF_KROUTE = re.compile(r"^-[NA] KROUTE-| -j KROUTE-")
-"""Chains and jumps, and not what only looks into one of kroute's sets."""
+"""kroute's chains, and jumps to them; not rules that only look up kroute's sets."""
 CONFIRM_COUNT = 15
-"""Requests of one client in a row that one pod has to answer: AffinityConfirmCount of the end-to-end tests."""
+"""How many requests of one client in a row one pod must answer: AffinityConfirmCount of the end-to-end tests."""
 LARGE = 2000
-"""Bytes of a large request: more than fit into one packet of the lab's wires."""
+"""Bytes of a large request: more than one packet carries on the lab's wires."""
 
 
 @row("networking 325", "networking 342")
@@ -55,7 +55,7 @@ async def test_networking_325_update_endpoints(
 async def test_networking_360_update_node_port(
     protocol: str, kind: str, world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """The node ports serve; then they are taken from the Service, and its ClusterIP goes on."""
+    """The node ports serve; then the Service loses them, and its ClusterIP still serves."""
     ips, node_ports = free.cluster_ips(), {each: free.node_port() for each in PORTS}
     kroute.apply(
         service("changing", *ips, ports=PORTS, node_ports=node_ports),
@@ -106,12 +106,12 @@ async def test_networking_448_large_requests_http(
 
 @pytest.fixture
 def routed_pods(world: World) -> Iterator[None]:
-    """No br_netfilter on the pods' bridges, as with a CNI plugin that routes; pods of one node then do not reach each
-    other through a Service.
+    """Turn br_netfilter off on the pods' bridges, as with a CNI plugin that routes. Pods of one node then cannot reach
+    each other through a Service.
 
-    With it IPVS refuses an IPv6 datagram longer than the MTU ("packet too big", EMSGSIZE at the sender), which looks as
-    if it saw one long packet in place of the fragments (ip_vs_xmit.c, __mtu_check_toobig_v6). Processes of the node
-    itself meet the same.
+    With br_netfilter IPVS refuses an IPv6 datagram longer than the MTU ("packet too big", EMSGSIZE at the sender). It
+    seems to see one long packet in place of the fragments (ip_vs_xmit.c, __mtu_check_toobig_v6). The node's own
+    processes get the same error.
     """
     for node in world.nodes:
         node.sysctl(BRIDGE_CALLS_IP6TABLES, 0)
@@ -145,7 +145,7 @@ async def test_networking_458_large_requests_udp(
 async def test_networking_548_recreate_its_iptables_rules_if_they_are_deleted(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """All jumps to chains of kroute's, and the chains, go from every table; what is foreign there stays."""
+    """kroute's chains and the jumps to them are deleted from every table; foreign rules stay."""
     node1, client = world.nodes[0], world.cluster.client
     ips, node_port = free.cluster_ips(), free.node_port()
     kroute.apply(
@@ -167,15 +167,15 @@ async def test_networking_548_recreate_its_iptables_rules_if_they_are_deleted(
 
 
 def kroute_rules(node: Node, family: Family) -> dict[str, list[str]]:
-    """By table the lines of `iptables -S` that make a chain of kroute's, stand in one, or jump to one."""
+    """Return, by table, the lines of `iptables -S` that create a chain of kroute's, are in one, or jump to one."""
     tables = {table: node.run(COMMANDS[family.name], "-t", table, "-S").splitlines() for table in TABLES}
     return {table: kept for table, lines in tables.items() if (kept := list(filter(OF_KROUTE.search, lines)))}
 
 
 def delete_kroute_rules(node: Node, family: Family) -> None:
-    """Delete all jumps to chains of kroute's, then the chains, in every table; a failure says what was not there.
+    """Delete all jumps to kroute's chains, then the chains, in every table; fails when one does not exist.
 
-    Each table in one step: one rule after the other kroute would begin to put them back meanwhile.
+    Each table is changed in one commit: between single deletions kroute would begin to repair it.
     """
     for table, lines in kroute_rules(node, family).items():
         jumps = [

@@ -1,4 +1,4 @@
-"""networking 147 to 280 and 471: from pods, nodes and endpoints to a Service, by its ClusterIP and its node ports."""
+"""networking 147 to 280 and 471: pods, nodes and endpoints reach a Service by its ClusterIP and its node ports."""
 
 from collections.abc import Iterable
 
@@ -29,11 +29,11 @@ class Granular:
         self._world = world
 
     def behind(self, hosts: Iterable[Host], ports: dict[str, int] = TARGETS) -> list[Object]:
-        """The Service's slices with these endpoints."""
+        """Return the Service's slices with these endpoints."""
         return endpoint_slices(self.service["metadata"]["name"], hosts, ports)
 
     async def serves(self, clients: Iterable[Host], family: Family, protocol: str, names: set[str]) -> None:
-        """Expect that each client reaches all of `names`, and nobody else, by the ClusterIP and by every node port."""
+        """Expect that all of `names`, and no others, answer each client at the ClusterIP and at every node port."""
         for client in clients:
             await served_by(client, family.of(self.ips), PORTS[PROTOCOLS[protocol]], names, protocol)
             for node in self._world.nodes:
@@ -42,7 +42,7 @@ class Granular:
 
 @pytest.fixture
 def granular(world: World, kroute: Deployment, free: Allocator) -> Granular:
-    """The Service, with a pod on each node behind it."""
+    """The Service, with one pod on each node as its endpoints."""
     made = Granular(free, world)
     kroute.apply(made.service, *made.behind(world.web))
     return made
@@ -69,7 +69,7 @@ async def test_networking_191_function_for_node_service(
 async def test_networking_234_function_for_endpoint_service(
     protocol: str, world: World, granular: Granular, family: Family
 ) -> None:
-    """Every endpoint is sent to every endpoint, itself included."""
+    """Every endpoint reaches every endpoint, itself included."""
     await granular.serves(world.web, family, protocol, WEB)
 
 
@@ -91,7 +91,7 @@ async def test_networking_280_function_for_multiple_endpoint_services_with_same_
 async def test_networking_471_function_for_service_endpoints_using_host_network(
     protocol: str, world: World, kroute: Deployment, granular: Granular, family: Family, host_network: Serve
 ) -> None:
-    """From a pod and from the endpoints, which are the nodes themselves: one is sent to itself too."""
+    """The callers are a pod and the endpoints, which are the nodes themselves: an endpoint reaches itself too."""
     targets = {"TCP": 8083, "UDP": 8081}
     hosts = [await host_network(node.name, http=targets["TCP"], udp=targets["UDP"]) for node in world.nodes]
     kroute.apply(*granular.behind(hosts, targets))

@@ -1,4 +1,4 @@
-"""conntrack 140 to 673: clients that keep their source port, and packets that the connection tracker does not know."""
+"""conntrack 140 to 673: clients that keep their source port, and packets that belong to no known connection."""
 
 import re
 from functools import partial
@@ -29,7 +29,7 @@ def udp_service(ips: Addresses, **spec: Any) -> Object:
 
 
 async def answered_by(client: UdpClient, name: str, within: float = 30.0) -> None:
-    """Expect an answer of this pod to the client, which goes on asking from the same port."""
+    """Expect an answer of this pod; the client sends from the same port until it comes."""
 
     async def answers() -> None:
         answer = await client.ask()
@@ -39,7 +39,7 @@ async def answered_by(client: UdpClient, name: str, within: float = 30.0) -> Non
 
 
 async def survives_a_pod_cycle(kroute: Deployment, add_pod: AddPod, node: str, client: UdpClient) -> None:
-    """Expect that a client moves from a first pod to the second that replaces it on a node."""
+    """Expect that a client moves from a node's first pod to the one that replaces it."""
     with client:
         first = await add_pod(node, "pod-server-1", udp=TARGET_PORT)
         kroute.apply(*endpoints(first))
@@ -74,7 +74,7 @@ async def test_conntrack_218_preserve_udp_traffic_when_server_pod_cycles_cluster
 async def test_conntrack_297_preserve_udp_traffic_when_server_pod_cycles_internal_traffic_policy_local(
     world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
 ) -> None:
-    """The client's node has one pod at a time, as with a DaemonSet; between the two, nobody there serves it."""
+    """The client's node has one pod at a time, as with a DaemonSet; between the two no pod serves there."""
     ips = free.cluster_ips()
     kroute.apply(udp_service(ips, internalTrafficPolicy="Local"))
     elsewhere = await add_pod("node3", "elsewhere", udp=TARGET_PORT)
@@ -125,10 +125,10 @@ async def test_conntrack_481_preserve_udp_traffic_when_initial_unready_endpoints
 async def test_conntrack_552_drop_invalid_conntrack_entries(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """A server on the client's node, and one on another, sends packets out of the window: no reset comes of that.
+    """A server on the client's node, and one on another, sends packets out of the window: they cause no reset.
 
-    Were such a packet to reach the client with the pod's own address, the client would reset a connection it does not
-    know, and the server would take that for the end of this one.
+    If such a packet reached the client with the pod's own address, the client would reset a connection that it does not
+    know, and the server would close its own connection.
     """
     for pod in world.web[:2]:
         ips, name = free.cluster_ips(), f"boom-server-{pod.name}"
@@ -166,5 +166,5 @@ async def test_conntrack_673_clean_up_udp_entries_when_the_target_port_changes_n
 
 
 def invalid_packets(node: Node) -> int:
-    """How many packets the node's connection tracker has called invalid."""
+    """Return how many packets the node's connection tracker has counted as invalid."""
     return sum(map(int, re.findall(r"\binvalid=(\d+)", node.run("conntrack", "-S"))))

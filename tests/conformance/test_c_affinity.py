@@ -15,13 +15,13 @@ from tests.lab.world import Family, World, routed
 
 WEB = {"web-1", "web-2", "web-3"}
 CONFIRM_COUNT = 15
-"""Requests of one client in a row that one pod has to answer: AffinityConfirmCount of the end-to-end tests."""
+"""How many requests of one client in a row one pod must answer: AffinityConfirmCount of the end-to-end tests."""
 
 STICKY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10800}}}
 
 
 async def sticks(client: Host, address: str, port: int) -> None:
-    """Expect one pod for all requests of a client, once affinity has been turned on."""
+    """Expect that one pod answers all requests of a client, soon after affinity has been turned on."""
 
     async def one_pod() -> None:
         answered = await client.spread(address, port, CONFIRM_COUNT)

@@ -1,4 +1,4 @@
-"""C16, C19, C20 and C21: what the rest of a cluster needs of the network, while kroute runs."""
+"""C16, C19, C20 and C21: what other parts of a cluster need of the network, while kroute runs."""
 
 import pytest
 
@@ -17,7 +17,7 @@ WEB = {"web-1", "web-2", "web-3"}
 async def test_c16_proxy_through_a_service_and_a_pod(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """The API server runs in a node's own network and calls pods at their own addresses, and by a Service."""
+    """The API server runs in a node's own network. It calls pods at their own addresses, and through a Service."""
     ips, master = free.cluster_ips(), world.nodes[0]
     kroute.apply(service("proxied", *ips), *endpoint_slices("proxied", world.web))
     await served_by(master, family.of(ips), 8080, WEB)
@@ -29,7 +29,7 @@ async def test_c16_proxy_through_a_service_and_a_pod(
 async def test_c19_dns_is_reached_over_udp_and_tcp_from_every_pod_and_node(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """A stand-in for DNS servers behind the Service kube-dns: what they answer is not a proxy's matter."""
+    """Stand-ins for DNS servers serve behind the Service kube-dns: the content of answers does not concern a proxy."""
     ips = free.cluster_ips()
     kroute.apply(
         service("kube-dns", *ips, ports=[port("dns", 53, "UDP"), port("dns-tcp", 53)]),

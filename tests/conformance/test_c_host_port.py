@@ -1,4 +1,4 @@
-"""C15: the rules of a CNI plugin for host ports (portmap's) work beside kroute's, and are left alone."""
+"""C15: a CNI plugin's rules for host ports (portmap's) work beside kroute's, and kroute leaves them alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class HostPort(NamedTuple):
 
 @contextmanager
 def portmap(node: Node, family: Family, *host_ports: HostPort) -> Iterator[str]:
-    """Write the rules that portmap writes; yields the command that speaks to their tables."""
+    """Write the rules that portmap writes; yield the command that edits their tables."""
     command = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}[family.name]
     local = ("-m", "addrtype", "--dst-type", "LOCAL", "-j", CHAIN)
     node.run(command, "-t", "nat", "-N", CHAIN)

@@ -10,7 +10,7 @@ from tests.lab.world import Family, World
 
 SERVICES = 100
 ENDPOINTS_WITHIN = 20.0
-"""Native seconds: the median that the end-to-end test allows for the endpoints of 100 Services."""
+"""Seconds, before the lab's slowness counts: the median that the end-to-end test allows for 100 Services' endpoints."""
 
 
 @row("C13")

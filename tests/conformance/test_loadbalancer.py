@@ -1,4 +1,4 @@
-"""LoadBalancer Services in loadbalancer.go, as far as they are not the cloud's: its addresses are in the status."""
+"""LoadBalancer Services in loadbalancer.go, without the cloud's part: the tests write the addresses into the status."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ async def test_loadbalancer_270_change_the_type_and_ports_of_a_udp_service(
 async def test_loadbalancer_422_only_allow_access_from_service_loadbalancer_source_ranges(
     world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
 ) -> None:
-    """One pod, then another, then everybody by two halves, then everybody by no ranges."""
+    """The ranges: one pod, then another, then two halves that hold everybody, then none, which admits everybody."""
     ips, ingress = free.cluster_ips(), free.external_ips()
     vip, one, other = family.of(ingress), world.visitor, await add_pod("node2", "other")
     halves = ["::/1", "8000::/1"] if family.name == "IPv6" else ["0.0.0.0/1", "128.0.0.0/1"]

@@ -1,4 +1,4 @@
-"""networking.go's look at the service proxy itself: its URLs, as a pod in the node's network asks for them."""
+"""networking.go's tests of the service proxy: its URLs, as a pod in the node's network reads them."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Requests that go on while the pods of a Service are replaced."""
+"""Requests under load while the pods of a Service are replaced."""
 
 from tests.conformance.conftest import AddPod
 from tests.conformance.expect import served_by
@@ -14,17 +14,17 @@ READY = {"ready": True, "serving": True, "terminating": False}
 STARTING = {"ready": False, "serving": False, "terminating": False}
 TERMINATING = {"ready": False, "serving": True, "terminating": True}
 ENOUGH = 0.95
-"""The share of requests that the end-to-end tests want answered during a rolling update."""
+"""The share of requests that must be answered during a rolling update, as in the end-to-end tests."""
 
 CALLS = 40
-"""How many calls go on in each state of a rollout."""
+"""How many calls are made in each state of a rollout."""
 
 PACE = 0.02
-"""Seconds between two calls of one caller; there are two."""
+"""Seconds between two calls of one caller; there are two callers."""
 
 
 async def goes_on(load: Load) -> None:
-    """Return when so many more calls have ended."""
+    """Wait until `CALLS` more calls have ended."""
     enough = load.answered.total() + len(load.failures) + CALLS
 
     def has_gone_on() -> None:
@@ -36,7 +36,7 @@ async def goes_on(load: Load) -> None:
 async def rolling_update(
     policy: str, world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
 ) -> None:
-    """Replace the pods on node1, to which the load balancer sends the client, one after the other."""
+    """Replace the pods on node1, which gets the load balancer's traffic, one after the other."""
     ingress, client, others = free.external_ips(), world.cluster.client, world.web[1:]
     vip = family.of(ingress)
 
@@ -81,7 +81,7 @@ async def test_loadbalancer_984_no_connectivity_disruption_during_rolling_update
 async def test_pod_lifecycle_110_zero_failed_requests_during_a_blue_green_deployment(
     world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
 ) -> None:
-    """Green pods get ready, the selector changes, blue ones end with grace: every request is answered."""
+    """Green pods become ready, the selector changes, blue pods terminate gracefully: every request is answered."""
     ips = free.cluster_ips()
     blue = [await add_pod(node, f"blue-{node}", http=8080) for node in world.cluster.nodes]
     green = [await add_pod(node, f"green-{node}", http=8080) for node in world.cluster.nodes]

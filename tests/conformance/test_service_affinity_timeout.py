@@ -1,8 +1,8 @@
 """The end of session affinity in service.go: after its timeout a client may get another pod.
 
-The kernel keeps a client's affinity for as long as it remembers a connection that it led to, however short the timeout
-is. A connection that was reset is forgotten after 10 s (`ip_vs_proto_tcp.c`, state CLOSE), an orderly one after two
-minutes. Each call therefore ends with a reset, and what the kernel remembers says when the client may be asked again.
+The kernel keeps a client's affinity for as long as it has an entry for one of its connections, however short the
+timeout is. A connection that was reset is deleted after 10 s (`ip_vs_proto_tcp.c`, state CLOSE), one that was closed after two
+minutes. So each call ends with a reset, and the tests read the kernel's entries to learn when to call again.
 """
 
 from tests.conformance.expect import WITHIN
@@ -16,7 +16,7 @@ from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import FAMILIES, World
 
 TIMEOUT = 12
-"""Seconds; longer than the kernel remembers a connection that was reset."""
+"""Seconds; longer than the kernel keeps the entry of a connection that was reset."""
 
 FORGOTTEN_WITHIN = 120.0
 """Seconds that the end-to-end tests allow (125 for all of it)."""
@@ -25,7 +25,7 @@ STICKY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {
 
 
 async def ask(client: Host, address: str, port: int) -> str:
-    """Return who answered, on a connection that ends with a reset."""
+    """Make a call that ends with a reset; return who answered."""
     connection = await client.connect(address, port)
     try:
         return (await connection.ask()).host
@@ -34,12 +34,12 @@ async def ask(client: Host, address: str, port: int) -> str:
 
 
 def remembered(node: Node, port: int) -> list[IpvsConnection]:
-    """The connections and affinities that the kernel of a node remembers for a virtual server's port."""
+    """Return a node's entries for connections and affinities at a virtual server's port."""
     return [it for it in ipvs_connections(node.namespace) if it.asked.port == port]
 
 
 async def affinity_ends(client: Host, node: Node, addresses: list[str], port: int) -> None:
-    """Expect one pod at each address until `node` has forgotten the client, and then another: `rr` goes on."""
+    """Expect one pod at each address until `node` has deleted the client's entries, then another: `rr` goes on."""
 
     async def all_stick() -> dict[str, str]:
         answered = {address: {await ask(client, address, port) for _ in range(5)} for address in addresses}

@@ -1,4 +1,4 @@
-"""The health check node ports of service.go and loadbalancer.go: which nodes a load balancer is to send clients to."""
+"""The health check node ports of service.go and loadbalancer.go: to which nodes a load balancer sends clients."""
 
 from functools import partial
 
@@ -23,14 +23,14 @@ class Balanced:
         self._cluster_ips: Addresses = free.cluster_ips()
 
     def with_policy(self, policy: str) -> Object:
-        """The Service object; policy Cluster has no health check node port."""
+        """Return the Service; with policy Cluster it has no health check node port."""
         local = {"healthCheckNodePort": self.health_check} if policy == "Local" else {}
         ports = {"node_ports": {"TCP": self.node_port}, "ingress": self.ingress}
         return service("balanced", *self._cluster_ips, **ports, externalTrafficPolicy=policy, **local)
 
 
 async def health_is(world: World, family: Family, port: int, statuses: tuple[int, ...]) -> None:
-    """Expect these answers of the nodes, in their order; the client asks as a cloud's load balancer does."""
+    """Expect these answers of the nodes, in their order; the client sends the request of a cloud's load balancer."""
 
     async def answers() -> None:
         found = [await world.cluster.client.http_status(family.of(node), port) for node in world.nodes]
@@ -45,7 +45,7 @@ async def nothing_at(world: World, family: Family, port: int) -> None:
 
 
 async def served_with_own_address(world: World, family: Family, node: Node, port: int, pod: str) -> None:
-    """Expect that the node's own pod answers the client outside, and sees it."""
+    """Expect that the node's own pod answers the client outside, and sees the client's address."""
     await served_by(world.cluster.client, family.of(node), port, {pod})
     assert (await world.cluster.client.http(family.of(node), port)).peer == family.of(world.cluster.client)
 
@@ -76,7 +76,7 @@ async def test_service_3833_nodeport_and_healthchecknodeport_when_external_traff
         await health_is(world, family, balanced.health_check, (503, 200, 503))
         for node in (node1, node3):
             await unreachable(client, family.of(node), balanced.node_port)
-        # Under policy Cluster node2 has served, too: the answer is there before the client's own address is kept.
+        # With policy Cluster node2 served already, so an answer alone does not show that the client's address is kept.
         seen = partial(served_with_own_address, world, family, node2, balanced.node_port, "web-2")
         await eventually(seen, WITHIN)
 
@@ -97,7 +97,7 @@ async def test_loadbalancer_1016_esipp_work_for_type_loadbalancer(
 async def test_loadbalancer_1081_esipp_only_target_nodes_with_endpoints(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """Whichever node has the endpoint: it is healthy and serves by the LoadBalancer address, the others do neither."""
+    """On each node in turn: the node with the endpoint is healthy and serves the LoadBalancer address, others don't."""
     balanced, client = Balanced(free), world.cluster.client
     vip = family.of(balanced.ingress)
     kroute.apply(balanced.with_policy("Local"))
@@ -131,7 +131,7 @@ async def test_loadbalancer_1174_esipp_target_all_nodes_with_endpoints(
 async def test_loadbalancer_1221_esipp_work_from_pods(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """A pod reaches the LoadBalancer address from a node that has no endpoint, and its own address is kept."""
+    """A pod reaches the LoadBalancer address from a node without an endpoint, and keeps its source address."""
     balanced = Balanced(free)
     vip = family.of(balanced.ingress)
     kroute.apply(balanced.with_policy("Local"), *endpoint_slices("balanced", world.web[1:2]))

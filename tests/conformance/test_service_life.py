@@ -1,4 +1,4 @@
-"""Services in service.go that come, go, come again, and change hands; and kroute that restarts beside them."""
+"""Services in service.go that are created, deleted, created again or left to another proxy; and restarts."""
 
 from pathlib import Path
 
@@ -123,7 +123,7 @@ async def test_service_2345_implement_headless(
 
 
 async def toggled(world: World, kroute: Deployment, family: Family, free: Allocator, labels: dict[str, str]) -> None:
-    """Expect that a Service is served without the labels and not with them; another beside it is served throughout."""
+    """Expect that a Service is served only without the labels, and that another Service is served throughout."""
     beside, toggle = free.cluster_ips(), free.cluster_ips()
     kroute.apply(
         service("toggle", *toggle, labels=labels),

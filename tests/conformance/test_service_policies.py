@@ -1,4 +1,4 @@
-"""The traffic policies of service.go, and the fallback to endpoints that terminate."""
+"""The traffic policies of service.go, and the fallback to terminating endpoints."""
 
 from collections.abc import Iterable
 
@@ -85,7 +85,7 @@ async def test_service_2920_fallback_to_terminating_endpoints_internal_traffic_p
 async def test_service_2994_fallback_to_local_terminating_endpoints_internal_traffic_policy_local(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """A ready endpoint on another node does not count for a node that has only terminating ones."""
+    """A ready endpoint on another node does not count on a node that has only terminating ones."""
     ips = free.cluster_ips()
     kroute.apply(
         service("ending", *ips, internalTrafficPolicy="Local"),

@@ -1,4 +1,4 @@
-"""Ports of Services in service.go: added, removed, shared by protocols, named, and not listened at on the node."""
+"""Ports of Services in service.go: added, deleted, shared by protocols, named; and no listener on the node."""
 
 from tests.conformance.conftest import AddPod
 from tests.conformance.expect import refused, served_by
@@ -15,7 +15,7 @@ TARGETS = {"TCP": 8080, "UDP": 5353}
 
 
 def listeners(host: Host, number: int) -> str:
-    """What `ss` shows of sockets that listen at a port, of any protocol it knows."""
+    """Return what `ss` shows of sockets that listen at a port, for every protocol that it knows."""
     return host.run("ss", "-H", "--listening", "--tcp", "--udp", "--sctp", "sport", "=", f":{number}")
 
 
@@ -89,7 +89,7 @@ async def test_service_3701_same_port_with_different_protocols_for_loadbalancer_
 async def test_service_3776_basic_sctp_service_and_no_sctp_endpoint_on_the_node(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """The kernel loads its SCTP module for the first socket. In this lab the pods open some, but no node has any."""
+    """The kernel loads its SCTP module for the first socket. In this lab only pods open some, and no node does."""
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(
         service("sctp", *ips, ports={"SCTP": 90}, node_ports={"SCTP": number}),

@@ -1,4 +1,4 @@
-"""Endpoints in service.go that are not ready, that terminate, or that are not there at all."""
+"""Endpoints in service.go that are not ready, that terminate, or that do not exist."""
 
 from tests.conformance.expect import refused, served_by, unreachable
 from tests.conformance.table import row
@@ -15,7 +15,7 @@ TARGETS = {"TCP": 8080, "UDP": 5353}
 async def test_service_1792_create_endpoints_for_unready_pods(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """publishNotReadyAddresses reaches a proxy as endpoints that are ready, whatever their pods are."""
+    """With publishNotReadyAddresses a proxy sees the endpoints as ready, whatever the state of their pods."""
     ips = free.cluster_ips()
     for publish in (False, True, False):
         kroute.apply(
@@ -81,7 +81,7 @@ async def test_service_2464_rejected_for_evicted_pods(
 
 
 async def all_refuse(world: World, family: Family, vip: str, node_port: int) -> None:
-    """Expect that pods, nodes and a client outside are all told so at once, over TCP and UDP."""
+    """Expect that pods, nodes and a client outside are refused at once, over TCP and UDP."""
     node2 = family.of(world.nodes[1])
     for protocol in ("http", "udp"):
         for client in (world.visitor, world.web[1], *world.nodes):

@@ -1,4 +1,4 @@
-"""Where traffic goes by the hints of endpoints, and what else of test/e2e/network touches a proxy."""
+"""Traffic that follows the hints of endpoints, and the other tests in test/e2e/network that concern a proxy."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ OTHER_RANGE = ("10.96.100.10", "fd00:10:96::a")
 
 
 def hinted(world: World, distribution: str) -> list[Endpoint]:
-    """The endpoints on all nodes as the EndpointSlice controller hints them for `spec.trafficDistribution`."""
+    """Return the endpoints of all nodes with the EndpointSlice controller's hints for `spec.trafficDistribution`."""
     return [
         Endpoint(
             pod, READY, zone, for_zones=(zone,), for_nodes=(pod.node.name,) if distribution == "PreferSameNode" else ()
@@ -31,7 +31,7 @@ def hinted(world: World, distribution: str) -> list[Endpoint]:
 
 
 async def served_from(world: World, vip: str, served: Sequence[set[str]]) -> None:
-    """Expect that the pods on each node are served by these."""
+    """Expect that these endpoints answer the pods on each node, in the nodes' order."""
     for client, names in zip((world.visitor, *world.web[1:]), served, strict=True):
         await served_by(client, vip, 8080, names)
 
@@ -71,7 +71,7 @@ async def test_traffic_distribution_350_prefer_same_node(
 async def test_topology_hints_55_distribute_endpoints_evenly_and_traffic_stays_in_its_zone(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    """Each node in a zone of its own, each endpoint hinted to its zone; without one hint, none counts."""
+    """Each node has its own zone, each endpoint is hinted to its zone; if one hint is missing, all are ignored."""
     ips, zones = free.cluster_ips(), [f"zone-{node.name}" for node in world.nodes]
     endpoints = [Endpoint(pod, READY, zone, for_zones=(zone,)) for pod, zone in zip(world.web, zones, strict=True)]
     kroute.apply(

@@ -1,4 +1,4 @@
-"""Each lab test runs in a network namespace of its own, so that nothing of it stays behind."""
+"""Each lab test runs in its own network namespace, so that nothing of it is left over."""
 
 import ctypes
 import os
@@ -26,14 +26,14 @@ MODULES = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """python-iptables leaves files open when it is imported: a sysctl, and the pipes from modprobe."""
+    """Ignore what python-iptables leaves open when it is imported: a sysctl file, and the pipes of modprobe."""
     config.addinivalue_line("filterwarnings", "ignore:unclosed file .*modprobe:ResourceWarning")
     config.addinivalue_line("filterwarnings", r"ignore:unclosed file <_io.BufferedReader name=\d+>:ResourceWarning")
 
 
 @pytest.fixture
 def namespace() -> Iterator[None]:
-    """The test's thread, and what it starts, is in a new network namespace with lo up."""
+    """A new network namespace with lo up, for the test's thread and the processes that it starts."""
     libc = ctypes.CDLL(None, use_errno=True)
     origin = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:

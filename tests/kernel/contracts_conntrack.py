@@ -1,6 +1,6 @@
-"""What the kernel does with the connection tracker's UDP flows, as far as kroute relies on it.
+"""The behaviour of the connection tracker, for UDP flows, that kroute relies on.
 
-Hooked as contracts_tables is.
+Subclasses provide the fixture `node`, as for contracts_tables.
 """
 
 import socket
@@ -20,7 +20,7 @@ DESTINATIONS = {family: (flow.destination, flow.destination_port) for family, fl
 
 
 async def flows(node: Node, *destinations: tuple[str, int]) -> list[Flow]:
-    """The IPv4 flows to the destinations, without the kernel's ids."""
+    """Return the IPv4 flows to the destinations, without the kernel's ids."""
     found = await node.conntrack.udp_flows(socket.AF_INET, destinations or [DESTINATIONS[socket.AF_INET]])
     return sorted(flow._replace(id=0) for flow in found)
 

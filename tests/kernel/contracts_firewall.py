@@ -1,6 +1,6 @@
-"""What every backend of the firewall keeps, on a real kernel and on a fake one, and the fake firewall with them.
+"""The contract of every firewall backend, on a real kernel and on a fake one, and of the fake firewall.
 
-A subclass brings the fixture `firewall`: tests/kernel/test_firewall.py on a real kernel, tests/unit/firewall/
+A subclass provides the fixture `firewall`: tests/kernel/test_firewall.py on a real kernel, tests/unit/firewall/
 test_contracts.py in memory.
 """
 
@@ -149,7 +149,7 @@ REAL_SERVERS = [("172.20.1.5", 8080), ("172.20.2.5", 8080)]
 
 
 class RulesContract:
-    """Needs no kernel: a subclass brings `rules_of`, which makes the rules of a backend."""
+    """Needs no kernel: a subclass provides `rules_of`, which returns the rules of a backend."""
 
     @given(st.sampled_from(SETTINGS), PACKETS, SETS, st.booleans())
     def test_a_packet_fares_as_the_policy_says(

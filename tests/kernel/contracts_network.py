@@ -1,7 +1,7 @@
-"""What the kernel does with links, addresses and routes, as far as kroute relies on it. Real classes and fakes pass.
+"""The behaviour of links, addresses and routes that kroute relies on. Real classes and fakes pass the same tests.
 
-A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py the
-fake one.
+A subclass provides the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py
+the fake one.
 """
 
 import errno
@@ -90,7 +90,7 @@ class AddressesContract:
 
 
 async def bind_with_kernel_route(node: Node) -> None:
-    """Bind VIP6 and wait for the kernel's own route, which comes some time after the address."""
+    """Bind VIP6 and wait for the kernel's own route, which appears some time after the address."""
     async with node.monitor(only="d0") as monitor:
         assert await node.addresses.write("d0", [BindAddress(VIP6, keep_kernel_route=True)]) == []
         while RouteEvent(False, "d0", VIP6, None, 0) not in await monitor.next():
@@ -163,7 +163,7 @@ class RoutesContract:
         assert list(await node.routes.read("d0")) == ["10.0.0.2"]
 
     async def test_a_source_that_leaves_the_node_stays_in_the_route_but_for_ipv6_of_today(self, node: Node) -> None:
-        """Linux 6.6 and later forget an IPv6 source, and tell nobody."""
+        """Linux 6.6 and later remove the source from an IPv6 route, and send no event."""
         await node.routes.write("d0", [SetLocalRoute(VIP, OTHER_NODE_IP), SetLocalRoute(VIP6, OTHER_NODE_IP6)])
         node.delete_address("e0", f"{OTHER_NODE_IP}/24")
         node.delete_address("e0", f"{OTHER_NODE_IP6}/64")

@@ -1,9 +1,7 @@
-"""What the kernel does with virtual servers, sets and rules, as far as kroute relies on it.
+"""The behaviour of virtual servers, sets and rules that kroute relies on. Real classes and fakes pass the same tests.
 
-The real classes and the fakes pass the same tests.
-
-A subclass brings the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py the
-fake one.
+A subclass provides the fixture `node`: tests/kernel/test_contracts.py the real one, tests/unit/kernel/test_fakes.py
+the fake one.
 """
 
 import errno
@@ -73,7 +71,7 @@ class IpvsContract:
     async def test_what_comes_in_parts_is_what_is_read(self, node: Node) -> None:
         keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(4000)]
         await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys])
-        # Linux 7 resizes the table as it fills, and there the two have differed: what is not seen is looked up.
+        # Linux 7 resizes its table as it fills, so a scan can miss some: pass the keys, and missing ones are looked up.
         has_one_size = node.kernel_version <= (6, 1)
         parts = [part async for part in node.ipvs.scan(() if has_one_size else keys)]
         in_parts = dict(pair for part in parts for pair in part)

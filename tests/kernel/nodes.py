@@ -1,4 +1,4 @@
-"""The same small node twice: on the real kernel and on the fake one, so that one test can speak to both."""
+"""The same small node twice, on the real kernel and on the fake one, so that one test runs on both."""
 
 import shlex
 import socket
@@ -38,14 +38,14 @@ FLOW_TIMEOUT = 300
 
 
 def run(command: str) -> str:
-    """Run a command in the test's namespace and return what it prints."""
+    """Run a command in the test's namespace and return its output."""
     finished = subprocess.run(shlex.split(command), check=False, capture_output=True, text=True)
     assert finished.returncode == 0, f"{command}: {finished.stderr}"
     return finished.stdout
 
 
 class RealNode:
-    """The classes of kroute.kernel, in the namespace of the test."""
+    """The classes of kroute.kernel, in the test's namespace."""
 
     def __init__(self, family: int) -> None:
         self.links, self.addresses, self.routes = Links(), Addresses(), Routes()
@@ -72,7 +72,7 @@ class RealNode:
 
     @property
     def kernel_version(self) -> tuple[int, int]:
-        """Of the kernel under the test: a fact may hold for some only."""
+        """The version of the kernel under test, for facts that hold only for some versions."""
         return kernel_version()
 
     def add_address(self, interface: str, address: str) -> None:
@@ -82,7 +82,7 @@ class RealNode:
         run(f"ip addr del {address} dev {interface}")
 
     async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
-        """Entries in conntrack, as if packets had made them; the kernel gives them their ids."""
+        """Add entries to conntrack, as if packets had made them; the kernel assigns their ids."""
         netlink = NetlinkSocket(NETLINK_NETFILTER)
         await netlink.open()
         refused = await netlink.transact([_new_entry(flow, protocol) for flow in flows])

@@ -1,4 +1,4 @@
-"""node1 with VIPs, sets, rules and virtual servers that tests write by hand, without kroute; and those who call it."""
+"""node1 with VIPs, sets, rules and virtual servers that tests write by hand, without kroute; and its clients."""
 
 from typing import NamedTuple
 
@@ -43,12 +43,12 @@ class Place(NamedTuple):
 
     @property
     def client(self) -> Host:
-        """Somebody outside, to whom node1 is the way to the VIPs."""
+        """A client outside, which reaches the VIPs through node1."""
         return self.cluster.client
 
     @property
     def everybody(self) -> tuple[Host, ...]:
-        """A pod, somebody outside, and a process of the node itself."""
+        """A pod, a client outside, and a process of the node itself."""
         return self.pod, self.client, self.node
 
 
@@ -61,13 +61,13 @@ class Kernel:
         self.xtables = xtables
 
     def rules(self, settings: Settings, family: Family, **facts: str) -> list[TableRules]:
-        """The rules of both tables; node1 has its own pod networks."""
+        """Return the rules of both tables; node1 has its own pod networks."""
         node = NodeFacts("node1", pod_cidrs=NODES["node1"].pod_networks, **facts)
         nat = masquerade_rules(settings, family, node, random_fully=True)
         return [nat, filter_rules(settings, family)]
 
     async def write_rules(self, settings: Settings = SETTINGS[0], **facts: str) -> None:
-        """Write the rules, and the pod networks where they need some."""
+        """Write the rules, and the set of pod networks."""
         for network in settings.cluster_cidrs or NODES["node1"].pod_networks:
             await self.put(AddressSet.POD_NETWORK, network)
         for family, xtables in self.xtables.items():
@@ -75,16 +75,16 @@ class Kernel:
                 await xtables.ensure(rules)
 
     async def put(self, which: AddressSet, *element: str | int) -> None:
-        """Put an element into the set of its family."""
+        """Add an entry to the set of its family."""
         assert await self.ipset.write([AddEntry(set_name(family_of(str(element[0])), which), element)]) == []
 
     async def put_port(self, which: AddressSet, address: str, port: int) -> None:
-        """Put a TCP and a UDP port into a set."""
+        """Add a TCP and a UDP port to a set."""
         for protocol in (TCP, UDP):
             await self.put(which, address, protocol, port)
 
     def serve(self, address: str, port: int, real_server: str) -> None:
-        """Make TCP and UDP virtual servers with one real server at port 8080."""
+        """Create TCP and UDP virtual servers with one real server at port 8080."""
         where, to = (f"[{it}]" if ":" in it else it for it in (address, real_server))
         lines = [(f"-A -{it} {where}:{port} -s rr", f"-a -{it} {where}:{port} -r {to}:8080 -m") for it in "tu"]
         self.node.run("ipvsadm", "-R", stdin="\n".join(line for pair in lines for line in pair))
@@ -101,5 +101,5 @@ async def is_refused(host: Host, address: str, port: int) -> None:
 
 
 async def answers(host: Host, address: str, port: int) -> set[str]:
-    """The addresses under which the server has seen the host."""
+    """Return the addresses under which the server has seen the host."""
     return {(await ask(address, port)).peer for ask in (host.http, host.udp)}

@@ -1,4 +1,4 @@
-"""UDP flows through IPVS on a real kernel: who is led astray ends, and nobody else."""
+"""UDP flows through IPVS on a real kernel: stale flows end, and no others do."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ from tests.lab.deployment import eventually
 CONNECTIONS = Path("/proc/net/ip_vs_conn")
 TARGET_PORT = 5353
 PATIENCE = 1.0
-"""Seconds to wait for an answer that may not come."""
+"""Seconds without an answer after which a call is taken to fail."""
 
 
 class Echo(asyncio.DatagramProtocol):
@@ -55,7 +55,7 @@ class Client:
         self.port = self._socket.getsockname()[1]
 
     async def ask(self) -> str | None:
-        """Who answers; None for nobody."""
+        """Return who answers, or None."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -94,7 +94,7 @@ class Balancer:
             self._closing.append(transport.close)
         await eventually(
             lambda: self.client().close(), within=1
-        )  # the kernel adds an IPv6 address's route somewhat later
+        )  # the kernel adds the route of an IPv6 address a little later
 
     async def close(self) -> None:
         for close in self._closing:
@@ -107,7 +107,7 @@ class Balancer:
         return client
 
     async def serve(self, *addresses: str) -> None:
-        """Make the virtual server with these real servers."""
+        """Create the virtual server with these real servers."""
         changes: list[IpvsChange] = [AddVirtualServer(self.key, VirtualServerOptions("rr"))]
         changes += [AddRealServer(self.key, (address, TARGET_PORT), 1) for address in addresses]
         assert await self.node.ipvs.write(changes) == []
@@ -116,14 +116,14 @@ class Balancer:
         assert await self.node.ipvs.write(changes) == []
 
     async def end_stale(self, *serving: str) -> int:
-        """Look for stale flows while these real servers serve; how many were ended."""
+        """End the stale flows while these real servers serve; return how many were ended."""
         before = self.status.counters.writes
         self.udp_flows.suspect([self.key])
         await self.udp_flows.end_stale(lambda _: [(address, TARGET_PORT) for address in serving])
         return self.status.counters.writes - before
 
     async def flows(self) -> list[Flow]:
-        """The flows to the VIP and to the real servers themselves."""
+        """Return the flows to the VIP and to the real servers themselves."""
         own = [(address, TARGET_PORT) for address in (self.first, self.second)]
         return await self.node.conntrack.udp_flows(self.family, [(self.vip, 53), *own])
 
@@ -137,7 +137,7 @@ async def balancer(node: RealNode, request: pytest.FixtureRequest) -> AsyncItera
 
 
 def connections() -> list[str]:
-    """The ports of the clients in IPVS's own list."""
+    """Return the client ports in IPVS's own list."""
     return [line.split()[2] for line in CONNECTIONS.read_text().splitlines()[1:]]
 
 
@@ -155,7 +155,7 @@ async def test_a_client_goes_on_to_another_real_server_when_its_own_is_gone(bala
 
 
 async def test_just_the_flows_of_the_gone_real_server_end(balancer: Balancer) -> None:
-    Sysctls().write("net.ipv4.vs.expire_nodest_conn", "0")  # or IPVS would end them before
+    Sysctls().write("net.ipv4.vs.expire_nodest_conn", "0")  # otherwise IPVS would end them first
     await balancer.serve(balancer.first, balancer.second)
     by_server = {await client.ask(): client for client in (balancer.client(), balancer.client())}
     assert set(by_server) == {balancer.first, balancer.second}
@@ -197,7 +197,7 @@ async def test_a_client_that_asked_before_there_was_a_virtual_server_is_served(b
 async def test_a_pod_that_asked_too_early_is_served_as_itself(
     cluster: Cluster, vip: str, endpoint: str, iptables: str
 ) -> None:
-    """Its packets went elsewhere, as those to a VIP do that is not bound yet; nothing is masqueraded."""
+    """While the VIP is not bound, its first packets leave the node by another route. Nothing is masqueraded."""
     node, attribute = cluster.node("node1"), "ip6" if ":" in vip else "ip"
     client, web = await node.pod("client-pod"), await cluster.node("node2").pod("web", udp=TARGET_PORT)
     address = getattr(client, attribute)

@@ -1,6 +1,6 @@
-"""The nat and filter rules on a real kernel, with real packets: what gets in, what is refused, and who is seen.
+"""The nat and filter rules on a real kernel, with real packets: what is accepted or refused, and which source is seen.
 
-No kroute runs here. The sets are filled, and the virtual servers made, by hand; what is tried is the rules.
+kroute does not run here. The tests fill the sets and create the virtual servers by hand, and try only the rules.
 """
 
 import errno
@@ -46,7 +46,7 @@ def place() -> Iterator[Place]:
             cluster.client.run("ip", "route", "add", vip, "via", of(node, family))
         node.sysctl("net.ipv4.vs.conntrack", 1)
         for limit in ("net.ipv4.icmp_ratelimit", "net.ipv6.icmp.ratelimit"):
-            node.sysctl(limit, 0)  # a client is told of one refused datagram a second, and these tests are faster
+            node.sysctl(limit, 0)  # the default is one refused datagram a second, too slow for these tests
         yield Place(cluster, node, pod, web)
     finally:
         cluster.close()
@@ -56,7 +56,7 @@ def place() -> Iterator[Place]:
 async def kernel(place: Place) -> AsyncIterator[Kernel]:
     ipset, xtables = Ipset(), {family: Xtables(family.number) for family in Family}
     async with AsyncExitStack() as stack:
-        with place.node.namespace.inside():  # sockets and threads stay where they were made; nothing else runs now
+        with place.node.namespace.inside():  # sockets and threads stay in this namespace; nothing else runs now
             for client in (ipset, *xtables.values()):
                 await stack.enter_async_context(client)
         for definition in set_definitions():
@@ -117,7 +117,7 @@ async def test_an_open_connection_stays_and_no_new_one_is_made(place: Place, ker
 async def test_a_vip_answers_on_the_ports_in_the_sets(
     place: Place, kernel: Kernel, family: Family, which: AddressSet
 ) -> None:
-    """The virtual server alone lets nobody in: IPVS takes packets behind INPUT, those of the node itself before it."""
+    """The virtual server alone admits nobody: IPVS takes packets after INPUT, and the node's own before it."""
     vip = VIPS[family]
     kernel.serve(vip, HTTP, of(place.web, family))
     await kernel.write_rules()
@@ -134,7 +134,7 @@ async def test_a_vip_answers_on_the_ports_in_the_sets(
 async def test_a_port_without_endpoints_is_refused_on_every_address(
     place: Place, kernel: Kernel, family: Family
 ) -> None:
-    """Whoever calls: there is no virtual server, so the node's own packets meet the rules, too."""
+    """This holds for every caller: without a virtual server the node's own packets meet the rules, too."""
     await kernel.write_rules()
     for address in (VIPS[family], of(place.node, family)):
         await kernel.put_port(AddressSet.NO_ENDPOINT, address, SSH)
@@ -143,7 +143,7 @@ async def test_a_port_without_endpoints_is_refused_on_every_address(
 
 
 async def test_an_sctp_client_is_refused_at_once_too(place: Place, kernel: Kernel) -> None:
-    """Over IPv4. There is no ICMPv6 message that REJECT can send and an SCTP client heeds."""
+    """Over IPv4. REJECT can send no ICMPv6 message that an SCTP client heeds."""
     vip = VIPS[Family.IPV4]
     await kernel.write_rules()
     await kernel.put(AddressSet.VIP, vip)
@@ -173,7 +173,7 @@ async def test_a_port_without_local_endpoints_is_for_local_pods_and_processes_on
 async def test_on_a_cluster_ip_all_but_local_pods_are_masqueraded(
     place: Place, kernel: Kernel, family: Family, settings: Settings
 ) -> None:
-    """The node's own packets, too: no interface is where they come from. Without a source route theirs is the VIP."""
+    """The node's own packets, too: they have no input interface. Without a source route their source is the VIP."""
     vip = VIPS[family]
     kernel.serve(vip, HTTP, of(place.web, family))
     await kernel.put_port(AddressSet.CLUSTER_IP, vip, HTTP)
@@ -185,7 +185,7 @@ async def test_on_a_cluster_ip_all_but_local_pods_are_masqueraded(
 
 @by_family
 async def test_with_snat_source_node_ip_pods_see_that_address(place: Place, kernel: Kernel, family: Family) -> None:
-    """The node has two addresses on the wire. Of IPv6 addresses the kernel prefers the one that came last."""
+    """The node has two addresses on the wire. Among IPv6 addresses the kernel prefers the newest."""
     address, second = of(place.node, family), {Family.IPV4: "192.168.123.7", Family.IPV6: "fd00:192:168:123::7"}[family]
     assigned = f"{second}/{24 if family is Family.IPV4 else 64}"
     kernel.serve(address, NODE_PORT, of(place.web, family))

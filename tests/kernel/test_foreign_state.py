@@ -1,4 +1,4 @@
-"""What only other programs make, as a migration reads and deletes it: mark's virtual servers, policy routing, rules."""
+"""State that only other programs write, as a migration reads and deletes it: fwmark servers, policy routing, rules."""
 
 import socket
 

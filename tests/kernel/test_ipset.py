@@ -1,4 +1,4 @@
-"""IP sets on a real kernel: many entries, and sets of others."""
+"""IP sets on a real kernel: many entries, and foreign sets."""
 
 import pytest
 

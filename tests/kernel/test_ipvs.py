@@ -1,4 +1,4 @@
-"""The IPVS table on a real kernel: live connections, foreign virtual servers, many of them."""
+"""The IPVS table on a real kernel: open connections, foreign virtual servers, and thousands of them."""
 
 import asyncio
 
@@ -122,7 +122,7 @@ async def test_thousands_are_written_and_read(node: RealNode) -> None:
 
 
 LEAVES_OUT = (6, 1)
-"""The last version of which it is known that a scan lacks virtual servers; 7.2 and 7.3 show all."""
+"""The last kernel version in which a scan is known to miss virtual servers; 7.2 and 7.3 show all."""
 
 
 async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_network_namespace(node: RealNode) -> None:

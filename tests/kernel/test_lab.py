@@ -1,4 +1,4 @@
-"""The lab itself: packets go where they should, and it has the field's problems that kroute is there to solve."""
+"""The lab itself: packets take their intended paths, and it has the problems that kroute solves."""
 
 import asyncio
 import signal
@@ -98,7 +98,7 @@ async def test_a_closed_port_refuses_and_a_vanished_pod_does_not_answer(cluster:
 
 
 async def test_a_host_calls_a_service_in_vain_unless_the_route_names_the_nodes_address(cluster: Cluster) -> None:
-    """Scenario S1: without the route a packet has the VIP as its source, which other nodes take for themselves."""
+    """Scenario S1: without the route a packet's source is the VIP, which other nodes take for their own address."""
     pods = await pod_on_each_node(cluster)
     for node in cluster.nodes.values():
         dummy_interface(node, f"{VIP}/32")

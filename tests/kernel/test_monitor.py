@@ -1,4 +1,4 @@
-"""Events from a real kernel: losing some, and telling whose they are."""
+"""Events from a real kernel: lost events, and which program caused an event."""
 
 import pytest
 

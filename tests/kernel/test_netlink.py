@@ -52,7 +52,7 @@ async def test_a_refused_request_carries_its_errno(node: RealNode) -> None:
 
 
 async def test_answers_to_a_cancelled_request_are_passed_over(node: RealNode) -> None:
-    """The request is abandoned between its sending and its answers; the next one must not take them for its own."""
+    """The request is cancelled between its sending and its answers; the next one must not take them for its own."""
     netlink = NetlinkSocket(NETLINK_ROUTE)
     await netlink.open()
 

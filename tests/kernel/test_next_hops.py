@@ -1,4 +1,4 @@
-"""Next hops on a real kernel: all are found, and what the kernel does for VIPs is no news."""
+"""Next hops on a real kernel: all are found, and the kernel's routes for VIPs cause no event."""
 
 import asyncio
 
@@ -40,7 +40,7 @@ async def test_vips_are_no_news_and_a_route_that_goes_is(node: RealNode) -> None
         for vip, source in (("10.0.0.1", NODE_IP), ("fd00::1", NODE_IP6)):
             await node.routes.write("d0", [SetLocalRoute(vip, source)])
             await node.addresses.write("d0", [BindAddress(vip)])
-        await asyncio.sleep(0.1)  # whatever the kernel had to say has been said
+        await asyncio.sleep(0.1)  # every event of the kernel has arrived by now
         assert not news.done()
         run("ip route del 203.0.113.0/24")
         async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""Chains of nf_tables are seen, whoever made them: in the family bridge, which the lab's kernel has."""
+"""Chains of nf_tables are seen, whichever program made them: tried in the family bridge, which the lab's kernel has."""
 
 from kroute.kernel.nftables import Nftables, NftChain
 from tests.kernel.nodes import run

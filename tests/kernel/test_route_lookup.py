@@ -1,4 +1,4 @@
-"""The way to an address is the kernel's own answer."""
+"""The route lookup returns the kernel's own answer."""
 
 from kroute.kernel.net.route_lookup import RouteLookup, Way
 from tests.kernel.nodes import NODE_IP6, OTHER_NODE_IP6, RealNode, run

@@ -1,4 +1,4 @@
-"""Local routes on a real kernel: which source the node takes, and that there is a route at every moment."""
+"""Local routes on a real kernel: which source the node chooses, and that a route exists at every moment."""
 
 import socket
 
@@ -12,7 +12,7 @@ from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6,
 
 
 def source_towards(address: str) -> str:
-    """What the node itself uses as its source address."""
+    """Return the source address that the node itself chooses."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
@@ -58,7 +58,7 @@ async def test_an_ipv4_route_that_stands_behind_another_comes_to_the_front(node:
 
 
 async def test_a_tentative_address_is_no_source_yet(node: RealNode) -> None:
-    """A veth does duplicate address detection; a dummy with NOARP does none."""
+    """A veth does duplicate address detection; a dummy with NOARP does not."""
     run("ip link add v0 type veth peer name v1")
     run("ip link set v0 up")
     run("ip link set v1 up")

@@ -1,4 +1,4 @@
-"""A restart with nothing to do: every request that changes something would be counted, and none is."""
+"""A restart without changes: every request that writes would be counted, and none is sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -30,7 +30,7 @@ WRITERS = ("links", "ipvs", "addresses", "routes", "ipset", "conntrack")
 
 
 def service(number: int) -> ServicePlan:
-    """A Service of two families and two protocols. Every tenth has what procfs does not tell of."""
+    """Return a Service of two families and two protocols. Every tenth has options that procfs does not show."""
     ipv4, ipv6 = f"10.96.{number // 200}.{number % 200 + 1}", f"fd96::{number + 1:x}"
     reals = [f"10.128.{number // 200}.{each}" for each in range(1, 6)]
     servers = [
@@ -44,7 +44,7 @@ def service(number: int) -> ServicePlan:
 
 
 def snapshot() -> dict[str, list[str]]:
-    """All of the kernel's state that kroute may write, without what tells the time or counts packets."""
+    """Return all of the kernel's state that kroute may write, without times and packet counters."""
     return {
         command: sorted(line for line in run(command).splitlines() if not line.startswith(("#", ":")))
         for command in SNAPSHOT
@@ -53,7 +53,7 @@ def snapshot() -> dict[str, list[str]]:
 
 @asynccontextmanager
 async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple[NodeControllers, NodeKernel]]:
-    """The controllers of one run, with all that the plans name in the kernel, and then at rest."""
+    """The controllers of one run, once every plan is in the kernel and no write is left to do."""
     settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0)
     broadcaster = Broadcaster()
 
@@ -65,7 +65,7 @@ async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple
         broadcaster.publish(plans)
         async with asyncio.timeout(60):
             await controllers.live()
-        await asyncio.sleep(1)  # what would be written once all are live
+        await asyncio.sleep(1)  # time for any write that follows the last plan
         yield controllers, kernel
         controllers.stop()
         await running

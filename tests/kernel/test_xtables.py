@@ -1,4 +1,4 @@
-"""Rules on a real kernel: nothing foreign is touched, and python-iptables' traps are avoided."""
+"""Rules on a real kernel: foreign rules are untouched, and python-iptables' traps are avoided."""
 
 import fcntl
 import os
@@ -41,7 +41,7 @@ def saved() -> list[str]:
 
 
 async def test_foreign_rules_stay_byte_for_byte_with_their_counters(xtables: Xtables, tmp_path: Path) -> None:
-    """(The counters of a built-in chain's policy are reset by every commit, iptables' own too.)"""
+    """Counters of a built-in chain's policy are not compared: every commit resets them, iptables' own too."""
     (tmp_path / "foreign").write_text(FOREIGN)
     run(f"iptables-legacy-restore -c {tmp_path / 'foreign'}")
     before = saved()
@@ -145,7 +145,7 @@ async def test_standard_output_stays_where_it_is(xtables: Xtables, capfd: pytest
 
 
 async def test_a_table_that_changes_meanwhile_is_read_again(xtables: Xtables) -> None:
-    """Somebody without the lock is between our reading and our commit."""
+    """Another program, without the lock, writes between our read and our commit."""
     from kroute.kernel.iptables.table import OpenTable
 
     seen: list[int] = []

@@ -1,1 +1,1 @@
-"""The lab's machines themselves, booted on this host: what becomes of one that comes to nothing."""
+"""The lab's machines themselves, booted on this host: what is reported when one fails."""

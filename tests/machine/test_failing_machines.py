@@ -1,4 +1,4 @@
-"""A machine that does not come up, or ends too early, says so at once, with the likely cause and what to do."""
+"""A machine that does not start, or ends too early, is reported at once, with the likely cause and what to do."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.lab.vm.machine import Machine, MachineError
 pytestmark = pytest.mark.machine
 
 TOLD_WITHIN = 20.0
-"""Seconds after which nobody should still look at a machine that does nothing."""
+"""Seconds within which a machine that does nothing must be reported."""
 
 
 @pytest.fixture(params=usable(), ids=lambda kernel: kernel.name)
@@ -79,7 +79,7 @@ def test_a_machine_that_is_killed_in_the_middle(machine: Machine) -> None:
 
 @pytest.fixture(scope="module")
 def other_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes this host refuse what others refuse, for programs with it preloaded."""
+    """Build a library that denies a program, when preloaded, what other hosts deny."""
     library = tmp_path_factory.mktemp("other-host") / "refuse_ptrace.so"
     source = Path(__file__).with_name("refuse_ptrace.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -87,7 +87,7 @@ def other_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def boot_packaged(monkeypatch: pytest.MonkeyPatch, *preloaded: Path, **pretended: str) -> int:
-    """Boot Debian's 6.1, which needs ptrace, with these libraries in it."""
+    """Boot Debian's 6.1, which needs ptrace, with these libraries preloaded."""
     for name, value in pretended.items():
         monkeypatch.setenv(name, value)
     with Machine("other-host", kernel=PACKAGED) as made:

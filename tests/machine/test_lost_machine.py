@@ -1,4 +1,4 @@
-"""A test that ends its machine fails with what the machine said last; the tests after it run in another machine."""
+"""A test that ends its machine fails with the machine's last output; later tests run in another machine."""
 
 import os
 import re

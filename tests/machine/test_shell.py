@@ -1,4 +1,4 @@
-"""`make lab`, as a person types at it: a cluster with an agent on each node, and a shell that knows them."""
+"""`make lab` at a terminal: a cluster with an agent on each node, and a shell that knows the nodes."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ PATIENCE = 120.0
 
 
 class Terminal:
-    """What stands on the screen of a program, and a keyboard."""
+    """The screen of a program, and a keyboard."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -27,7 +27,7 @@ class Terminal:
         os.write(self._descriptor, f"{line}\n".encode())
 
     def until(self, text: str) -> str:
-        """Return what is printed up to and with `text`, or all there is when the program ends."""
+        """Return what is printed up to and including `text`, or everything when the program ends."""
         printed = b""
         deadline = time.monotonic() + PATIENCE
         while text.encode() not in printed:
@@ -35,14 +35,14 @@ class Terminal:
             assert readable, f"{text!r} has not come: {printed.decode(errors='replace')}"
             try:
                 printed += os.read(self._descriptor, 4096)
-            except OSError:  # the other end of a terminal is gone
+            except OSError:  # the program has closed its end of the terminal
                 break
         return printed.decode(errors="replace")
 
 
 @contextmanager
 def lab_shell(*node: str) -> Iterator[Terminal]:
-    """The program that `make lab` runs, on a terminal of its own; it has to end well."""
+    """Run `make lab` on its own terminal; it must exit with 0."""
     pid, descriptor = pty.fork()
     if pid == 0:
         os.chdir(PROJECT)

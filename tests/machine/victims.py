@@ -1,4 +1,4 @@
-"""Tests of which one ends its machine. Run by test_lost_machine.py only: the name keeps them out of every other run."""
+"""Tests of which one ends its machine. Only test_lost_machine.py runs them: pytest does not collect this name."""
 
 import pytest
 
