@@ -1,8 +1,9 @@
 """The end of session affinity in service.go: after its timeout a client may get another pod.
 
 The kernel keeps a client's affinity for as long as it has an entry for one of its connections, however short the
-timeout is. A connection that was reset is deleted after 10 s (`ip_vs_proto_tcp.c`, state CLOSE), one that was closed after two
-minutes. So each call ends with a reset, and the tests read the kernel's entries to learn when to call again.
+timeout is. It deletes a connection that was reset after 10 s (`ip_vs_proto_tcp.c`, state CLOSE), and one that was
+closed after two minutes. So each call ends with a reset, and the tests read the kernel's entries to learn when to call
+again.
 """
 
 from tests.conformance.expect import WITHIN
