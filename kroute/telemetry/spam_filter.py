@@ -1,0 +1,98 @@
+"""Bound how often something is said about one object, and in all: whoever writes a Service may make it wrong.
+
+The figures are those of client-go (`tools/record/events_cache.go`): 25 at once about an object, then one in five
+minutes; after ten of one reason in ten minutes, those that follow become one. Those in all are kroute's own.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from enum import Enum, auto
+
+BURST, SECONDS_A_TOKEN = 25, 300.0
+SIMILAR, SIMILAR_WITHIN = 10, 600.0
+BURST_IN_ALL, SECONDS_A_TOKEN_IN_ALL = 1000, 0.1
+MOST_OBJECTS = 4096
+"""Objects that are remembered. Beyond that, those that were quiet for longest have a full bucket again."""
+
+
+class Verdict(Enum):
+    """What to do with something that could be said."""
+
+    SAY = auto()
+    COMBINE = auto()
+    """Say it for all that are like it: these are dropped for a time."""
+    SILENCE = auto()
+    """Do not say it, but that nothing more is said about this object for a time."""
+    DROP = auto()
+
+
+class _Bucket:
+    """Tokens that are spent one by one and come back with time."""
+
+    def __init__(self, burst: int, seconds_a_token: float, now: float) -> None:
+        self._burst = burst
+        self._seconds = seconds_a_token
+        self._tokens = float(burst)
+        self._at = now
+
+    def fill(self, now: float) -> bool:
+        """Whether there is a token."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._seconds)
+        self._at = now
+        return self._tokens >= 1
+
+    def take(self) -> None:
+        self._tokens -= 1
+
+
+class _History:
+    """What was said of one object: its bucket, and by reason since when and how often."""
+
+    def __init__(self, now: float) -> None:
+        self.bucket = _Bucket(BURST, SECONDS_A_TOKEN, now)
+        self.is_silent = False
+        self.similar: dict[str, tuple[float, int]] = {}
+
+    def count(self, reason: str, now: float) -> int:
+        """How often the reason was given lately, this time included."""
+        since, count = self.similar.get(reason, (now, 0))
+        if now - since >= SIMILAR_WITHIN:
+            since, count = now, 0
+        self.similar[reason] = (since, count + 1)
+        return count + 1
+
+
+class SpamFilter:
+    """Says of each message whether it is one too many; `clock` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all = _Bucket(BURST_IN_ALL, SECONDS_A_TOKEN_IN_ALL, clock())
+        self._objects: OrderedDict[Hashable, _History] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def judge(self, about: Hashable, reason: str) -> Verdict:
+        """What to do with a message about an object; `reason` is one of a few words."""
+        now = self._clock()
+        history = self._objects.setdefault(about, _History(now))
+        self._objects.move_to_end(about)
+        if len(self._objects) > MOST_OBJECTS:
+            self._objects.popitem(last=False)
+        if not self._all.fill(now):
+            return Verdict.DROP
+        if not history.bucket.fill(now):
+            if history.is_silent:
+                return Verdict.DROP
+            history.is_silent = True
+            self._all.take()
+            return Verdict.SILENCE
+        history.is_silent = False
+        count = history.count(reason, now)
+        if count > SIMILAR + 1:
+            return Verdict.DROP
+        history.bucket.take()
+        self._all.take()
+        return Verdict.SAY if count <= SIMILAR else Verdict.COMBINE
