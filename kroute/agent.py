@@ -51,6 +51,9 @@ STOP_WITHIN = 4.0
 SLICE = 64
 """Services that are planned before other tasks run: a few milliseconds."""
 
+WORK = 4000
+"""Virtual servers, real servers and set entries planned at most between two looks at the event loop."""
+
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 """Passes every change of Services, EndpointSlices and the Node on to a sink, until cancelled."""
 
@@ -147,7 +150,7 @@ class Agent:
             await self._changed.wait()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
-                plans = self._catalog.commit(SLICE)
+                plans = self._catalog.commit(SLICE, WORK)
                 self._publish(plans)
                 self._gc_tuning.made(len(plans))
                 await asyncio.sleep(0)

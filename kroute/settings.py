@@ -77,6 +77,9 @@ class Settings(msgspec.Struct, frozen=True):
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
     Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
 
+    `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
+    source ranges of all its virtual servers together.
+
     The default ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's, so that probes, scrapers
     and firewalls need no change. The default protected ports are those of SSH, etcd, the API server, the kubelet, and
     the health checks of service proxies.
@@ -105,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True):
         PortRange(10250, 10250),
         PortRange(10256, 10256),
     )
+    max_virtual_servers: int = 5000
+    max_backends: int = 50_000
     strict_arp: bool = True
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"

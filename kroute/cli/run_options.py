@@ -97,6 +97,20 @@ OPTIONS = (
     SERVE_NEEDED_ADDRESSES,
     PROTECTED_PORTS,
     option(
+        "--max-virtual-servers",
+        type=click.IntRange(min=1),
+        default=DEFAULTS.max_virtual_servers,
+        show_default=True,
+        help="Virtual servers that one Service may ask for on a node.",
+    ),
+    option(
+        "--max-backends",
+        type=click.IntRange(min=1),
+        default=DEFAULTS.max_backends,
+        show_default=True,
+        help="Real servers and source ranges of all virtual servers of one Service together.",
+    ),
+    option(
         "--strict-arp",
         type=click.Choice(["on", "off"]),
         default=write_switch(DEFAULTS.strict_arp),

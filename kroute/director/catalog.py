@@ -173,6 +173,7 @@ class DirectorCatalog:
                 renewed[key] = external_frontends(service, self._settings, self._machine, self._owners)
                 affected = self._claims.claim(Claimant.of(key, service), ranked(service, renewed[key].served))
             self._dirty.update(dict.fromkeys(affected))
+        self._dirty.update(dict.fromkeys(self._claims.take_losers()))
         self._claims_dirty.clear()
         return renewed
 

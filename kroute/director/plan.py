@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family, canonical, family_of
+from kroute.model.bounds import MOST_ADDRESSES, Problems
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service, ServiceStatus
 from kroute.model.plan import (
@@ -95,9 +96,9 @@ def external_frontends(service: Service, settings: Settings, machine: NodeFacts,
     `machine` are the facts of the director's machine. A Node's address is left to the Node, which would be cut off if a
     director bound it.
     """
-    problems: list[Problem] = []
+    problems = Problems()
     left = []
-    for written in service.spec.external_ips or ():
+    for written in (service.spec.external_ips or ())[: MOST_ADDRESSES + 1]:
         address = canonical(written) or ""
         if nodes := nodes_having(address, settings, owners) if address else ():
             problems.append(_of_a_machine(address, f"node {min(nodes)}"))
@@ -106,11 +107,12 @@ def external_frontends(service: Service, settings: Settings, machine: NodeFacts,
         else:
             left.append(written)
     if not left:
-        return Frontends((), tuple(dict.fromkeys(problems)))
+        return Frontends((), tuple(problems.kept), problems.more)
     spec = msgspec.structs.replace(service.spec, external_ips=tuple(left))
     bare = msgspec.structs.replace(service, spec=spec, status=ServiceStatus())
-    served, others = frontends_of(bare, machine, settings, owners)
-    return Frontends(tuple(it for it in served if it.kind is Kind.EXTERNAL_IP), (*dict.fromkeys(problems), *others))
+    served, others, more = frontends_of(bare, machine, settings, owners)
+    external = tuple(it for it in served if it.kind is Kind.EXTERNAL_IP)
+    return Frontends(external, (*problems.kept, *others), problems.more + more)
 
 
 def plan_director(
@@ -128,7 +130,7 @@ def plan_director(
     policy Cluster, those with a local endpoint with policy Local. A node whose check fails has weight 0.
     """
     base = plan_service(service, slices, NOWHERE, settings, held, frontends)
-    problems = list(base.problems)
+    problems = Problems(base.problems)
     by_endpoints = _weighs_endpoints(service, problems)
     ports = {frontend.key: frontend.port for frontend in frontends.served}
     local_only = service.spec.external_traffic_policy == "Local"
@@ -156,7 +158,7 @@ def plan_director(
         service.key,
         virtual_servers=tuple(servers),
         vips=tuple(Vip(address, None) for address in sorted(bound & {it.key.address for it in servers})),
-        problems=tuple(dict.fromkeys(problems)),
+        problems=problems.all(),
     )
     return DirectorPlan(plan, frozenset(probes))
 
@@ -175,7 +177,7 @@ def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | Non
     return Probe(ProbeKind.REACH, address, key.port)
 
 
-def _weighs_endpoints(service: Service, problems: list[Problem]) -> bool:
+def _weighs_endpoints(service: Service, problems: Problems) -> bool:
     """Whether nodes are weighted by the number of their endpoints.
 
     The annotation has the same prefixes as all others.

@@ -131,6 +131,18 @@ def node_facts(
     return msgspec.structs.replace(facts, node_port_addresses=_node_port_addresses(settings, facts))
 
 
+def changed_families(before: NodeFacts, after: NodeFacts) -> list[Family]:
+    """The families to whose Services the change matters, apart from node ports."""
+    return [family for family, probe in _PROBES.items() if _as_source(before, probe) != _as_source(after, probe)]
+
+
+_PROBES: dict[Family, str] = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
+
+
+def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:
+    return node.name, node.serves(probe), node.address_for(probe)
+
+
 def _node_port_addresses(settings: Settings, facts: NodeFacts) -> tuple[str, ...]:
     """The node's addresses that serve node ports, sorted."""
     if settings.nodeport_addresses == (PRIMARY,):

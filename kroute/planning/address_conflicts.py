@@ -5,7 +5,8 @@ addresses of a LoadBalancer's status, then external IPs. Equal claims go by age 
 alone would let an old Service squat on the addresses that newer ones are going to be assigned.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from kroute.model.addresses import canonical
@@ -49,37 +50,54 @@ def _is_balanced(frontend: Frontend, balanced: frozenset[str | None]) -> bool:
 class AddressClaims:
     """The addresses and ports that each Service claims, indexed both ways.
 
-    A change costs time for one Service's claims.
+    A claim costs the logarithm of the number of claimants, however many share an address.
     """
 
     def __init__(self) -> None:
-        self._claimants: dict[VirtualServerKey, tuple[Claimant, ...]] = {}
-        """The claimants of each address and port, the holder first."""
-        self._claims: dict[ObjectKey, tuple[VirtualServerKey, ...]] = {}
+        self._claimants: dict[VirtualServerKey, list[Claimant]] = {}
+        """The claimants of each address and port, sorted, so the holder first."""
+        self._claims: dict[ObjectKey, tuple[Claimant, tuple[VirtualServerKey, ...], tuple[int, ...]]] = {}
+        self._renamed: dict[VirtualServerKey, None] = {}
 
     def claim(self, claimant: Claimant, new: Mapping[VirtualServerKey, int]) -> set[ObjectKey]:
         """Replace all claims of a Service by these, each with its rank.
 
-        Returns the other Services whose plans this may change.
+        Returns the other Services to which or from which an address moves by this.
         """
-        affected: set[ObjectKey] = set()
-        for key in self._claims.pop(claimant.key, ()):
-            if key not in new:
-                affected |= self._settle(key, [it for it in self._claimants[key] if it.key != claimant.key])
-        for key, kind in new.items():
-            others = [it for it in self._claimants.get(key, ()) if it.key != claimant.key]
-            affected |= self._settle(key, [*others, claimant._replace(kind=kind)])
+        service = claimant.key
+        known, keys, kinds = self._claims.pop(service, (claimant, (), ()))
         if new:
-            self._claims[claimant.key] = tuple(new)
-        return affected - {claimant.key}
+            self._claims[service] = (claimant, tuple(new), tuple(new.values()))
+        old = dict(zip(keys, kinds, strict=True)) if keys else {}
+        moved: set[ObjectKey] = set()
+        for key, kind in old.items():
+            if known != claimant or new.get(key) != kind:
+                added = claimant._replace(kind=new[key]) if key in new else None
+                moved.update(self._settle(key, known._replace(kind=kind), added))
+        for key, kind in new.items():
+            if key not in old:
+                moved.update(self._settle(key, None, claimant._replace(kind=kind)))
+        moved.discard(service)
+        return moved
 
     def withdraw(self, service: ObjectKey) -> set[ObjectKey]:
-        """Drop all claims of a Service. Returns the other Services whose plans this may change."""
+        """Drop all claims of a Service. Returns the other Services to which an address moves by this."""
         return self.claim(Claimant(0, undated=True, created="", key=service), {})
+
+    def take_losers(self) -> set[ObjectKey]:
+        """The Services whose address has another holder than when this was asked last.
+
+        Their plans have to name it. They are not told with each move: of many who share an address all would be
+        planned again for each one that comes or goes.
+        """
+        renamed, self._renamed = self._renamed, {}
+        return {it.key for key in renamed for it in self._claimants.get(key, ())}
 
     def held_by_others(self, service: ObjectKey) -> dict[VirtualServerKey, ObjectKey]:
         """The addresses and ports that the Service claims and does not get, each with the Service that has it."""
-        holders = ((key, self._claimants[key][0].key) for key in self._claims.get(service, ()))
+        if service not in self._claims:
+            return {}
+        holders = ((key, self._claimants[key][0].key) for key in self._claims[service][1])
         return {key: holder for key, holder in holders if holder != service}
 
     def holder(self, key: VirtualServerKey) -> ObjectKey | None:
@@ -87,13 +105,23 @@ class AddressClaims:
         claimants = self._claimants.get(key)
         return claimants[0].key if claimants else None
 
-    def _settle(self, key: VirtualServerKey, claimants: list[Claimant]) -> set[ObjectKey]:
-        """Set the claimants of an address and port. Returns all claimants, old and new, if the holder changes."""
-        before, after = self._claimants.get(key, ()), tuple(sorted(claimants))
-        if after:
-            self._claimants[key] = after
-        else:
+    def _settle(self, key: VirtualServerKey, gone: Claimant | None, new: Claimant | None) -> Collection[ObjectKey]:
+        """Take a claimant of an address and port away, add one. Returns both holders if the address moves."""
+        claimants = self._claimants.get(key)
+        if claimants is None:
+            if new is not None:
+                self._claimants[key] = [new]
+            return ()
+        before = claimants[0].key
+        if gone is not None:
+            del claimants[bisect_left(claimants, gone)]
+        if new is not None:
+            insort(claimants, new)
+        if not claimants:
             del self._claimants[key]
-        if before and after and before[0].key == after[0].key:
-            return set()
-        return {it.key for it in before + after}
+            return ()
+        after = claimants[0].key
+        if before == after:
+            return ()
+        self._renamed[key] = None
+        return (before, after)

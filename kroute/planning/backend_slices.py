@@ -5,7 +5,7 @@ all endpoints that are equal in these share one `Traits`, and plans hold the sam
 Each version of a slice is read once. A real server that the previous version had stays the same object.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -13,11 +13,16 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family, unicast
+from kroute.model.bounds import NO_BOUND
 from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
 from kroute.model.plan import RealServer, quoted
 
 _KINDS_OF_ENDPOINTS = 1 << 14
 """How many different `Traits` are shared at most: more than any cluster has that Kubernetes supports."""
+
+
+LARGE_SLICE = 10_000
+"""Endpoints times ports: a slice of the EndpointSlice controller (100 endpoints) with 100 ports is none yet."""
 
 
 class PortKey(NamedTuple):
@@ -66,16 +71,18 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class SlicePort(NamedTuple):
-    """One of a slice's ports, and the real server that each of the slice's endpoints is on that port."""
+    """One of a slice's ports: the real server of each of its endpoints, unless the slice is a large one."""
 
     key: PortKey
+    number: int
     real_servers: tuple[RealServer, ...]
 
 
 class BackendSlice(msgspec.Struct, frozen=True, gc=False):
     """The part of a slice that can be served. `traits` belong to the real servers of each port, in the same order.
 
-    `family` is None for a slice of host names. `refused` are the invalid addresses and ports.
+    `family` is None for a slice of names; `refused` are the invalid addresses and ports. A large slice has `addresses`:
+    it is kept as its endpoints and its ports, and not as all combinations of both, of which there may be millions.
     """
 
     name: str
@@ -83,6 +90,13 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
     ports: tuple[SlicePort, ...]
     traits: tuple[Traits, ...]
     refused: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+
+    def real_servers(self, port: SlicePort, most: int) -> Sequence[RealServer]:
+        """The first real servers of one of the ports; `traits` are in the same order, and may be more."""
+        if self.addresses:
+            return [RealServer(address, port.number) for address in self.addresses[:most]]
+        return port.real_servers[:most]
 
     @property
     def has_hints(self) -> bool:
@@ -92,7 +106,9 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
 
 def addresses_of(slices: Iterable[BackendSlice]) -> frozenset[str]:
     """The addresses of all endpoints of these slices."""
-    return frozenset(server.address for piece in slices for port in piece.ports for server in port.real_servers)
+    return frozenset(
+        server.address for piece in slices for port in piece.ports for server in piece.real_servers(port, NO_BOUND)
+    )
 
 
 def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> BackendSlice:
@@ -108,17 +124,14 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> Back
         return BackendSlice(piece.metadata.name, family, (), (), tuple(refused))
     endpoints = sorted(_endpoints(piece, refused).items(), key=itemgetter(0))
     known = {it: it for port in before.ports for it in port.real_servers} if before is not None else {}
+    is_large = len(endpoints) * len(ports) > LARGE_SLICE
     return BackendSlice(
         piece.metadata.name,
         family,
-        tuple(
-            [
-                SlicePort(port_key(port.name or "", port.protocol), _real_servers(endpoints, port.port or 0, known))
-                for port in ports
-            ]
-        ),
+        tuple([_slice_port(port, [] if is_large else endpoints, known) for port in ports]),
         tuple([traits for _, traits in endpoints]),
         tuple(refused),
+        tuple([address for address, _ in endpoints]) if is_large else (),
     )
 
 
@@ -150,6 +163,13 @@ def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Trai
         if traits.preference > known.preference:
             endpoints[address] = traits
     return endpoints
+
+
+def _slice_port(
+    port: EndpointPort, endpoints: Iterable[tuple[str, Traits]], known: dict[RealServer, RealServer]
+) -> SlicePort:
+    number = port.port or 0
+    return SlicePort(port_key(port.name or "", port.protocol), number, _real_servers(endpoints, number, known))
 
 
 def _real_servers(

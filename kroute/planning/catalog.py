@@ -5,13 +5,15 @@ limited number of them. Each affected Service is planned once, however many chan
 here awaits, and only one thread uses it. Only the fields that planning reads are kept, and equal parts are shared.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import assert_never
 
-from kroute.model.addresses import Family, family_of
+from kroute.model.addresses import family_of
+from kroute.model.bounds import Batch, Meter, Steps, finished
 from kroute.model.kinds import InitialSync
-from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, node_facts
+from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
     HEADLESS_LABEL,
     Applied,
@@ -32,11 +34,9 @@ from kroute.planning.endpoint_reasons import ServiceView, view_service
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
 from kroute.planning.plan_node import plan_node
-from kroute.planning.plan_service import plan_service
-from kroute.planning.service_addresses import cluster_ips, has_node_ports
+from kroute.planning.plan_service import planning
+from kroute.planning.service_addresses import has_family, has_node_ports
 from kroute.settings import Settings
-
-_PROBES: dict[Family, str] = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
 class Catalog:
@@ -63,12 +63,13 @@ class Catalog:
         self._marked: dict[ObjectKey, bool] = {}
         """The Services to plan, in the order of their marking. The value is whether the Service's claims may have
         changed."""
+        self._batch: Batch[ObjectKey, Frontends | None, ServicePlan] | None = None
         self._is_node_marked = True
 
     @property
     def has_marked(self) -> bool:
         """Whether the node or a Service is to be planned."""
-        return self._is_node_marked or bool(self._marked)
+        return self._is_node_marked or bool(self._marked) or self._batch is not None
 
     @property
     def ready(self) -> bool:
@@ -137,12 +138,11 @@ class Catalog:
         if node == before:
             return
         self._is_node_marked = True
-        families = [family for family, probe in _PROBES.items() if _as_source(before, probe) != _as_source(node, probe)]
-        node_ports_moved = before.node_port_addresses != node.node_port_addresses
-        if node_ports_moved:
+        families = changed_families(before, node)
+        if before.node_port_addresses != node.node_port_addresses:
             self._mark(*[key for key, service in self._services.items() if has_node_ports(service)])
         for family in families:
-            self._mark(*[key for key, service in self._services.items() if _has_family(service, family)])
+            self._mark(*[key for key, service in self._services.items() if has_family(service, family)])
         if families or (before.pod_cidrs, before.service_ranges) != (node.pod_cidrs, node.service_ranges):
             self._mark(*self._owners.with_external_ips())  # their family may differ from the ClusterIPs'
         self._mark(*self._owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
@@ -155,7 +155,7 @@ class Catalog:
     def _renew_node(self) -> None:
         self.set_node(node_facts(self._settings, self._node_object, self._interfaces, self._api))
 
-    def commit(self, limit: int | None = None) -> list[Plan]:
+    def commit(self, limit: int | None = None, work: int | None = None) -> list[Plan]:
         """Plan what is marked.
 
         Returns the plans that differ from the previous ones; a deleted Service gets an empty plan.
@@ -163,15 +163,21 @@ class Catalog:
         With a `limit`, only that many Services are planned, the ones that have waited longest; `has_marked` says
         whether more are left. Services between which an address moves are committed together, beyond the limit if need
         be, so that no controller sees the address without an owner. The node's plan comes first.
+        With `work`, about that many units are done (virtual servers, real servers, set entries); the next call goes on.
 
         Returns nothing before the initial sync is complete: a plan with half of the endpoints would remove the other
         half from the kernel.
         """
         if not self.ready:
             return []
-        due = self._take_marked(limit)
-        made = [self._plan(key, frontends) for key, frontends in due.items()]
-        return [*self._commit_node(), *(kept for plan in made if (kept := self._keep(plan)) is not None)]
+        meter = Meter(work)
+        plans: list[Plan] = [*self._commit_node()]
+        if self._batch is None:
+            self._batch = Batch(self._take_marked(limit, meter))
+        if not self._batch.advance(meter, self._planning):
+            return plans
+        made, self._batch = self._batch.made, None
+        return [*plans, *(kept for plan in made if (kept := self._keep(plan)) is not None)]
 
     def _commit_node(self) -> list[NodePlan]:
         """Plan the node if it is marked. Returns its plan if that differs from the previous one."""
@@ -251,47 +257,44 @@ class Catalog:
             self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(service, ()))))
         self._marked.setdefault(service, False)
 
-    def _take_marked(self, limit: int | None) -> dict[ObjectKey, Frontends | None]:
+    def _take_marked(self, limit: int | None, meter: Meter) -> dict[ObjectKey, Frontends | None]:
         """Take marked Services, oldest mark first, and renew their claims.
 
-        Returns the frontends that were computed for the claims, or None where none were computed.
-        A Service that gains or loses an address by this is taken as well.
+        Returns the frontends that were computed for the claims, or None where none were computed. A Service that an
+        address moves to or from is taken as well. One whose address only has another holder waits till the others are
+        planned: many may share an address.
         """
-        keys = list(islice(self._marked, limit))
+        keys = deque(islice(self._marked, limit))
+        movers: set[ObjectKey] = set()
         due: dict[ObjectKey, Frontends | None] = {}
-        for key in keys:  # the list grows while it is iterated
+        while movers or (keys and not (due and meter.is_spent)):
+            key = movers.pop() if movers else keys.popleft()
             claims_anew = self._marked.pop(key, False)
             due.setdefault(key, None)
+            meter.spend(1)
             if claims_anew:
-                due[key], affected = self._settle_claims(key)
-                keys += [other for other in affected if other not in due]
+                frontends, moved = self._settle_claims(key)
+                due[key] = frontends
+                meter.spend(len(frontends.served) if frontends is not None else 0)
+                movers |= moved - due.keys()
         if not self._marked:
-            self._marked = {}  # a dict that was once large keeps its size, and iterating it visits every slot
+            losers = self._claims.take_losers() - due.keys()
+            due.update(dict.fromkeys(losers if limit is None else ()))
+            self._marked = dict.fromkeys(losers if limit is not None else (), False)  # one that was large stays slow
         return due
 
     def _settle_claims(self, key: ObjectKey) -> tuple[Frontends | None, set[ObjectKey]]:
-        """Renew the claims of a Service. Returns its frontends, and the other Services whose plans this may change."""
+        """Renew the claims of a Service. Returns its frontends, and the Services that an address moves to or from."""
         service = self._services.get(key)
         if service is None:
             return None, self._claims.withdraw(key)
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         return frontends, self._claims.claim(Claimant.of(key, service), ranked(service, frontends.served))
 
-    def _plan(self, key: ObjectKey, frontends: Frontends | None) -> ServicePlan:
-        service = self._services.get(key)
+    def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
+        service, slices = self._services.get(key), self._slices.get(key, ())
         if service is None:
-            return ServicePlan(key)
-        slices = self._slices.get(key, ())
+            return finished(ServicePlan(key))
         held = self._claims.held_by_others(key)
-        if frontends is None:
-            frontends = frontends_of(service, self._node, self._settings, self._owners)
-        return plan_service(service, slices, self._node, self._settings, held, frontends)
-
-
-def _has_family(service: Service, family: Family) -> bool:
-    return any(family_of(address) == family for address in cluster_ips(service))
-
-
-def _as_source(node: NodeFacts, probe: str) -> tuple[str, bool, str | None]:
-    """The facts of a node that matter to the Services of a family, apart from node ports."""
-    return node.name, node.serves(probe), node.address_for(probe)
+        frontends = frontends or frontends_of(service, self._node, self._settings, self._owners)
+        return planning(service, slices, self._node, self._settings, held, frontends)

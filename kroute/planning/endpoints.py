@@ -11,9 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family
+from kroute.model.bounds import NO_BOUND, Steps, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import RealServer
-from kroute.planning.backend_slices import BackendSlice, PortKey, SlicePort, Traits
+from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 
 Backends = dict[RealServer, Traits]
 """The endpoints of one Service port, by the real server that each of them is."""
@@ -23,10 +24,14 @@ Chosen = list[tuple[RealServer, Traits]]
 
 
 class MergedSlices(msgspec.Struct, frozen=True):
-    """The slices of one Service and one family, merged; `refused` are the invalid addresses and ports."""
+    """The slices of one Service and one family, merged; `refused` are the invalid addresses and ports.
+
+    `left_out` is how many backends there would be besides, if there were room for more.
+    """
 
     backends: dict[PortKey, Backends]
     refused: tuple[str, ...]
+    left_out: int = 0
 
 
 def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
@@ -36,19 +41,32 @@ def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
     that is not terminating wins (kubernetes/kubernetes#135266), then the one that is ready, then the one that is
     serving.
     """
+    return finish(merging(slices, family, NO_BOUND))
+
+
+def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[MergedSlices]:
+    """As `merge`, in steps. Of more than `most` backends the first are taken, by the names of the slices."""
     merged: dict[PortKey, Backends] = {}
     refused: dict[str, None] = {}
+    taken = left_out = 0
     for piece in sorted(slices, key=attrgetter("name")):
         if piece.family != family:
             continue
         refused.update(dict.fromkeys(piece.refused))
         for port in piece.ports:
+            count = min(len(piece.traits), most - taken)
+            left_out += len(piece.traits) - count
+            if not count:
+                continue
+            taken += count
+            yield count
+            servers = piece.real_servers(port, count)
             known = merged.get(port.key)
             if known is None:
-                merged[port.key] = dict(zip(port.real_servers, piece.traits, strict=True))
+                merged[port.key] = dict(zip(servers, piece.traits, strict=False))
             else:
-                _add(known, port, piece.traits)
-    return MergedSlices(merged, tuple(refused))
+                _add(known, servers, piece.traits)
+    return MergedSlices(merged, tuple(refused), left_out)
 
 
 class ChoiceSteps(NamedTuple):
@@ -85,8 +103,8 @@ def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = Fals
     return ChoiceSteps(allowed, ready, ready if only_local else _near(ready, node))
 
 
-def _add(backends: Backends, port: SlicePort, traits: Iterable[Traits]) -> None:
-    for real_server, its_traits in zip(port.real_servers, traits, strict=True):
+def _add(backends: Backends, real_servers: Iterable[RealServer], traits: Iterable[Traits]) -> None:
+    for real_server, its_traits in zip(real_servers, traits, strict=False):
         known = backends.setdefault(real_server, its_traits)
         if its_traits.preference > known.preference:
             backends[real_server] = its_traits

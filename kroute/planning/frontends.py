@@ -1,10 +1,12 @@
 """Find the frontends of a Service on a node: its ClusterIPs, external addresses and node ports."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import chain, islice
 from typing import NamedTuple
 
 from kroute.model.addresses import unicast
+from kroute.model.bounds import MOST_ADDRESSES, NO_BOUND, Problems
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
 from kroute.model.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
@@ -42,10 +44,14 @@ class Frontend(NamedTuple):
 
 
 class Frontends(NamedTuple):
-    """The frontends of a Service on a node, and the Problems of those that are not served."""
+    """Everything that clients of a Service may address on a node, and what is wrong with the rest.
+
+    ClusterIPs come first, then node ports. `more_problems` is how many are not listed.
+    """
 
     served: tuple[Frontend, ...]
     problems: tuple[Problem, ...]
+    more_problems: int = 0
 
 
 def is_ours(service: Service, settings: Settings) -> bool:
@@ -68,25 +74,69 @@ def frontends_of(
     """
     if not is_ours(service, settings) or not cluster_ips(service):
         return Frontends((), ())
-    problems: list[Problem] = []
-    ports = _by_number(service, problems)
-    served: dict[VirtualServerKey, Frontend] = {}
-    for kind, address, place in _addresses(service, node, settings, owners or AddressOwners(), problems):
+    problems = Problems()
+    limit = settings.max_virtual_servers
+    ports = _by_number(service, limit, problems)
+    addresses = list(_addresses(service, node, settings, owners or AddressOwners(), problems))
+    asked = chain(
+        _at_addresses([it for it in addresses if it[0] is Kind.CLUSTER_IP], ports, settings, problems),
+        _at_node_ports(service, node, ports.values(), problems),
+        _at_addresses([it for it in addresses if it[0] is not Kind.CLUSTER_IP], ports, settings, problems),
+    )
+    served = {frontend.key: frontend for frontend in islice(asked, limit)}
+    if next(asked, None) is not None or _are_left_out(service, limit):
+        return Frontends(tuple(served.values()), (_too_many(service, node, limit), *problems.kept), problems.more)
+    return Frontends(tuple(served.values()), tuple(problems.kept), problems.more)
+
+
+def _at_addresses(
+    addresses: Iterable[tuple[Kind, str, Place]],
+    ports: Mapping[tuple[Protocol, int], ServicePort],
+    settings: Settings,
+    problems: Problems,
+) -> Iterator[Frontend]:
+    """Each port on each address."""
+    for kind, address, place in addresses:
         for (protocol, number), port in ports.items():
             if place is Place.OWN and settings.protects(number):
                 problems.append(_protected(kind, address, number))
                 continue
             key = VirtualServerKey(protocol, address, number)
-            served[key] = Frontend(key, port_key(port.name, port.protocol), kind, place is Place.VIP)
-    for key, port in _node_ports(service, node, ports.values(), problems):
-        served.setdefault(key, Frontend(key, port_key(port.name, port.protocol), Kind.NODE_PORT, is_bound=False))
-    return Frontends(tuple(served.values()), tuple(dict.fromkeys(problems)))
+            yield Frontend(key, port_key(port.name, port.protocol), kind, place is Place.VIP)
 
 
-def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol, int], ServicePort]:
-    """The valid ports by number. Of two with the same number and protocol, the first is taken."""
+def _at_node_ports(
+    service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: Problems
+) -> Iterator[Frontend]:
+    for key, port in _node_ports(service, node, ports, problems):
+        yield Frontend(key, port_key(port.name, port.protocol), Kind.NODE_PORT, is_bound=False)
+
+
+def _are_left_out(service: Service, limit: int) -> bool:
+    """Whether something was not looked at because there is too much of it."""
+    spec, status = service.spec, service.status.load_balancer
+    addresses = max(len(spec.external_ips or ()), len(status.ingress or ()), len(spec.cluster_ips or ()))
+    return addresses > MOST_ADDRESSES or len(spec.ports or ()) > limit
+
+
+def _too_many(service: Service, node: NodeFacts, limit: int) -> Problem:
+    """One Problem for all that is too much, with what it would be if every address and port were valid."""
+    ports = service.spec.ports or ()
+    addresses = len(_written_addresses(service, NO_BOUND))
+    on_node = sum(it.node_port != 0 for it in ports) * len(node.node_port_addresses) if has_node_ports(service) else 0
+    subject = f"{len(ports) * addresses + on_node} virtual servers"
+    message = (
+        f"{subject} are asked for: {len(ports)} ports on {addresses} addresses, and node ports. At most {limit} are "
+        f"served, ClusterIPs and node ports first, and of each kind {MOST_ADDRESSES} addresses. "
+        "Split the Service, or raise --max-virtual-servers."
+    )
+    return Problem("TooManyVirtualServers", subject, message)
+
+
+def _by_number(service: Service, most: int, problems: Problems) -> dict[tuple[Protocol, int], ServicePort]:
+    """The valid ports; of two with the same number and protocol the first. Looks at `most` ports."""
     ports: dict[tuple[Protocol, int], ServicePort] = {}
-    for port in service.spec.ports or ():
+    for port in (service.spec.ports or ())[:most]:
         protocol = Protocol.__members__.get(port.protocol)
         subject = f"port {port.port}/{shortened(port.protocol)}"
         if protocol is None:
@@ -103,7 +153,7 @@ def _by_number(service: Service, problems: list[Problem]) -> dict[tuple[Protocol
 
 
 def _addresses(
-    service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: list[Problem]
+    service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: Problems
 ) -> Iterator[tuple[Kind, str, Place]]:
     """The addresses to serve here, and where they are bound. Of two equal addresses, the first is taken."""
     seen: set[str] = set()
@@ -131,11 +181,11 @@ def _admission(kind: Kind, address: str, node: NodeFacts, settings: Settings, ow
     return Admission(Place.VIP)
 
 
-def _written_addresses(service: Service) -> list[tuple[Kind, str]]:
+def _written_addresses(service: Service, most: int = MOST_ADDRESSES) -> list[tuple[Kind, str]]:
     return [
-        *[(Kind.CLUSTER_IP, ip) for ip in cluster_ips(service)],
-        *[(Kind.EXTERNAL_IP, ip) for ip in service.spec.external_ips or ()],
-        *[(Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service)],
+        *[(Kind.CLUSTER_IP, ip) for ip in cluster_ips(service, most)],
+        *[(Kind.EXTERNAL_IP, ip) for ip in (service.spec.external_ips or ())[:most]],
+        *[(Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service, most)],
     ]
 
 
@@ -160,7 +210,7 @@ def _protected(kind: Kind, address: str, port: int) -> Problem:
 
 
 def _node_ports(
-    service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: list[Problem]
+    service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: Problems
 ) -> Iterator[tuple[VirtualServerKey, ServicePort]]:
     """Each node port on each address of the families that the Service has."""
     if not has_node_ports(service):

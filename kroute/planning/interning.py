@@ -64,12 +64,14 @@ def _shared(value: T) -> T:
     Only small values are remembered, and beyond so many those unused for longest are forgotten: a tenant may edit a
     large value as often as it likes, and each version goes with its Service.
     """
-    return cast("T", _known(value)) if _is_small(value) else value
+    return value if value is None or not _is_small(value) else cast("T", _known(value))
 
 
 def _is_small(value: Hashable) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LARGEST_SHARED
     try:
-        return value is None or len(_encode(value)) <= LARGEST_SHARED
+        return len(_encode(value)) <= LARGEST_SHARED
     except UnicodeEncodeError:  # a lone surrogate
         return False
 

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kroute.model.addresses import Family, family_of
+from kroute.model.bounds import UNITS_A_STEP, Problems, Steps, finish, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import (
@@ -20,7 +21,7 @@ from kroute.model.plan import (
 )
 from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
-from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merge
+from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merging
 from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.settings import Settings
@@ -57,51 +58,95 @@ def plan_service(
     Problem of the plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are
     equal.
     """
-    served, known_problems = frontends or frontends_of(service, node, settings)
-    if not served:
-        return ServicePlan(service.key, problems=known_problems)
-    problems = list(known_problems)
-    options = _options(service, settings, problems)
-    merged = {family: merge(slices, family) for family in sorted({family_of(it.key.address) for it in served})}
-    problems += _endpoint_problems([text for each in merged.values() for text in each.refused])
-    problems += [_conflict(it.key, held[it.key]) for it in served if it.key in held]
-    mine = [it for it in served if it.key not in held]
-    reaches = _reaches(service, mine, merged, node)
-    ranges = source_ranges(service, problems)
+    return finish(planning(service, slices, node, settings, held, frontends))
 
-    vips = {it.key.address for it in mine if it.is_bound}
-    entries = {SetEntry(AddressSet.VIP, (address,)) for address in vips}
+
+def planning(
+    service: Service,
+    slices: Collection[BackendSlice],
+    node: NodeFacts,
+    settings: Settings,
+    held: Mapping[VirtualServerKey, ObjectKey],
+    frontends: Frontends | None,
+) -> Steps[ServicePlan]:
+    """As `plan_service`, in steps."""
+    served, known_problems, more_problems = frontends or frontends_of(service, node, settings)
+    problems = Problems(known_problems, more_problems)
+    if not served:
+        return ServicePlan(service.key, problems=problems.all())
+    options = _options(service, settings, problems)
+    merged = {}
+    for family in sorted({family_of(it.key.address) for it in served}):
+        merged[family] = yield from merging(slices, family, settings.max_backends)
+    problems.extend(_endpoint_problems([text for each in merged.values() for text in each.refused]))
+    problems.extend(_conflict(it.key, held[it.key]) for it in served if it.key in held)
+    ranges = source_ranges(service, problems)
+    answered = _Answered(service, merged, node, ranges, settings.max_backends)
+
+    vips: set[str] = set()
+    entries: set[SetEntry] = set()
     virtual_servers: list[VirtualServer] = []
-    for frontend, reach in zip(mine, reaches, strict=True):
+    units = 0
+    for frontend in served:
+        if frontend.key in held or (reach := answered.reach(frontend)) is None:
+            continue
+        if frontend.is_bound and frontend.key.address not in vips:
+            vips.add(frontend.key.address)
+            entries.add(SetEntry(AddressSet.VIP, (frontend.key.address,)))
         virtual_servers.append(_virtual_server(frontend.key, options, reach))
+        count = len(entries)
         entries.update(_entries(frontend, options, reach, ranges))
+        units += 1 + len(entries) - count
+        if units >= UNITS_A_STEP // 10:
+            yield units
+            units = 0
+    yield units
+    if answered.left_out:
+        problems.put_first(_too_many_backends(answered, settings))
 
     virtual_servers.sort(key=lambda server: server.key)
     return ServicePlan(
         service.key,
         virtual_servers=tuple(virtual_servers),
         vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips)),
-        set_entries=tuple(sorted(entries)),
+        set_entries=tuple(sorted(entries) if len(entries) < UNITS_A_STEP else (yield from sort(entries))),
         health_check=_health_check(service, merged, node),
-        problems=tuple(dict.fromkeys(problems)),
+        problems=problems.all(),
     )
 
 
-def _reaches(
-    service: Service, frontends: Collection[Frontend], merged: Mapping[Family, MergedSlices], node: NodeFacts
-) -> list[_Reach]:
-    """The real servers and sets of each frontend. Frontends with the same port, family and policy share one result."""
-    known: dict[tuple[PortKey, Family, bool], _Reach] = {}
-    reaches = []
-    for frontend in frontends:
+class _Answered:
+    """What serves the frontends, while there is room. Those with the same port, family and policy share one answer.
+
+    `left_out` counts the real servers and source ranges for which there was none.
+    """
+
+    def __init__(
+        self, service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts, ranges: Ranges, room: int
+    ) -> None:
+        self.left_out = sum(each.left_out for each in merged.values())
+        self._service = service
+        self._merged = merged
+        self._node = node
+        self._ranges = ranges
+        self._room = room
+        self._known: dict[tuple[PortKey, Family, bool], _Reach] = {}
+
+    def reach(self, frontend: Frontend) -> _Reach | None:
+        """None if there is no room for it."""
         family = family_of(frontend.key.address)
         question = (frontend.port, family, frontend.is_external)
-        if question not in known:
-            backends = merged[family].backends.get(frontend.port, {})
+        reach = self._known.get(question)
+        if reach is None:
+            backends = self._merged[family].backends.get(frontend.port, {})
             reach_of = _reach_from_outside if frontend.is_external else _reach_inside
-            known[question] = reach_of(service, backends, node)
-        reaches.append(known[question])
-    return reaches
+            reach = self._known[question] = reach_of(self._service, backends, self._node)
+        count = len(reach.real_servers) + len(_networks(frontend, self._ranges) or ())
+        if count > self._room:
+            self.left_out += count
+            return None
+        self._room -= count
+        return reach
 
 
 def _reach_inside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
@@ -143,12 +188,17 @@ def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges
     key = frontend.key
     port = (key.address, int(key.protocol), key.port)
     yield from (SetEntry(one, port) for one in reach.sets)
-    networks = ranges.get(family_of(key.address)) if frontend.kind is Kind.LOAD_BALANCER_IP else None
+    networks = _networks(frontend, ranges)
     if networks is not None:
         yield SetEntry(AddressSet.RESTRICTED, port)
         yield from (SetEntry(AddressSet.SOURCE_RANGE, (*port, network)) for network in networks)
     if options.hairpin:
         yield from (_hairpin(key, real_server) for real_server in reach.on_this_node)
+
+
+def _networks(frontend: Frontend, ranges: Ranges) -> tuple[str, ...] | None:
+    """The networks of the clients that are let in; None lets in all."""
+    return ranges.get(family_of(frontend.key.address)) if frontend.kind is Kind.LOAD_BALANCER_IP else None
 
 
 def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
@@ -179,18 +229,18 @@ def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node:
     return HealthCheck(port, max(counts, default=0))
 
 
-def _options(service: Service, settings: Settings, problems: list[Problem]) -> Options:
-    """Apply the settings, then `sessionAffinity`, then the annotations."""
+def _options(service: Service, settings: Settings, problems: Problems) -> Options:
+    """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
     options, complaints = apply_annotations(
         Options(scheduler=settings.scheduler, persistence_timeout=timeout, hairpin=settings.hairpin),
         service.metadata.annotations,
     )
-    problems += complaints
+    problems.extend(complaints)
     return options
 
 
-def _affinity_timeout(service: Service, problems: list[Problem]) -> int:
+def _affinity_timeout(service: Service, problems: Problems) -> int:
     config = service.spec.session_affinity_config
     timeout = config.client_ip.timeout_seconds if config and config.client_ip else None
     if timeout is None:
@@ -221,3 +271,13 @@ def _endpoint_problems(refused: list[str]) -> list[Problem]:
         f"{refused[0]}{more} cannot be served. Allowed: unicast addresses of the slice's addressType, ports to 65535."
     )
     return [Problem("InvalidEndpoint", refused[0], message)]
+
+
+def _too_many_backends(answered: _Answered, settings: Settings) -> Problem:
+    most = settings.max_backends
+    subject = f"{answered.left_out} real servers and source ranges"
+    message = (
+        f"{subject} beyond the first {most} are not served, with the virtual servers that have them. "
+        "Split the Service, or raise --max-backends."
+    )
+    return Problem("TooManyBackends", subject, message)

@@ -1,24 +1,29 @@
 """The addresses that a Service names, as written."""
 
+from kroute.model.addresses import Family, family_of
+from kroute.model.bounds import MOST_ADDRESSES
 from kroute.model.objects import Service
 from kroute.planning.annotations import Options, apply_annotations
 
 _NO_CLUSTER_IP = frozenset({"", "None"})
 
 
-def cluster_ips(service: Service) -> tuple[str, ...]:
-    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` takes precedence over `clusterIP`."""
+def cluster_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
+    """The Service's ClusterIPs as written; none for a headless one. `clusterIPs` takes precedence over `clusterIP`.
+
+    Here and below, no more than `most` are looked at.
+    """
     written = service.spec.cluster_ips or (service.spec.cluster_ip,)
-    return tuple([ip for ip in written if ip not in _NO_CLUSTER_IP])
+    return tuple([ip for ip in written[:most] if ip not in _NO_CLUSTER_IP])
 
 
 def external_ips(service: Service) -> tuple[str, ...]:
     """The Service's external IPs and LoadBalancer addresses as written."""
-    return (*(service.spec.external_ips or ()), *load_balancer_ips(service))
+    return (*(service.spec.external_ips or ())[:MOST_ADDRESSES], *load_balancer_ips(service))
 
 
-def load_balancer_ips(service: Service) -> tuple[str, ...]:
-    """The addresses of the Service's load balancer that nodes serve, without host names and those with `ipMode: Proxy`.
+def load_balancer_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
+    """The addresses of the Service's load balancer that nodes serve: not those with `ipMode: Proxy`, nor host names.
 
     Empty if the annotation `service.skiplbips` is on.
     """
@@ -28,7 +33,12 @@ def load_balancer_ips(service: Service) -> tuple[str, ...]:
     options, _ = apply_annotations(Options(), service.metadata.annotations)
     if options.skip_load_balancer_ips:
         return ()
-    return tuple(it.ip for it in ingress if it.ip and it.ip_mode in {None, "", "VIP"})
+    return tuple(it.ip for it in ingress[:most] if it.ip and it.ip_mode in {None, "", "VIP"})
+
+
+def has_family(service: Service, family: Family) -> bool:
+    """Whether one of the ClusterIPs is of this family."""
+    return any(family_of(address) == family for address in cluster_ips(service))
 
 
 def has_node_ports(service: Service) -> bool:

@@ -3,21 +3,24 @@
 from ipaddress import ip_network
 
 from kroute.model.addresses import Family, family_of
+from kroute.model.bounds import MOST_RANGES, Problems
 from kroute.model.objects import Service
 from kroute.model.plan import Problem, quoted
 
 Ranges = dict[Family, tuple[str, ...]]
 
 
-def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
-    """The networks whose clients may connect, for each restricted family.
+def source_ranges(service: Service, problems: Problems) -> Ranges:
+    """The networks of the clients that are let in, for each family that is restricted.
 
     A family with a /0 is not restricted. A family that the list does not name is restricted to nobody if the other one
     is restricted. Text that is no network allows nobody and is a Problem.
     """
     if not service.spec.load_balancer_source_ranges:
         return {}
-    written = [text.strip() for text in service.spec.load_balancer_source_ranges]
+    if (count := len(service.spec.load_balancer_source_ranges)) > MOST_RANGES:
+        problems.append(_too_many(count))
+    written = [text.strip() for text in service.spec.load_balancer_source_ranges[:MOST_RANGES]]
     networks = list(dict.fromkeys(network for text in written if (network := _parse(text, problems)) is not None))
     open_families = {family_of(network) for network in networks if network.endswith("/0")}
     if open_families and len({family_of(network) for network in networks}) == 1:
@@ -29,7 +32,7 @@ def source_ranges(service: Service, problems: list[Problem]) -> Ranges:
     }
 
 
-def _parse(text: str, problems: list[Problem]) -> str | None:
+def _parse(text: str, problems: Problems) -> str | None:
     try:
         return str(ip_network(text, strict=False))
     except ValueError:
@@ -37,3 +40,9 @@ def _parse(text: str, problems: list[Problem]) -> str | None:
         message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
         problems.append(Problem("InvalidSourceRange", subject, message))
         return None
+
+
+def _too_many(count: int) -> Problem:
+    subject = f"{count} loadBalancerSourceRanges"
+    message = f"{subject} are too many: the first {MOST_RANGES} let clients in, the others nobody. Join networks."
+    return Problem("TooManySourceRanges", subject, message)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 
+from kroute.model.bounds import Steps
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import (
     HEADLESS_LABEL,
@@ -18,7 +19,7 @@ from kroute.model.objects import (
 )
 from kroute.model.plan import NodePlan, ServicePlan, Vip
 from kroute.planning.catalog import Catalog
-from kroute.planning.plan_service import plan_service
+from kroute.planning.plan_service import planning
 from tests.builders import (
     LISTED,
     NODE,
@@ -375,11 +376,11 @@ def test_work_is_proportional_to_the_change(monkeypatch: pytest.MonkeyPatch) -> 
     catalog = listed(*items, *(endpoint_slice(f"e{number}", "10.244.1.5", of=f"s{number}") for number in range(100)))
     planned: list[str] = []
 
-    def spy(of: Service, *rest: object) -> ServicePlan:
+    def spy(of: Service, *rest: object) -> Steps[ServicePlan]:
         planned.append(of.key.name)
-        return plan_service(of, *rest)  # type: ignore[arg-type]
+        return planning(of, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kroute.planning.catalog.plan_service", spy)
+    monkeypatch.setattr("kroute.planning.catalog.planning", spy)
     apply(catalog, endpoint_slice("e7", "10.244.1.6", of="s7"))
     apply(catalog, service("s8", "10.96.1.8", ports=[81]))
     apply(catalog, endpoint_slice("lonely", "10.244.1.6", of="unknown"))

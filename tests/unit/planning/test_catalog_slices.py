@@ -79,7 +79,7 @@ def test_services_between_which_an_address_changes_hands_are_planned_together() 
     assert not catalog.has_marked
 
 
-def test_a_slice_may_be_all_services_that_share_a_port_of_the_node() -> None:
+def test_a_port_of_the_node_changes_hands_in_one_slice_whoever_else_claims_it() -> None:
     catalog = Catalog(settings(), facts(own=(NODE_IPV4,)))
     created = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z")
     rivals = [
@@ -92,4 +92,7 @@ def test_a_slice_may_be_all_services_that_share_a_port_of_the_node() -> None:
     take(catalog, service("s1", "10.96.1.1", kind="ClusterIP"))
     plans = {plan.key.name: served(plan) for plan in catalog.commit(1)}
     assert [name for name, servers in plans.items() if f"TCP {NODE_IPV4}:30080" in servers] == ["s2"]
-    assert plans.keys() == {"s1", "s2", "s3"}
+    assert plans.keys() == {"s1", "s2"}
+    [third] = catalog.commit(1)
+    assert third.problems[0].message.count("default/s2") == 1
+    assert not catalog.has_marked

@@ -1,0 +1,136 @@
+"""Bounds of what one Service may cost a node, whatever it says, and the pieces in which long work is done.
+
+How many Services there are is bounded where they are written (`ResourceQuota`). What one of them may ask for is not: a
+thousand ports and a thousand external IPs fit into 56 KiB.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from heapq import merge
+from itertools import islice
+from typing import Generic, TypeAlias, TypeVar
+
+from kroute.model.plan import Problem
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+MOST_ADDRESSES = 1000
+"""External IPs of one Service that are looked at, and as many addresses of its load balancer."""
+
+NO_BOUND = 1 << 60
+
+MOST_RANGES = 1000
+"""Source ranges of one Service that are looked at; further ones let nobody in."""
+
+MOST_PROBLEMS = 20
+"""Problems of a plan; one more says how many are left out."""
+
+UNITS_A_STEP = 1000
+"""Virtual servers, real servers or set entries that are planned at a time: a millisecond or two."""
+
+Steps: TypeAlias = Generator[int, None, T]
+"""Work in steps: each yields how many units it took. What is found is returned."""
+
+
+def finish(steps: Steps[T]) -> T:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def finished(result: T) -> Steps[T]:
+    """Work that was none."""
+    yield from ()
+    return result
+
+
+class Problems:
+    """The first problems of a Service, each once, and how many more there are."""
+
+    def __init__(self, known: Iterable[Problem] = (), more: int = 0) -> None:
+        self.kept: dict[Problem, None] = {}
+        self.more = more
+        for problem in known:
+            self.append(problem)
+
+    def append(self, problem: Problem) -> None:
+        if len(self.kept) < MOST_PROBLEMS or problem in self.kept:
+            self.kept[problem] = None
+        else:
+            self.more += 1
+
+    def put_first(self, problem: Problem) -> None:
+        self.kept = {problem: None, **self.kept}
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.append(problem)
+
+    def all(self) -> tuple[Problem, ...]:
+        """Those kept, and one for the rest."""
+        return (*self.kept, *([_left_out(self.more)] if self.more else []))
+
+
+def sort(items: Iterable[T]) -> Steps[list[T]]:
+    """The items in order."""
+    waiting, parts = iter(items), []
+    while part := sorted(islice(waiting, UNITS_A_STEP)):  # type: ignore[type-var]
+        parts.append(part)
+        yield len(part)
+    if len(parts) <= 1:
+        return parts[0] if parts else []
+    merged, result = merge(*parts), []  # type: ignore[type-var]
+    while part := list(islice(merged, UNITS_A_STEP)):
+        result += part
+        yield len(part)
+    return result
+
+
+class Meter:
+    """Counts units of work: virtual servers, real servers, set entries. `limit` None is no limit."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.spent = 0
+
+    def spend(self, units: int) -> None:
+        self.spent += units
+
+    @property
+    def is_spent(self) -> bool:
+        return self._limit is not None and self.spent >= self._limit
+
+
+class Batch(Generic[K, V, T]):
+    """Services that are planned together, in as many pieces as it takes: what is `due`, and what was `made` so far."""
+
+    def __init__(self, due: Mapping[K, V]) -> None:
+        self.made: list[T] = []
+        self._due = iter(due.items())
+        self._steps: Steps[T] | None = None
+
+    def advance(self, meter: Meter, begin: Callable[[K, V], Steps[T]]) -> bool:
+        """Plan until the meter is spent; `begin` starts with one Service. Whether all of them are planned."""
+        while True:
+            if self._steps is None:
+                due = next(self._due, None)
+                if due is None:
+                    return True
+                self._steps = begin(*due)
+            try:
+                meter.spend(next(self._steps))
+            except StopIteration as end:
+                self.made.append(end.value)
+                self._steps = None
+            if meter.is_spent:
+                return False
+
+
+def _left_out(more: int) -> Problem:
+    subject = "further problems"
+    message = f"{more} {subject} are not listed. Mend those that are; the others appear then."
+    return Problem("MoreProblems", subject, message)
