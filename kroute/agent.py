@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from kroute import __version__, cleanup
+from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.controllers.node_controllers import NodeControllers
@@ -108,8 +109,11 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
             malloc_tuning.return_large_blocks()
-            await stack.enter_async_context(self._controllers)
-            await stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers))
+            await patiently("following the kernel", lambda: stack.enter_async_context(self._controllers))
+            await patiently(
+                "opening the agent's socket",
+                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers)),
+            )
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -174,7 +178,7 @@ class Agent:
         await self._controllers.live()
         self._gc_tuning.loaded()
         malloc_tuning.return_free_pages()
-        state_dir.mark_ready()
+        await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
         log.info("kroute.ready", services=len(self._broadcaster.services))
 
     def _statistics(self) -> Statistics:
@@ -211,18 +215,31 @@ def _log_node(node: NodeFacts) -> None:
 async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
     """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
     stop = stop_signal()
-    if missing := await preflight.missing_prerequisites():
+    if missing := await patiently("looking for what is missing", preflight.missing_prerequisites):
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
-    with StateDirectory.claim(settings.state_dir) as state_dir:
+    async with AsyncExitStack() as claimed:
+        state_dir = await patiently("locking", lambda: _claim(settings, claimed))
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         async with AsyncExitStack() as stack:
-            agent = await _agent(settings, stack, loop_watch)
+            agent = await patiently("starting", lambda: _opened(settings, stack, loop_watch))
             await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
     return 0 if cleaned else 1
+
+
+async def _claim(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
+    return stack.enter_context(StateDirectory.claim(settings.state_dir))
+
+
+async def _opened(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
+    """One attempt at an agent: when it fails, what it has opened is closed again."""
+    async with AsyncExitStack() as attempt:
+        agent = await _agent(settings, attempt, loop_watch)
+        stack.push_async_exit(attempt.pop_all())
+        return agent
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:

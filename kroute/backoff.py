@@ -1,9 +1,17 @@
 """When to try again what failed: after growing delays."""
 
+import asyncio
+import errno
 import random
-from collections.abc import Hashable
+import time
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -29,6 +37,66 @@ class Backoff:
     def reset(self) -> None:
         """Let the next delay be the first one again; call this after a success."""
         self._next = self._first
+
+
+_NEXT_STEPS = {
+    errno.EMFILE: "raise the process's limit of open files (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.ENOMEM: "free memory, or raise the memory limit of the process",
+    errno.ENOBUFS: "free memory: the kernel has none for this socket",
+    errno.EIO: "see the kernel's log (dmesg)",
+}
+_NO_THREAD = "can't start new thread"
+_FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
+"""Seconds between attempts at what needs a resource that has run out."""
+
+
+def exhaustion(error: BaseException) -> str | None:
+    """The next step if this, or what caused it, says that the system has run out of something; else None.
+
+    Such an error says nothing about what was attempted: the same attempt succeeds later.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        steps = [exhaustion(it) for it in error.exceptions]
+        return steps[0] if all(steps) else None
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError):
+            return _NEXT_STEPS[errno.ENOMEM]
+        if isinstance(cause, RuntimeError) and _NO_THREAD in str(cause):
+            return "raise the limit of threads (TasksMax, the pod's pids limit)"
+        if (step := _NEXT_STEPS.get(getattr(cause, "errno", None) or 0)) is not None:
+            return step
+        cause = cause.__cause__
+    return None
+
+
+async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of an attempt that is made again, later and later, while the system has run out of something.
+
+    That is logged once, and so is the end of it. Every other error is raised.
+    """
+    backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
+    said = False
+    while True:
+        began = time.monotonic()
+        try:
+            result = await attempt()
+        except Exception as error:
+            next_step = exhaustion(error)
+            if next_step is None:
+                raise
+            if time.monotonic() - began > _LAST_RETRY:  # it worked for a while: this is another time
+                backoff.reset()
+                said = False
+            if not said:
+                log.warning("resources.exhausted", what=what, error=str(error), next_step=f"{next_step}; trying again")
+            said = True
+        else:
+            if said:
+                log.info("resources.available", what=what)
+            return result
+        await asyncio.sleep(backoff.delay())
 
 
 class _Wait(NamedTuple):

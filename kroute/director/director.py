@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from kroute import __version__
+from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
@@ -186,7 +187,7 @@ class Director:
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._routing.live.wait()
-        state_dir.mark_ready()
+        await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
         log.info("kroute.ready", services=len(self._broadcaster.services))
 
     async def _shown(self, _about: str) -> bytes:
@@ -198,7 +199,10 @@ class Director:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
-    if missing := await preflight.missing_prerequisites(preflight.DIRECTOR_MODULES):
+    missing = await patiently(
+        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR_MODULES)
+    )
+    if missing:
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1

@@ -36,7 +36,7 @@ async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator
             answer = answers.get(question)
             writer.write(await answer(about) if answer else UNKNOWN_QUESTION)
             await writer.drain()
-        except (TimeoutError, ConnectionError, UnicodeDecodeError, ValueError):
+        except (TimeoutError, OSError, UnicodeDecodeError, ValueError):
             pass  # the client has gone, or speaks another protocol
         finally:
             writer.close()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar
 
-from kroute.backoff import Retries
+from kroute.backoff import Retries, exhaustion
 from kroute.broadcaster import Subscription
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
@@ -173,7 +173,9 @@ class Controller(ABC):
         self.status.begins()
         try:
             await attempt()
-        except (KernelError, LedgerError) as error:
+        except Exception as error:
+            if not isinstance(error, (KernelError, LedgerError)) and exhaustion(error) is None:
+                raise
             self.status.failed(error)
             self._passes.failed(_PASS, self.clock())
             self.resync_soon()

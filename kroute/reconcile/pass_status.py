@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from kroute.backoff import Retries
+from kroute.backoff import Retries, exhaustion
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
@@ -144,8 +144,12 @@ class PassStatus:
             self._failing_since = self.clock()
         self.counters.failures += 1
         self.counters.denied += isinstance(error, KernelError) and error.errno in DENIALS
+        if str(error) == self.counters.last_error:
+            return  # said already
         self.counters.last_error = str(error)
-        log.error("controller.failed", controller=self._name, error=str(error), next_step="trying again")
+        what_to_do = exhaustion(error)
+        next_step = f"{what_to_do}; trying again" if what_to_do else "trying again"
+        log.error("controller.failed", controller=self._name, error=str(error), next_step=next_step)
 
     @property
     def _done(self) -> tuple[int, float]:

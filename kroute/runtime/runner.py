@@ -3,9 +3,11 @@
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectoryError
@@ -15,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 """Errors that end kroute with a sentence instead of a traceback."""
+_SILENT_FOR = 60.0
+"""Seconds between two lines about connections that cannot be accepted."""
 
 
 def stop_signal() -> asyncio.Event:
@@ -38,12 +42,30 @@ def run_to_the_end(
     refusals: list[BaseException] = []
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(serving)
+            return runner.run(_watched(serving))
     except* REFUSALS as group:
         refusals += _leaves(group)
     for refusal in refusals:
         log.error("kroute.refused", reason=str(refusal))
     return 2 if any(isinstance(refusal, ConfigurationError) for refusal in refusals) else 1
+
+
+async def _watched(serving: Coroutine[None, None, int]) -> int:
+    """Run it with one line a minute where asyncio has a traceback a second: when a listener cannot accept."""
+    loop, said_at = asyncio.get_running_loop(), -_SILENT_FOR
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal said_at
+        error = context.get("exception")
+        next_step = exhaustion(error) if isinstance(error, OSError) else None
+        if next_step is None:
+            loop.default_exception_handler(context)
+        elif loop.time() - said_at >= _SILENT_FOR:
+            said_at = loop.time()
+            log.error("resources.exhausted", what="accepting connections", error=str(error), next_step=next_step)
+
+    loop.set_exception_handler(report)
+    return await serving
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:

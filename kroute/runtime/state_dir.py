@@ -50,7 +50,7 @@ class StateDirectory:
             except NamespaceInUseError as error:
                 raise StateDirectoryError(str(error)) from None
             except OSError as error:
-                raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from None
+                raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
             yield cls(path)
 
     def mark_ready(self) -> None:
@@ -74,7 +74,7 @@ def _lock(path: Path) -> int:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from None
+        raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -4,12 +4,14 @@ Nothing here changes what is served, and no failure here ends kroute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from kroute import __version__, logs
+from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
@@ -74,11 +76,14 @@ class Observation:
 
     async def run(self) -> None:
         """Answer requests and write Events until cancelled."""
-        parts = {"privileges": self._privileges.run(), "start": self._announce_start()}
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "privileges": self._privileges.run,
+            "start": self._announce_start,
+        }
         if self._settings.healthz_bind_address is not None:
-            parts["healthz"] = self._serve_health(self._settings.healthz_bind_address)
+            parts["healthz"] = partial(self._serve_health, self._settings.healthz_bind_address)
         if self._settings.metrics_bind_address is not None:
-            parts["metrics"] = self._serve_metrics(self._settings.metrics_bind_address)
+            parts["metrics"] = partial(self._serve_metrics, self._settings.metrics_bind_address)
         async with asyncio.TaskGroup() as group:
             for name, part in parts.items():
                 group.create_task(_harmless(name, part), name=name)
@@ -127,10 +132,10 @@ class Observation:
             )
 
 
-async def _harmless(name: str, part: Coroutine[None, None, None]) -> None:
+async def _harmless(name: str, part: Callable[[], Awaitable[None]]) -> None:
     """Run a part. If it fails, the failure is logged and nothing else ends."""
     try:
-        await part
+        await patiently(name, part)
     except Exception:
         log.exception("observation.failed", part=name, consequence="kroute serves without it")
 

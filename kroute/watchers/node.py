@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from kroute.backoff import exhaustion, patiently
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
@@ -91,6 +92,10 @@ class NodeWatcher:
 
     async def run(self) -> None:
         """Follow until cancelled; the addresses as they are now are passed on first."""
+        while True:
+            await patiently("following the node's addresses", self._follow)
+
+    async def _follow(self) -> None:
         async with self._monitor, self._source, self._next_hops:
             self._gateways = await _read(self._next_hops, self._gateways)
             self._dns_servers = self._resolver()
@@ -223,7 +228,9 @@ def default_source(family: socket.AddressFamily) -> str | None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((_ELSEWHERE[family], 9))
             return str(probe.getsockname()[0])
-    except OSError:
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise  # it says nothing of the routes
         return None
 
 

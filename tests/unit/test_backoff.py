@@ -1,6 +1,13 @@
-"""Retries: exponential backoff for each key alone."""
+"""Retries: exponential backoff for each key alone, and patience with a system that has run out of something."""
 
-from kroute.backoff import Retries
+import os
+from errno import EACCES, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM
+
+import pytest
+from structlog.testing import capture_logs
+
+from kroute.backoff import Retries, exhaustion, patiently
+from kroute.kernel.errors import KernelError
 
 
 def test_each_failure_doubles_the_wait_up_to_a_limit() -> None:
@@ -43,3 +50,46 @@ def test_a_key_that_was_due_and_did_not_fail_again_is_forgotten() -> None:
     assert "x" not in retries
     assert "y" in retries
     assert len(retries) == 1
+
+
+EXHAUSTED = [
+    *(OSError(number, os.strerror(number)) for number in (EMFILE, ENFILE, ENOMEM, ENOBUFS, EIO)),
+    KernelError("cannot open a netlink socket", errno=EMFILE),
+    MemoryError(),
+    RuntimeError("can't start new thread"),
+]
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kroute.backoff._FIRST_RETRY", 0.0)
+
+
+@pytest.mark.parametrize("error", EXHAUSTED, ids=repr)
+async def test_what_has_run_out_is_waited_for_and_said_once_with_a_next_step(error: Exception, no_pause: None) -> None:
+    failures = [error] * 3
+
+    async def attempt() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    with capture_logs() as logs:
+        assert await patiently("opening it", attempt) == "done"
+    assert [line["event"] for line in logs] == ["resources.exhausted", "resources.available"]
+    assert logs[0]["next_step"].endswith("; trying again")
+
+
+@pytest.mark.parametrize("error", [OSError(EACCES, "no"), ValueError("x"), RuntimeError("a defect")], ids=repr)
+async def test_whatever_else_fails_is_raised_at_once(error: Exception) -> None:
+    async def attempt() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await patiently("opening it", attempt)
+
+
+def test_what_was_caused_by_it_is_it() -> None:
+    error = ValueError("cannot read the certificate")
+    error.__cause__ = OSError(EMFILE, "too many")
+    assert exhaustion(error) == exhaustion(error.__cause__)

@@ -81,7 +81,7 @@ class Xtables:
         try:
             await self._ipset.open()
             await self._in_thread(_load_library)
-        except KernelError:
+        except BaseException:
             await self.close()
             raise
 

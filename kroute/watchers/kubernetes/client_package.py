@@ -51,6 +51,20 @@ _prepare()
 
 from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
 from kubernetes_asyncio.client.rest import RESTClientObject  # noqa: E402
-from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config  # noqa: E402
+from kubernetes_asyncio.config import (  # noqa: E402
+    ConfigException,
+    kube_config,
+    load_incluster_config,
+    load_kube_config,
+)
+from kubernetes_asyncio.config.exec_provider import ExecProvider  # noqa: E402
 
-__all__ = ["ConfigException", "Configuration", "RESTClientObject", "load_incluster_config", "load_kube_config"]
+__all__ = [
+    "ConfigException",
+    "Configuration",
+    "ExecProvider",
+    "RESTClientObject",
+    "kube_config",
+    "load_incluster_config",
+    "load_kube_config",
+]

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from kroute.settings import Settings
+from kroute.watchers.kubernetes import exec_plugin
 from kroute.watchers.kubernetes.client_package import (
     ConfigException,
     Configuration,
@@ -22,6 +23,8 @@ from kroute.watchers.kubernetes.client_package import (
     load_kube_config,
 )
 from kroute.watchers.kubernetes.errors import ConfigurationError
+
+exec_plugin.install()
 
 REFRESH_PERIOD = 60.0
 """Seconds for which a token is used before its source is read again. client-go keeps a token file as long."""

@@ -16,6 +16,7 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.model.kinds import WatchedKind
 from kroute.model.objects import Change
 from kroute.watchers.kubernetes.decoding import (
@@ -93,6 +94,10 @@ class Reflector:
                 self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
             except ApiError as error:
                 await self._recover(error)
+            except Exception as error:
+                if (next_step := exhaustion(error)) is None:
+                    raise
+                await self._recover(UnreachableError(f"{error or type(error).__name__}; {next_step}"))
 
     async def _advance(self) -> None:
         if not self._must_list:

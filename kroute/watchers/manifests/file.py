@@ -1,5 +1,6 @@
 """Read one manifest file."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from kroute.backoff import exhaustion
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import KubernetesObject, ObjectKey
 from kroute.watchers.json_text import decoded
@@ -76,6 +78,8 @@ def read_manifest(path: Path) -> list[Part]:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if exhaustion(error) is not None and error.errno != errno.EIO:
+            raise  # it says nothing of the file
         raise UnreadableError(error.strerror or str(error)) from error
     if not text.strip():
         raise UnreadableError("it is empty (half-written?); to remove its objects, remove the file")

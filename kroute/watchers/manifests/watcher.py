@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from kroute.backoff import patiently
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.model.kinds import WATCHED
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed
@@ -47,6 +48,7 @@ class ManifestWatcher:
         self._complaints: dict[str, list[str]] = {}
         self._holders: dict[ObjectId, set[str]] = {}
         self._passed_on: Objects = {}
+        self._is_listed = False
 
     async def run(self) -> None:
         """Follow until cancelled.
@@ -54,11 +56,17 @@ class ManifestWatcher:
         Raises:
             ConfigurationError: the directory cannot be followed (any more).
         """
+        await patiently(f"following --manifests {self._directory}", self._follow)
+
+    async def _follow(self) -> None:
+        """Read every file and follow the directory; what was read before an earlier end stays."""
         try:
             async with DirectoryChanges(self._directory) as changes:
-                await self._scan(self._names())
-                log.info("manifests.complete", files=len(self._files), objects=len(self._passed_on))
-                self._sink([Listed(kind) for kind in self._selects])
+                await self._scan(self._names() | self._files.keys())
+                if not self._is_listed:
+                    log.info("manifests.complete", files=len(self._files), objects=len(self._passed_on))
+                    self._sink([Listed(kind) for kind in self._selects])
+                    self._is_listed = True
                 while True:
                     await self._scan(await self._changed(changes))
         except OSError as error:

@@ -1,6 +1,7 @@
 """How a program of kroute is told to stop, and how it says why it cannot go on."""
 
 import asyncio
+import errno
 import os
 import signal
 
@@ -37,3 +38,17 @@ def test_a_refusal_in_any_task_is_one_line(refusal: Exception, code: int) -> Non
     with capture_logs() as logs:
         assert run_to_the_end(serve()) == code
     assert [(it["event"], it["reason"]) for it in logs] == [("kroute.refused", str(refusal))]
+
+
+def test_connections_that_cannot_be_accepted_are_one_line_and_other_troubles_what_asyncio_says() -> None:
+    async def serve() -> int:
+        loop = asyncio.get_running_loop()
+        for _ in range(5):  # as asyncio does each second (selector_events.py, _accept_connection)
+            message = "socket.accept() out of system resource"
+            loop.call_exception_handler({"message": message, "exception": OSError(errno.EMFILE, "Too many open files")})
+        return 0
+
+    with capture_logs() as logs:
+        assert run_to_the_end(serve()) == 0
+    assert [(it["event"], it["what"]) for it in logs] == [("resources.exhausted", "accepting connections")]
+    assert "LimitNOFILE" in logs[0]["next_step"]

@@ -1,0 +1,82 @@
+"""A plugin for credentials that never ends, or says too much, costs its own time and nothing else."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kroute.watchers.kubernetes import exec_plugin
+from kroute.watchers.kubernetes.credentials import KubeconfigCredentials
+from kroute.watchers.kubernetes.errors import ConfigurationError
+
+VERSION = "client.authentication.k8s.io/v1"
+ANSWER = f'{{"apiVersion":"{VERSION}","kind":"ExecCredential","status":{{"token":"secret"}}}}'
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_plugin, "TIME_OUT", 2.0)
+
+
+async def headers(tmp_path: Path, script: str) -> dict[str, str]:
+    """What a kubeconfig with this plugin authenticates with."""
+    plugin, kubeconfig = tmp_path / "plugin", tmp_path / "kubeconfig"
+    plugin.write_text(f"#!/bin/sh\n{script}\n")
+    plugin.chmod(stat.S_IRWXU)
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": "https://10.0.0.1:6443"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "users": [{"name": "a", "user": {"exec": {"apiVersion": VERSION, "command": str(plugin)}}}],
+    }
+    kubeconfig.write_text(yaml.safe_dump(content))
+    credentials = KubeconfigCredentials(kubeconfig)
+    await credentials.load()
+    return await credentials.headers()
+
+
+async def test_its_token_is_used(tmp_path: Path) -> None:
+    assert await headers(tmp_path, f"echo '{ANSWER}'") == {"authorization": "Bearer secret"}
+
+
+async def test_much_on_standard_error_keeps_nobody_waiting(tmp_path: Path) -> None:
+    script = f"head -c 300000 /dev/zero >&2; echo '{ANSWER}'"
+    assert await headers(tmp_path, script) == {"authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("sleep 1000", "took more than 2 s and was killed"),
+        ("exec sleep 1000 >&- 2>&-", "took more than 2 s and was killed"),
+        ("cat /dev/zero", "wrote more than 1 MiB and was killed"),
+        ("cat /dev/zero >&2", "wrote more than 1 MiB and was killed"),
+        ("head -c 100000 /dev/zero | tr '\\0' '['", "is not JSON"),
+        ("echo '[]'", "lacks apiVersion"),
+        ("echo broken >&2; exit 3", "returned 3: broken"),
+    ],
+)
+async def test_a_bad_one_is_one_sentence(tmp_path: Path, script: str, sentence: str) -> None:
+    async with asyncio.timeout(60):
+        with pytest.raises(ConfigurationError, match=sentence) as refused:
+            await headers(tmp_path, script)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+async def test_what_it_started_goes_with_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="was killed"):
+        await headers(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
+    child = int((tmp_path / "child").read_text())
+    assert not _runs(child)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
