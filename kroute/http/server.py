@@ -15,6 +15,8 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
+from kroute.http.fair_listener import FairListener
+
 CONNECTION_SECONDS = 5.0
 """Seconds that a client may take from connecting to reading the answer."""
 
@@ -47,7 +49,7 @@ class BriefHttpServer:
             listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         else:
             listener = socket.create_server(("", port))
-        return await asyncio.get_running_loop().create_server(self._connections, sock=listener)
+        return await asyncio.get_running_loop().create_server(self._connections, sock=FairListener(listener))
 
     async def close(self, servers: Collection[asyncio.Server]) -> None:
         """Stop listening. Clients that are connected still get their answer.

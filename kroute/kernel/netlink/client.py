@@ -73,9 +73,7 @@ class NetlinkSocket:
             netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
         except OSError as error:
             sentence = f"cannot open a netlink socket (protocol {self._protocol}): {error.strerror}"
-            is_unknown = error.errno in {errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT}
-            next_step = "load the kernel module that speaks it" if is_unknown else "trying later"
-            raise KernelError(f"{sentence}; {next_step}", errno=error.errno) from error
+            raise KernelError(f"{sentence}; load the kernel module that speaks it", errno=error.errno) from error
         netlink.setblocking(False)
         _enlarge_receive_buffer(netlink, self._receive_buffer)
         netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import exec_plugin
+from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.client_package import (
     ConfigException,
     Configuration,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kroute.watchers.kubernetes import exec_plugin
+from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.credentials import KubeconfigCredentials
 from kroute.watchers.kubernetes.errors import ConfigurationError
 

@@ -18,6 +18,8 @@ TIME_OUT = 30.0
 """Seconds that a plugin may take; each minute one is asked."""
 LONGEST_OUTPUT = 1 << 20
 """Bytes that it may write on each of its outputs; a token or a certificate has some 10 KiB."""
+_LAST_WORDS = 5.0
+"""Seconds in which a killed plugin has to be gone; what has left its session may hold its outputs longer."""
 _NAMED = 300
 """Characters of its complaints that are passed on."""
 
@@ -57,7 +59,9 @@ class BoundedExecProvider(ExecProvider):  # type: ignore[misc]  # kubernetes-asy
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            with suppress(TimeoutError):  # asyncio knows of the end when the outputs have been read to theirs
+                async with asyncio.timeout(_LAST_WORDS):
+                    await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
         if code != 0:
             said = " ".join(errors.result().decode(errors="replace").split())[:_NAMED]
             raise ConfigException(f"exec: {name} returned {code}: {said}")
@@ -83,6 +87,11 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
         if len(text) > LONGEST_OUTPUT:
             raise ValueError("too long")
     return bytes(text)
+
+
+async def _discard(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(1 << 16):
+        pass
 
 
 def install() -> None:

@@ -1,0 +1,1 @@
+"""How credentials are had."""

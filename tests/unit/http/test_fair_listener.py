@@ -1,0 +1,78 @@
+"""Who asks thousands of times a second gets its share, and others theirs."""
+
+import asyncio
+import socket
+
+import pytest
+from aiohttp import web
+
+from kroute.http import fair_listener
+from kroute.http.fair_listener import FairListener
+from kroute.http.server import BriefHttpServer
+
+ATTACKER, VICTIM = "127.0.0.2", "127.0.0.3"
+
+
+async def ask(port: int, source: str) -> bytes:
+    """What is answered; nothing when the connection was closed."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    except OSError:
+        return b""
+    return answer
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["3000 requests", "3000 requests beside clients that say nothing"])
+async def test_three_thousand_requests_of_one_cost_no_other_its_answer(
+    monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0,))
+    asked = 0
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(text="fine")
+
+    server = BriefHttpServer(answer)
+    listening = await server.listen("127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    idle = [await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0)) for _ in range(50 * slow)]
+    victims = []
+    for _ in range(60):
+        await asyncio.gather(*(ask(port, ATTACKER) for _ in range(50)))
+        victims.append(await ask(port, VICTIM))
+    assert all(it.endswith(b"fine") for it in victims)
+    assert asked <= fair_listener.MOST_A_SECOND + len(victims)
+    for _, writer in idle:
+        writer.close()
+    await server.close([listening])
+    server.cut_connections()
+
+
+def test_the_next_second_has_shares_of_its_own() -> None:
+    now = 1.0
+    listener = FairListener(socket.create_server(("127.0.0.1", 0)), lambda: now)
+    shares = [listener._has_share("10.0.0.1") for _ in range(fair_listener.MOST_A_SECOND + 1)]
+    assert shares == [True] * fair_listener.MOST_A_SECOND + [False]
+    assert listener._has_share("10.0.0.2")
+    now = 2.0
+    assert listener._has_share("10.0.0.1")
+    assert len(listener._made) == 1
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "another", "same"),
+    [
+        ("fd00::1", "fd00::2", True),
+        ("fd00::1", "fd00:0:0:1::1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_addresses_of_one_ipv6_network_share(one: str, another: str, same: bool) -> None:
+    assert (fair_listener._client(one) == fair_listener._client(another)) is same
