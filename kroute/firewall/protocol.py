@@ -31,10 +31,11 @@ class Firewall(Protocol):
     """
 
     async def ensure_sets(self) -> list[str]:
-        """Make the missing sets, and replace those that cannot hold their elements by empty ones.
+        """Make the sets that are missing, and make anew those of another kind, which are then empty.
 
-        Returns one sentence for each set that was missing or replaced. To replace a set, it may delete the rules that
-        look it up. The caller calls `ensure_rules` later, when the sets are filled.
+        A set with less room than it should have gets that room, and keeps its elements. Returns one sentence for each
+        set that was not as it should be. Rules that look into a set may have to go for it; `ensure_rules` is
+        called later, when the sets are filled.
         """
         ...
 
@@ -45,8 +46,9 @@ class Firewall(Protocol):
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
         """Add elements to their sets (True) or delete them (False).
 
-        Adding one that is in its set, or deleting one that is not, is no failure. Returns the elements that the kernel
-        refuses, each with a sentence that says why; they do not stop the others.
+        What is so already is no failure. A set that is full grows, up to `Room.most`; no packet meets it empty
+        meanwhile. Returns the elements that the kernel refuses, each with a sentence that says why; they do not stop
+        the others.
         """
         ...
 

@@ -3,11 +3,24 @@
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from ipaddress import ip_address, ip_network
+from typing import NamedTuple
 
 from kroute.model.plan import AddressSet, Element
 
-MAX_ELEMENTS = 262_144
-"""The most elements that a set of one family holds. ipset's default, 65,536, is fewer than a large cluster's ports."""
+
+class Room(NamedTuple):
+    """How many elements a set of one family holds at first, and how many once it has grown as often as it may."""
+
+    first: int = 262_144
+    most: int = 2_097_152
+
+    def after(self, held: int) -> int:
+        """What to grow to from a set that holds so many at most."""
+        return min(max(2 * held, self.first), self.most)
+
+
+ROOM = Room()
+"""Of each set. The usual 65,536 are fewer than a large cluster's ports; the most bounds the kernel's memory."""
 
 Sets = Mapping[AddressSet, Collection[Element]]
 """The elements of one family's sets; a set without an item here is empty."""

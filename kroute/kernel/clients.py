@@ -139,6 +139,9 @@ class IpsetClient(Protocol):
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Make the changes in order; returns those that the kernel refused."""
 
+    async def swap(self, name: str, other: str) -> None:
+        """Let two sets of one type change names in one step. KernelError without either, or for other types."""
+
     async def destroy(self, name: str) -> None:
         """Destroy the set, if it exists. Raises KernelError EBUSY while a rule or another set uses it."""
 

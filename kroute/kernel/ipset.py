@@ -18,6 +18,7 @@ from kroute.kernel.ipset_messages import (
     CMD_DESTROY,
     CMD_FLUSH,
     CMD_LIST,
+    CMD_SWAP,
     FLAG_LIST_HEADER,
     FLAG_LIST_SETNAME,
     Element,
@@ -30,6 +31,7 @@ from kroute.kernel.ipset_messages import (
     parse_elements,
     parse_name,
     parse_type,
+    second_set_name,
     set_message,
     set_name,
 )
@@ -40,6 +42,7 @@ __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefin
 
 IPSET_ERR_BUSY = 4100
 IPSET_ERR_TYPE_MISMATCH = 4102
+IPSET_ERR_HASH_FULL = 4352
 WRITE_SLICE = 256
 """How many changes are encoded before other tasks run."""
 PARTS_A_TURN = 16
@@ -174,6 +177,16 @@ class Ipset(NetlinkClient):
                 raise KernelError(sentence, errno=errno.EBUSY)
             if number != errno.ENOENT:
                 raise KernelError(f"cannot destroy set {name}: {describe_errno(number)}; trying later", errno=number)
+
+    async def swap(self, name: str, other: str) -> None:
+        """Let two sets of one type change names in one step: rules that look into the one look into the other then.
+
+        KernelError ENOENT without the first set; EBUSY while somebody lists one of them.
+        """
+        message = set_message(CMD_SWAP, 0, set_name(name), second_set_name(other))
+        for number in (await self._netlink.transact([message])).values():
+            sentence = f"cannot swap the sets {name} and {other}: {describe_errno(number)}; trying later"
+            raise KernelError(sentence, errno=number)
 
     async def _write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         messages: list[bytes] = []

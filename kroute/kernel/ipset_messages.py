@@ -23,7 +23,7 @@ from kroute.kernel.netlink.message import (
 
 NFNL_SUBSYS_IPSET = 6
 PROTOCOL_VERSION = 6
-CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 4, 7, 9, 10, 13
+CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_SWAP, CMD_LIST, CMD_ADD, CMD_DEL, CMD_TYPE = 2, 3, 4, 6, 7, 9, 10, 13
 
 ATTR_PROTOCOL, ATTR_SETNAME, ATTR_TYPENAME, ATTR_REVISION, ATTR_FAMILY, ATTR_FLAGS, ATTR_DATA, ATTR_ADT = range(1, 9)
 FLAG_LIST_SETNAME = 1 << 1
@@ -62,6 +62,11 @@ def entry_message(command: int, name: str, entry: bytes) -> bytes:
 def set_name(name: str) -> bytes:
     """The attribute that names the set."""
     return text(ATTR_SETNAME, name)
+
+
+def second_set_name(name: str) -> bytes:
+    """The attribute that names the other set of a swap (IPSET_ATTR_SETNAME2)."""
+    return text(ATTR_TYPENAME, name)
 
 
 def encode_create(name: str, type_name: str, revision: int, family: int, hashsize: int, maxelem: int) -> bytes:

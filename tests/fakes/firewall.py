@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.protocol import Prerequisites
-from kroute.firewall.sets import MAX_ELEMENTS, SHAPES, Part, Sets
+from kroute.firewall.sets import ROOM, SHAPES, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry
@@ -19,12 +19,11 @@ NO_SET, OTHER_SHAPE, FULL = "there is no such set", "the element does not fit th
 class FakeFirewall:
     """Same shape as kroute.firewall.protocol.Firewall.
 
-    `sets` are those that were made, `written_for` the facts that the rules were last written for. Tests damage both.
-    `room` is the capacity of each set.
-    While it `refuses_rules`, none can be written, but those that stand are read.
+    `sets` are those that were made, `written_for` the facts that the rules were last written for; tests damage both.
+    A set grows to `room.most`. While it `refuses_rules`, none can be written, but those that stand are read.
     """
 
-    def __init__(self, settings: Settings, *, room: int = MAX_ELEMENTS) -> None:
+    def __init__(self, settings: Settings, *, room: Room = ROOM) -> None:
         self.sets: dict[tuple[Family, AddressSet], set[Element]] = {}
         self.written_for: NodeFacts | None = None
         self._known: NodeFacts | None = None
@@ -99,7 +98,7 @@ class FakeFirewall:
             return NO_SET
         if not _fits(entry):
             return OTHER_SHAPE
-        return FULL if is_wanted and entry.element not in known and len(known) >= self._room else ""
+        return FULL if is_wanted and entry.element not in known and len(known) >= self._room.most else ""
 
 
 def _fits(entry: SetEntry) -> bool:

@@ -59,6 +59,16 @@ class FakeIpset(FakeClient):
         self.kernel.operate("flush set", name)
         found.elements.clear()
 
+    async def swap(self, name: str, other: str) -> None:
+        if not {name, other} <= self.kernel.sets.keys():
+            raise KernelError(f"cannot swap the sets {name} and {other}: no such set", errno=errno.ENOENT)
+        one, two = self.kernel.sets[name], self.kernel.sets[other]
+        if (one.definition.type, one.definition.family) != (two.definition.type, two.definition.family):
+            raise KernelError(f"cannot swap {name} and {other}: other types", errno=IPSET_ERR_TYPE_MISMATCH)
+        self.kernel.operate("swap sets", f"{name} {other}")
+        self.kernel.sets[name] = FakeSet(two.definition._replace(name=name), two.elements)
+        self.kernel.sets[other] = FakeSet(one.definition._replace(name=other), one.elements)
+
     async def destroy(self, name: str) -> None:
         self.check_open()
         if name not in self.kernel.sets:

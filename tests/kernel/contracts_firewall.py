@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kroute.firewall.packets import Packet, Ruling
 from kroute.firewall.protocol import Firewall
-from kroute.firewall.sets import SHAPES, Part, Sets
+from kroute.firewall.sets import SHAPES, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -42,6 +42,8 @@ ONE_OF_EACH = [
     SetEntry(AddressSet.POD_NETWORK, ("172.20.1.0/24",)),
     SetEntry(AddressSet.POD_NETWORK, ("fd00:20:0:1::/64",)),
 ]
+SMALL = Room(first=64, most=256)
+"""Of the fixture `small`. The kernel rounds nothing, but its hash sets refuse an element at exactly this number."""
 MISSHAPEN = [
     SetEntry(AddressSet.VIP, PORT),
     SetEntry(AddressSet.CLUSTER_IP, ("10.96.0.1",)),
@@ -89,6 +91,23 @@ class FirewallContract:
         assert list(refused) == [entry]
         assert refused[entry].startswith("cannot ")
         assert await everything(firewall) == [good]
+
+    async def test_a_full_set_grows_under_its_rules_and_refuses_what_is_too_much_for_the_largest(
+        self, small: Firewall
+    ) -> None:
+        await small.ensure_sets()
+        await small.ensure_rules(NODE)
+        ports = [SetEntry(AddressSet.RESTRICTED, ("10.96.0.1", 6, port)) for port in range(1, SMALL.most + 11)]
+        fit, surplus = ports[: SMALL.most], ports[SMALL.most :]
+        for start in range(0, SMALL.most, 100):
+            assert await small.change_elements(dict.fromkeys(fit[start : start + 100], True)) == {}
+        other = ONE_OF_EACH[0]
+        refused = await small.change_elements(dict.fromkeys([*surplus, other], True))
+        assert list(refused) == surplus
+        assert all(sentence.endswith("the set is full") for sentence in refused.values())
+        assert await everything(small) == sorted([*fit, other])
+        assert await small.ensure_sets() == [], "a set that has grown is right"
+        assert [await small.rule_differences(family, NODE) for family in Family] == [[], []]
 
     async def test_without_its_set_an_element_is_refused(self, firewall: Firewall) -> None:
         assert list(await firewall.change_elements({ONE_OF_EACH[0]: True})) == [ONE_OF_EACH[0]]

@@ -227,6 +227,23 @@ class IpsetContract:
         [failure] = await node.ipset.write([AddEntry("S", ("10.0.0.2",))])
         assert "full" in str(failure)
 
+    async def test_two_sets_change_names_with_all_that_they_hold(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip", maxelem=64))
+        await node.ipset.create(SetDefinition("T", "hash:ip", maxelem=256))
+        await node.ipset.write([AddEntry("S", (VIP,))])
+        await node.ipset.swap("S", "T")
+        assert (await node.ipset.read("S"), await node.ipset.read("T")) == (set(), {(VIP,)})
+        found = await node.ipset.definition("S")
+        assert found is not None
+        assert (found.name, found.maxelem) == ("S", 256)
+
+    async def test_sets_of_other_types_and_missing_ones_are_not_swapped(self, node: Node) -> None:
+        await node.ipset.create(SetDefinition("S", "hash:ip"))
+        await node.ipset.create(SetDefinition("T", "hash:ip,port"))
+        for pair in (("S", "T"), ("S", "none"), ("none", "S")):
+            with pytest.raises(KernelError, match="cannot swap"):
+                await node.ipset.swap(*pair)
+
     async def test_flush_and_destroy(self, node: Node) -> None:
         await node.ipset.create(SetDefinition("S", "hash:ip"))
         await node.ipset.write([AddEntry("S", (VIP,))])

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from kroute.firewall.sets import MAX_ELEMENTS, SHAPES
+from kroute.firewall.sets import ROOM, SHAPES, Room
 from kroute.kernel.ipset import SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
@@ -26,10 +26,10 @@ def set_named(name: str) -> AddressSet:
     return _BY_NAME[name]
 
 
-def set_definitions() -> list[SetDefinition]:
-    """The definitions of all sets of both families."""
+def set_definitions(room: Room = ROOM) -> list[SetDefinition]:
+    """All sets of both families, as they are made."""
     return [
-        SetDefinition(set_name(family, which), f"hash:{','.join(parts)}", family.number, HASH_SIZE, MAX_ELEMENTS)
+        SetDefinition(set_name(family, which), f"hash:{','.join(parts)}", family.number, HASH_SIZE, room.first)
         for family in Family
         for which, parts in SHAPES.items()
     ]

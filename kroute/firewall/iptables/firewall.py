@@ -3,18 +3,19 @@
 import errno
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 
 import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX, set_definitions, set_name
 from kroute.firewall.iptables.rules import FamilyRules
+from kroute.firewall.iptables.set_growth import SetGrowth
 from kroute.firewall.iptables.tables import WITHOUT, Tables
 from kroute.firewall.protocol import Prerequisites
-from kroute.firewall.sets import SHAPES, Sets
+from kroute.firewall.sets import ROOM, SHAPES, Room, Sets
 from kroute.kernel.clients import IpsetClient, XtablesClient
-from kroute.kernel.errors import KernelError
-from kroute.kernel.ipset import AddEntry, DeleteEntry, SetDefinition
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -28,8 +29,12 @@ log = structlog.get_logger(__name__)
 class IptablesFirewall:
     """Owns the chains and sets whose names begin with KROUTE-. `xtables` has a client for each address family."""
 
-    def __init__(self, settings: Settings, ipset: IpsetClient, xtables: Mapping[Family, XtablesClient]) -> None:
+    def __init__(
+        self, settings: Settings, ipset: IpsetClient, xtables: Mapping[Family, XtablesClient], *, room: Room = ROOM
+    ) -> None:
         self._ipset = ipset
+        self._growth = SetGrowth(ipset, room)
+        self._definitions = set_definitions(room)
         self._tables = Tables(settings, xtables)
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
@@ -37,15 +42,15 @@ class IptablesFirewall:
     async def ensure_sets(self) -> list[str]:
         drift = []
         present = await self._ipset.names()
-        definitions = set_definitions()
-        for definition in definitions:
+        for definition in self._definitions:
             if definition.name not in present:
                 await self._ipset.create(definition)
                 drift.append(f"set {definition.name} was missing")
-            elif not await self._fits(definition):
-                await self._remake(definition)
-                drift.append(f"set {definition.name} was of another kind")
-        self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {it.name for it in definitions}
+            elif (found := await self._ipset.definition(definition.name)) is None or not found.fits(definition):
+                drift.append(await self._replace(found, definition))
+        self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {
+            it.name for it in self._definitions
+        }
         return drift
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
@@ -59,6 +64,10 @@ class IptablesFirewall:
         failures = await self._ipset.write(written)
         if not failures:
             return {}
+        if grown := [name for name in _full(failures) if await self._has_grown(name)]:
+            again = [failure.change for failure in failures if failure.change.set in grown]
+            failures = [failure for failure in failures if failure.change.set not in grown]
+            failures += await self._ipset.write(again)
         entries = dict(zip(written, changes, strict=True))
         return {entries[failure.change]: str(failure) for failure in failures}
 
@@ -104,9 +113,21 @@ class IptablesFirewall:
         fulfilled = f"the kernel has the legacy tables {', '.join(WITHOUT)}, for both families{_variant()}"
         return Prerequisites("xtables", missing, fulfilled)
 
-    async def _fits(self, definition: SetDefinition) -> bool:
-        found = await self._ipset.definition(definition.name)
-        return found is not None and found.fits(definition)
+    async def _has_grown(self, name: str) -> bool:
+        """What keeps a set from growing is no reason to leave others as they are."""
+        try:
+            return await self._growth.grow(name)
+        except KernelError as error:
+            log.warning("set.not_grown", set=name, error=str(error), next_step="trying again with the next entry")
+            return False
+
+    async def _replace(self, found: SetDefinition | None, definition: SetDefinition) -> str:
+        """Make a set fit; says what was wrong with it."""
+        if found is not None and found._replace(maxelem=definition.maxelem).fits(definition):
+            await self._growth.enlarge(found, definition.maxelem)
+            return f"set {definition.name} had room for {found.maxelem} elements only"
+        await self._remake(definition)
+        return f"set {definition.name} was of another kind"
 
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
@@ -127,6 +148,11 @@ class IptablesFirewall:
             else:
                 log.info("set.destroyed", set=name)
         self._leftover_sets.clear()
+
+
+def _full(failures: Iterable[Failure[SetChange]]) -> list[str]:
+    """The sets that have no room for an element."""
+    return sorted({failure.change.set for failure in failures if failure.errno == IPSET_ERR_HASH_FULL})
 
 
 def _change(entry: SetEntry, is_desired: bool) -> AddEntry | DeleteEntry:

@@ -41,6 +41,10 @@ class RecordingIpset:
             self._recorder.note("set entry", action, str(change), (change.set, change.element))
         return []
 
+    async def swap(self, name: str, other: str) -> None:
+        """Recorded."""
+        self._recorder.note("set", EDIT, f"swap the sets {name} and {other}")
+
     async def destroy(self, name: str) -> None:
         self._made.pop(name, None)
         self._recorder.note("set", DELETE, f"destroy set {name}")

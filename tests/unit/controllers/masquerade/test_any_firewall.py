@@ -5,6 +5,7 @@ from structlog.testing import capture_logs
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade.controller import Masquerade
+from kroute.firewall.sets import Room
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -23,7 +24,7 @@ class Node:
     """The controller alone, on a firewall that tests may look into and damage."""
 
     def __init__(self, *, room: int = 1000) -> None:
-        self.firewall = FakeFirewall(SETTINGS, room=room)
+        self.firewall = FakeFirewall(SETTINGS, room=Room(room, room))
         self.gate = StageGate()
         self.clock = Clock()
         self._broadcaster = Broadcaster()

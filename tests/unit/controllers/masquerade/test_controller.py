@@ -195,7 +195,7 @@ async def test_lost_entries_and_sets_are_back_after_the_resync_and_strays_gone(t
     assert elements(node, "KROUTE-6-CLUSTER-IP") == {("fd00::1", 6, 80)}
 
 
-async def test_a_set_that_is_too_small_is_made_anew_while_no_rule_looks_into_it(tmp_path: Path) -> None:
+async def test_a_set_that_is_too_small_gives_way_to_a_larger_one_that_is_full_already(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     small = SetDefinition("KROUTE-CLUSTER-IP", "hash:ip,port", maxelem=100)
     node.kernel.sets[small.name] = FakeSet(small, {PORT.element})
@@ -203,6 +203,21 @@ async def test_a_set_that_is_too_small_is_made_anew_while_no_rule_looks_into_it(
     await node.resync()
     assert node.kernel.sets[small.name].definition.maxelem > 100
     assert elements(node, small.name) == {PORT.element}
+    assert [str(write) for write in node.kernel.writes] == [
+        "create set KROUTE-CLUSTER-IP-LARGER",
+        str(AddEntry("KROUTE-CLUSTER-IP-LARGER", PORT.element)),
+        "swap sets KROUTE-CLUSTER-IP KROUTE-CLUSTER-IP-LARGER",
+        "destroy set KROUTE-CLUSTER-IP-LARGER",
+    ]
+
+
+async def test_a_set_of_another_kind_is_made_anew_while_no_rule_looks_into_it(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    other = SetDefinition("KROUTE-CLUSTER-IP", "hash:ip", maxelem=262_144)
+    node.kernel.sets[other.name] = FakeSet(other)
+    node.kernel.writes.clear()
+    await node.resync()
+    assert elements(node, other.name) == {PORT.element}
     assert [str(write) for write in node.kernel.writes] == [
         "commit table filter",
         "commit table mangle",

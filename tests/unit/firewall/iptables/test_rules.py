@@ -13,6 +13,7 @@ import pytest
 from kroute.firewall.iptables.address_sets import set_definitions
 from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
+from kroute.firewall.iptables.set_growth import LARGER
 from kroute.kernel.iptables.rule import parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 from kroute.model.addresses import Family
@@ -181,4 +182,4 @@ def test_every_rule_can_be_parsed_and_looks_only_into_sets_of_its_family(
 def test_every_address_set_is_there_for_both_families_with_room_and_a_name_that_the_kernel_takes() -> None:
     definitions = set_definitions()
     assert {each.name for each in definitions} == {f"KROUTE-{six}{which}" for six in ("", "6-") for which in AddressSet}
-    assert all(each.maxelem >= 250_000 and len(each.name) <= 31 for each in definitions)
+    assert all(each.maxelem >= 250_000 and len(each.name + LARGER) <= 31 for each in definitions)

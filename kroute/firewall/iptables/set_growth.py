@@ -1,0 +1,58 @@
+"""Gives sets more room. `maxelem` of a set that exists cannot be changed, so a larger one takes its name.
+
+The larger set is filled before the names are swapped: the kernel does that in one step, so rules never look into a set
+that is empty or half full. What a kill leaves of an attempt bears our prefix, and goes like any set that no rule needs.
+"""
+
+import structlog
+
+from kroute.firewall.sets import Room
+from kroute.kernel.clients import IpsetClient
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipset import AddEntry, SetDefinition
+
+log = structlog.get_logger(__name__)
+
+LARGER = "-LARGER"
+"""What follows the name of the set that is being filled. ipset allows 31 bytes for all."""
+
+
+class SetGrowth:
+    """Enlarges the sets of one firewall."""
+
+    def __init__(self, ipset: IpsetClient, room: Room) -> None:
+        self._ipset = ipset
+        self._room = room
+        self._at_most: set[str] = set()
+
+    async def grow(self, name: str) -> bool:
+        """Give a full set the next size; False if it has the largest already, which is logged once. KernelError."""
+        found = await self._ipset.definition(name)
+        if found is None:
+            return False
+        if found.maxelem >= self._room.most:
+            if name not in self._at_most:
+                self._at_most.add(name)
+                log.error(
+                    "set.full",
+                    set=name,
+                    elements=found.maxelem,
+                    next_step="find who has so many ports or source ranges: `kroute show services`",
+                )
+            return False
+        await self.enlarge(found, self._room.after(found.maxelem))
+        return True
+
+    async def enlarge(self, found: SetDefinition, room: int) -> None:
+        """Give a set room for so many elements. KernelError, with the set as it was, when there is no memory for it."""
+        name, larger = found.name, found._replace(name=found.name + LARGER, maxelem=room)
+        await self._ipset.destroy(larger.name)
+        await self._ipset.create(larger)
+        try:
+            elements = await self._ipset.read(name)
+            for failure in await self._ipset.write([AddEntry(larger.name, element) for element in elements]):
+                raise KernelError(f"{failure}; set {name} stays as it is", errno=failure.errno)
+            await self._ipset.swap(name, larger.name)
+        finally:
+            await self._ipset.destroy(larger.name)
+        log.warning("set.grown", set=name, elements=len(elements), room=room, was=found.maxelem)
