@@ -1,10 +1,13 @@
 """The loop that all controllers share. The package's docstring explains its rules and the life of a controller."""
 
 import asyncio
+import errno
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar
+
+import structlog
 
 from kroute.backoff import Retries, exhaustion
 from kroute.broadcaster import Subscription
@@ -18,6 +21,8 @@ from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
 from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 PLANS_A_SLICE = 64
 """Plans that a controller accepts before other tasks run. It is small because all controllers do so at once."""
@@ -164,9 +169,22 @@ class Controller(ABC):
         started = self.clock()
         retry_due = self.status.retries.next_due()
         if not self.has_adopted or started >= self._resync_due or (retry_due is not None and started >= retry_due):
-            await self.resync()
+            await self._resync_if_readable()
         await self.write()
         self.status.retries.expire(started)
+
+    async def _resync_if_readable(self) -> None:
+        """Resync. When the kernel's state changes faster than it can be read, write what is due without it.
+
+        Nothing is taken to be missing that an interrupted reading did not find. Before the adoption, and after a pass
+        that failed, too little is known to write without a reading.
+        """
+        try:
+            await self.resync()
+        except KernelError as error:
+            if error.errno != errno.EINTR or not self.has_adopted or _PASS in self._passes:
+                raise
+            log.warning("resync.interrupted", controller=self.name, next_step="nothing is deleted; reading again later")
 
     async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Attempt a whole pass. When it fails, the kernel's state is unknown, so the next pass begins with a resync."""

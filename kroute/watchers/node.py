@@ -6,6 +6,7 @@ an address or link, with which routes go silently; the resolver's files now and 
 """
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import time
@@ -16,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from kroute.backoff import exhaustion, patiently
+from kroute.backoff import Backoff, exhaustion, patiently
 from kroute.kernel.clients import EventSource
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
@@ -32,6 +33,8 @@ LOOK_EVERY = 10.0
 """Seconds between two looks at the resolver's files."""
 SHARE = 20
 """For how many times as long as they took to be read, next hops are not read again; for a second at least."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts to read addresses that change all the time."""
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses (RFC 5737, RFC 3849): only the default route leads to them. Nothing is sent to them."""
@@ -141,12 +144,24 @@ class NodeWatcher:
         return True
 
     async def _read(self) -> None:
-        found = await self._source.of_node()
+        found = await self._read_whole()
         self._addresses = {}
         for it in found:
             if it.interface not in self._except:
                 self._addresses.setdefault(it.interface, {})[it.address] = it
         self._pass_on()
+
+    async def _read_whole(self) -> list[InterfaceAddress]:
+        """The addresses of the node, once they change no faster than they can be read: half of them would be wrong."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                return await self._source.of_node()
+            except KernelError as error:
+                if error.errno != errno.EINTR:
+                    raise
+                log.warning("node.read_interrupted", error=str(error), next_step="reading again")
+            await asyncio.sleep(backoff.delay())
 
     def _take(self, event: Event | Overrun) -> None:
         match event:

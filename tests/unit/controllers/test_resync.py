@@ -1,9 +1,11 @@
 """What arrives while a resync reads is written before the reading ends, and what the reading finds of it is too old."""
 
+import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, plan, server
 
@@ -159,3 +161,23 @@ async def test_the_controllers_resync_one_after_the_other(tmp_path: Path) -> Non
         await node.wait(1)
     moments = {name: [now - started for now in times] for name, times in resynced.items()}
     assert moments == {"masquerade": [10, 40], "route_fix": [20, 50], "service_proxy": [30, 60]}
+
+
+async def test_addresses_that_change_faster_than_they_are_read_hold_up_no_write_and_delete_nothing(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    node = await serving(tmp_path)
+
+    async def interrupted(_interface: str) -> set[str]:
+        raise KernelError("the kernel's state changes faster than it can be read", errno=errno.EINTR)
+
+    with monkeypatch.context() as churn:
+        churn.setattr(node.service_proxy._addresses, "read", interrupted)
+        node.kernel.virtual_servers.pop(key_of("a"))
+        await node.resync()
+        await node.apply(of("d", 9, "10.1.0.1"))
+        assert {VIPS["d"], *(VIPS[name] for name in NAMES)} <= node.kernel.links[DUMMY].addresses.keys()
+        assert not [write for write in map(str, node.kernel.writes) if "unbind" in write or "delete" in write]
+        assert node.service_proxy.statistics().failing_for == 0
+    await node.resync()
+    assert key_of("a") in node.kernel.virtual_servers

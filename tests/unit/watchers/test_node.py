@@ -1,10 +1,12 @@
 """The node's own addresses are followed, those of the VIPs are not."""
 
+import errno
 import socket
 from collections.abc import Callable
 
 import pytest
 
+from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.model.node_facts import NodeInterfaces
 from kroute.watchers.node import NodeWatcher, default_addresses, default_source, node_interfaces, subnet_edges
@@ -221,3 +223,22 @@ class TestWhatTheNodeNeeds:
     )
     def test_the_ends_of(self, address: str, length: int, expected: tuple[str, ...]) -> None:
         assert subnet_edges(address, length) == expected
+
+
+async def test_addresses_that_change_faster_than_they_are_read_are_read_again_and_end_nothing(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[NodeInterfaces] = []
+    read, attempts = FakeAddresses.of_node, 0
+
+    async def interrupted(self: FakeAddresses) -> list[InterfaceAddress]:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise KernelError("the kernel's state changes faster than it can be read", errno=errno.EINTR)
+        return await read(self)
+
+    monkeypatch.setattr(FakeAddresses, "of_node", interrupted)
+    async with running(watcher(kernel, told).run()):
+        await eventually(lambda: len(told) == 1)
+    assert attempts == 3
