@@ -9,7 +9,7 @@ from kroute.cli.main import main
 
 
 def exit_code(*arguments: object) -> int:
-    """Run `kroute` with these arguments in this process, whose logs stay as they are."""
+    """Run `kroute` with these arguments in this process, without a change of its logging; return the exit code."""
     with patch.object(logs, "configure"), pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])
     assert isinstance(stop.value.code, int)

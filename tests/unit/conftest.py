@@ -1,4 +1,4 @@
-"""What unit tests of several folders share."""
+"""Fixtures that unit tests of several folders share."""
 
 import os
 
@@ -12,7 +12,7 @@ from kroute.telemetry.loop_watch import LoopWatch
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """The settings that agents were started with."""
+    """The settings with which agents were started."""
     seen: list[Settings] = []
 
     async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
@@ -25,5 +25,5 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture(autouse=True)
 def _lock_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are in the network namespace of whatever else runs on this machine: kroute, or other runs of the tests."""
+    """Use another lock: the tests share a network namespace with any kroute and any other test run on this machine."""
     monkeypatch.setattr(namespace_lock, "PREFIX", f"kroute-test-{os.getpid()}")

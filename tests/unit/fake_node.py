@@ -46,7 +46,7 @@ SYSCTLS = {
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """Seconds that pass only when a test sets them."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -56,7 +56,7 @@ class Clock:
 
 
 def new_kernel(**options: object) -> FakeKernel:
-    """A kernel with one wire, the node's own addresses on it, and the usual sysctls."""
+    """Return a kernel with one wire, the node's own addresses on it, and the usual sysctls."""
     kernel = FakeKernel(**options)
     kernel.add_link("eth0")
     kernel.add_address("eth0", NODE_IPV4, 24)
@@ -94,13 +94,13 @@ class FakeNode:
         }
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Go by another clock; before anything else."""
+        """Replace the clock; call this before anything else."""
         for controller in self.controllers:
             controller.clock = controller.status.clock = clock
             controller.resync_soon()
 
     async def open(self) -> None:
-        """Open everything that speaks to the kernel."""
+        """Open every client of the kernel."""
         await self.clients.open()
         for monitor in self._monitors.values():
             await monitor.open()
@@ -108,7 +108,7 @@ class FakeNode:
     async def start(self, *plans: Plan, order: Iterable[int] | None = None) -> "FakeNode":
         """Adopt, take these plans as the initial sync, and write until nothing is left to do.
 
-        The node's own plan is the first, as always, unless the test brings one.
+        A default plan of the node comes first, unless `plans` has one.
         """
         order = self._in_order(order)
         await self.open()
@@ -125,7 +125,7 @@ class FakeNode:
         await self.settle()
 
     async def settle(self, order: Iterable[int] | None = None) -> None:
-        """Let the controllers pass, in this order, until nobody has anything to do at this time."""
+        """Run passes of the controllers, in this order, until none of them has anything to do at this time."""
         order = self._in_order(order)
         for _ in range(30):
             for index in order:
@@ -136,11 +136,11 @@ class FakeNode:
         raise AssertionError("the controllers never come to rest")
 
     def _in_order(self, order: Iterable[int] | None) -> list[int]:
-        """The controllers' places in `controllers`; None: all of them as they are there."""
+        """Return the order as indexes into `controllers`; None means their own order."""
         return list(range(len(self.controllers)) if order is None else order)
 
     async def pump(self) -> bool:
-        """Deliver the kernel's events; whether there were any."""
+        """Deliver the kernel's events; return whether there were any."""
         delivered = False
         for name, monitor in self._monitors.items():
             try:
@@ -161,7 +161,7 @@ class FakeNode:
         await self.wait(self.settings.resync_period + 1)
 
     def restarted(self, **settings: object) -> "FakeNode":
-        """The next run, after this one was killed."""
+        """Kill this run, and return the next one on the same kernel and state directory."""
         for monitor in self._monitors.values():
             if monitor.is_open:
                 self.kernel.unsubscribe(monitor._queue)
@@ -170,7 +170,7 @@ class FakeNode:
         return FakeNode(self.settings.state_dir, self.kernel, **{**kept, **settings})
 
     async def cleanup(self) -> CleanupReport:
-        """What `kroute cleanup` does, in a process of its own."""
+        """Do what `kroute cleanup` does in its own process."""
         return await self.wiring.cleanup()
 
 
@@ -183,7 +183,7 @@ def server(
     flags: int = 0,
     persistence: Persistence | None = None,
 ) -> VirtualServer:
-    """A virtual server; real servers are addresses, all on port 8080."""
+    """Return a virtual server; `real_servers` are addresses, all with port 8080."""
     reals = tuple(RealServer(address, 8080) for address in real_servers)
     return VirtualServer(VirtualServerKey(protocol, vip, port), scheduler, flags, persistence, reals)
 
@@ -196,9 +196,9 @@ def plan(
     source6: str | None = NODE_IPV6,
     external: Iterable[AddressSet] = (AddressSet.EXTERNAL,),
 ) -> ServicePlan:
-    """The plan of Service default/NAME with these virtual servers, and what belongs to them.
+    """Return the plan of Service default/NAME with these virtual servers, and their VIPs and set entries.
 
-    A virtual server on an address of the node's own is a node port, which `external` names the sets of.
+    A virtual server on an address of the node's own is a node port; `external` names the sets of its entries.
     """
     addresses = sorted({one.key.address for one in servers} - OWN_ADDRESSES)
     entries = [SetEntry(AddressSet.VIP, (address,)) for address in addresses]
@@ -223,7 +223,7 @@ def plan(
 def node_plan(
     generation: int = 0, *pod_networks: str, ipv4: str | None = NODE_IPV4, ipv6: str | None = NODE_IPV6
 ) -> NodePlan:
-    """The node's own plan: its addresses, and the networks of its pods."""
+    """Return the node's own plan: its addresses, and its pod networks."""
     return NodePlan(
         NodeFacts("node3", ipv4, ipv6, pod_cidrs=pod_networks),
         generation,

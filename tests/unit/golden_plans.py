@@ -1,4 +1,4 @@
-"""Plans as text, one line a thing, for the golden files."""
+"""Plans as text, one object a line, for the golden files."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ from kroute.model.plan import ServicePlan, SetEntry, VirtualServer
 
 
 def render(plans: Iterable[ServicePlan]) -> str:
-    """The plans as text, sorted by Service; what a reviewer reads in a golden file."""
+    """Return the plans as text, sorted by Service, for a reviewer of golden files."""
     return "\n".join("\n".join(_lines(plan)) + "\n" for plan in sorted(plans, key=lambda plan: plan.key))
 
 

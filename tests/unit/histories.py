@@ -1,4 +1,4 @@
-"""Histories of a node in memory: plans that change, and what else happens to kroute and to the kernel."""
+"""Histories of a node in memory: plans that change, and other events of kroute and the kernel."""
 
 import contextlib
 from collections.abc import Callable
@@ -22,15 +22,15 @@ SERVICES = ("a", "b", "c")
 SHARED_VIP = "10.96.0.100"
 FOREIGN = (6, "192.168.123.201", 80)
 FOREIGN_NODE_PORT = (6, NODE_IPV4, 8001)
-"""In the way of Service b."""
+"""It has a key that node ports of Service b may have too."""
 
 
 class Killed(BaseException):
-    """kroute was killed at this write."""
+    """kroute is killed at this write."""
 
 
 def servers_of(service: int) -> st.SearchStrategy[tuple[VirtualServer, ...]]:
-    """Virtual servers of one Service: addresses of its own, one that all share on different ports, and node ports."""
+    """Virtual servers of one Service: own addresses, one that all share with different ports, and node ports."""
     one = st.builds(
         lambda vip, protocol, reals, scheduler, persistence: server(
             vip,
@@ -63,7 +63,7 @@ DRIFTS = ("link", "address", "route", "virtual_server", "real_server", "weight",
 
 
 class World:
-    """The plans as they are now, the node, and what happens to both."""
+    """The current plans, the node, and the events that change either."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
@@ -74,17 +74,17 @@ class World:
         self.node = FakeNode(state_dir, kernel_with_neighbours())
 
     def plans(self, *names: str) -> list[ServicePlan]:
-        """The newest plans of these Services; of all that exist, if none is named."""
+        """Return the newest plans of these Services; of all Services if none is named."""
         self.generation += 1
         return [self.plan_of(name) for name in names or tuple(self.contents)]
 
     def plan_of(self, name: str) -> ServicePlan:
-        """The newest plan of a Service."""
+        """Return the newest plan of a Service."""
         servers, external = self.contents[name], self.external[name]
         return plan(name, self.generation, *servers, source=self.source, external=external)
 
     def entries(self) -> dict[Key, list[tuple[str, object]]]:
-        """What the newest plans want in the sets for each port: the name of a set and an element."""
+        """Return, for each port, the set entries of the newest plans: a set's name and an element."""
         desired: dict[Key, list[tuple[str, object]]] = {}
         for made in map(self.plan_of, self.contents):
             for one in made.virtual_servers:
@@ -129,7 +129,7 @@ class World:
         await self.node.start(*self.plans())
 
     async def kill_after(self, writes: int) -> None:
-        """Kill kroute when it is about to make its next write but so many, or after a while."""
+        """Kill kroute before the write that follows `writes` more, or after a while; then start it again."""
         left = writes
 
         def die(_: object) -> bool:
@@ -146,19 +146,19 @@ class World:
         await self.restart()
 
     async def come_to_rest(self) -> None:
-        """Long enough for every retry, resync and drain."""
+        """Wait long enough for every retry, resync and drain."""
         for seconds in (0, 40, 40, 40, 40):
             await self.node.wait(seconds)
 
 
 def every(which: int) -> Callable[[object], bool]:
-    """Some kind of write."""
+    """Return a condition that holds for one kind of write."""
     kinds = (AddVirtualServer, BindAddress, UnbindAddress, SetLocalRoute, DeleteLocalRoute, object)
     return lambda change: isinstance(change, kinds[which])
 
 
 def kernel_with_neighbours() -> FakeKernel:
-    """A kernel in which others have made things too."""
+    """Return a kernel that has foreign objects too."""
     kernel = new_kernel()
     kernel.add_address("eth0", OTHER_NODE_IPV4, 24)
     for key in (FOREIGN, FOREIGN_NODE_PORT):
@@ -175,7 +175,7 @@ def kernel_with_neighbours() -> FakeKernel:
 
 
 def drift(kernel: FakeKernel, what: str, which: int) -> None:
-    """Somebody does this to what kroute has made."""
+    """Do this to kroute's objects, as another program might."""
     ours = sorted(key for key in kernel.virtual_servers if key not in {FOREIGN, FOREIGN_NODE_PORT})
     if what in {"link", "address", "route"} and DUMMY in kernel.links:
         drift_of_link(kernel, what, which)

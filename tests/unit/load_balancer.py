@@ -1,4 +1,4 @@
-"""A load balancer outside the cluster, as far as it asks for a node's health: a client of real sockets, on loopback."""
+"""A load balancer that polls a node's health: an HTTP client of real sockets, on loopback."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ async def connected(
 
 
 async def say(port: int, request: bytes, host: str = LOCALHOST) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Send the bytes and return everything that comes back until the server closes the connection."""
     async with asyncio.timeout(5), connected(port, host) as (reader, writer):
         writer.write(request)
         return await reader.read()
@@ -53,7 +53,7 @@ async def ask(
 
 
 async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
-    """The answer, once the port is open."""
+    """Return the answer, once the port is open."""
     async with asyncio.timeout(5):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""An agent as others see it: real sockets on loopback, controllers that a test makes fail, and a kernel in memory."""
+"""An agent as its clients see it: real sockets on loopback, controllers that tests can fail, and a kernel in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -25,7 +25,7 @@ CONTROLLERS = ("service_proxy", "route_fix", "masquerade", "health_checks")
 
 
 class Workers:
-    """Stands for NodeControllers."""
+    """Stands in for NodeControllers."""
 
     def __init__(self) -> None:
         self.is_live = True
@@ -48,7 +48,7 @@ class Workers:
 
 
 class Kernel:
-    """Stands for Ipvs: what a test puts in is read."""
+    """Stands in for Ipvs: a reading returns what a test has put in."""
 
     def __init__(self) -> None:
         self.table: dict[VirtualServerKey, VirtualServerState] = {}
@@ -76,7 +76,7 @@ class Kernel:
 
 
 class Observed:
-    """An Observation and everything it looks on. `problems` and `created` are what it says of the node."""
+    """An Observation and its sources. `problems` and `created` hold what it reports about the node."""
 
     def __init__(self, **changes: object) -> None:
         self.health_port, self.metrics_port = free_ports(2)
@@ -118,7 +118,7 @@ class Observed:
         )
 
     def use_readings(self, readings: KernelReader) -> None:
-        """Read from this kernel in place of the real one."""
+        """Read from this kernel instead of the real one."""
         self.observation._kernel = readings
         self.observation._status._kernel = readings
 
@@ -127,7 +127,7 @@ class Observed:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Observe, and write Events, for the length of a block."""
+        """Observe, and write Events, during the block."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.observation.run()), group.create_task(self.recorder.run())]
             try:

@@ -1,4 +1,4 @@
-"""The agent's way from changes to published plans."""
+"""How the agent gets from changes to published plans."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ SERVICES = [service(f"s{number}", f"10.96.1.{number}") for number in range(10)]
 
 
 async def nothing(_sink: object) -> None:
-    """A source without changes."""
+    """Read from a source without changes."""
 
 
 def new_agent() -> Agent:
@@ -35,7 +35,7 @@ def new_agent() -> Agent:
 
 
 async def taken(subscription: Subscription) -> list[str]:
-    """The Services whose plans come next."""
+    """Return the names of the Services whose plans come next."""
     await subscription.wait()
     return [key.name for key in subscription.take() if key != NodePlan.key]
 
@@ -63,7 +63,7 @@ async def test_the_initial_sync_comes_as_one_though_it_is_planned_in_slices_and_
     others: list[int] = []
 
     async def change() -> None:
-        """What else runs in the loop."""
+        """Run beside the agent, as other tasks of the loop do."""
         while not subscription.has_arrived:
             others.append(len(agent._broadcaster.plans))
             await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def test_the_initial_sync_comes_as_one_though_it_is_planned_in_slices_and_
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         agent._take([Applied(service("late", "10.96.2.1"))])
-    assert set(others) == {5, 9}  # plans, the node's own among them: it ran between the slices
+    assert set(others) == {5, 9}  # counts of plans, the node's own included: this task ran between the slices
     assert sorted(await taken(subscription)) == sorted(["late", *(it.metadata.name for it in SERVICES)])
 
 
@@ -100,7 +100,7 @@ async def test_a_change_goes_out_at_once_and_what_waits_goes_out_together() -> N
 
 
 async def test_a_small_change_behind_a_large_one_does_not_wait_for_its_subscribers() -> None:
-    """The slices of a large change go out one by one, so a controller begins with the first."""
+    """The slices of a large change are published one by one, so a controller begins with the first."""
     agent = new_agent()
     subscription = agent._broadcaster.subscribe("s")
     async with running(agent._plan()):

@@ -1,4 +1,4 @@
-"""The stand-in API server answers as the recorded one, and fails on request."""
+"""The stand-in API server answers as the recorded one did, and fails on request."""
 
 import json
 import subprocess
@@ -78,13 +78,13 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def authorization(name: str) -> dict[str, str]:
-    """What the recordings leave out: who asked."""
+    """Return the token that a request had: recordings leave it out."""
     token = {"error-401": "Bearer wrong", "error-403": None}.get(name, "Bearer secret")
     return {"Authorization": token} if token else {}
 
 
 def significant(lines: list[bytes], name: str) -> list[bytes]:
-    """Without the ordinary bookmarks of the streaming list: whether any comes in its 3 s is a matter of timing."""
+    """Leave out the ordinary bookmarks of the streaming list: whether one comes within its 3 s depends on timing."""
     if name != "watchlist-services":
         return lines
     return [line for line in lines if b"BOOKMARK" not in line or b"initial-events-end" in line]
@@ -194,7 +194,7 @@ async def test_objects_are_changed_by_ordinary_requests(session: aiohttp.ClientS
         async with session.patch(f"{url}/web", json=patch) as response:
             patched = await response.json()
         async with session.put(f"{url}/web", json=created) as response:
-            assert response.status == 409  # changed since
+            assert response.status == 409  # it has changed since then
         async with session.delete(f"{url}/web") as response:
             assert response.status == 200
         async with session.get(f"{url}/web") as response:
@@ -257,7 +257,7 @@ async def test_a_broken_connection_is_an_error_for_the_client(
 ) -> None:
     async with ApiServer() as api:
         api.apply(service("web"))
-        api.faults.add(kind, times=2)  # aiohttp tries a GET that got no answer at all once more by itself
+        api.faults.add(kind, times=2)  # aiohttp itself repeats once a GET that got no answer
         with pytest.raises((aiohttp.ClientError, ConnectionResetError)):
             async with session.get(f"{api.url}/api/v1/services", params=query) as response:
                 await response.read()

@@ -1,4 +1,4 @@
-"""Retries: exponential backoff for each key alone, and patience with a system that has run out of something."""
+"""Retries: exponential backoff for each key separately, and patience while the system lacks a resource."""
 
 import os
 from errno import EACCES, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM

@@ -12,7 +12,7 @@ from bench.workload import NODE, Workload
 
 
 def a_run(services: int) -> dict:
-    """A run that meets every target."""
+    """Return a run that meets every target."""
     return {
         "services": services,
         "endpoints": 10,

@@ -1,4 +1,4 @@
-"""The broadcaster: one queue a subscriber, which keeps the newest plan of each Service."""
+"""The broadcaster: one queue for each subscriber, which keeps the newest plan of each Service."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def generations(subscription: Subscription) -> dict[str, int]:
 
 
 async def waits(subscription: Subscription) -> bool:
-    """Whether the subscriber would have to wait, asked without letting time pass."""
+    """Whether the subscriber would have to wait now."""
     try:
         async with asyncio.timeout(0):
             await subscription.wait()
@@ -169,7 +169,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()) | st.none(), m
 def test_a_subscriber_that_takes_now_and_then_ends_up_with_the_current_plans(
     steps: list[tuple[str, bool] | None],
 ) -> None:
-    """None is a moment at which the subscriber takes; everything else publishes a plan, or that it is gone."""
+    """At None the subscriber takes; every other step publishes a plan, or the deletion of its Service."""
     broadcaster = Broadcaster()
     subscription = broadcaster.subscribe("s")
     seen: dict[ObjectKey, ServicePlan] = {}

@@ -1,4 +1,4 @@
-"""Every row of the Kubernetes end-to-end tests has its tests or its reason, and docs/conformance.md says so."""
+"""Every row of the Kubernetes end-to-end tests has tests or a reason, as docs/conformance.md says."""
 
 from collections import Counter
 

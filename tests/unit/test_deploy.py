@@ -1,4 +1,4 @@
-"""What is in deploy/ is what the Kubernetes API takes, and fits what kroute does."""
+"""The manifests in deploy/ are valid for the Kubernetes API, and match what kroute does."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, k
 from tests.lab.objects import Object
 
 OLDEST, NEWEST = "1.30.0", "1.37.0"
-"""The versions of Kubernetes whose schemas the manifests are held against."""
+"""The Kubernetes versions against whose schemas the manifests are checked."""
 
 
 def pods(objects: Iterable[Object]) -> list[Object]:
@@ -57,7 +57,7 @@ def test_the_schemas_would_find_a_misspelt_field() -> None:
 
 
 class TestRights:
-    """A role allows what kroute asks for, and nothing else."""
+    """A role allows what kroute requests, and nothing else."""
 
     def test_of_an_agent(self) -> None:
         needed = {(it.group, it.resource, it.verb) for it in [*access.needed(WATCHED), access.SERVICE_CIDRS]}
@@ -89,7 +89,7 @@ class TestRights:
 
 
 class TestPods:
-    """What every pod of kroute has, and has not."""
+    """What every pod of kroute must have, and must not have."""
 
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_it_goes_wherever_pods_go_before_services_do(self, pod: Object) -> None:
@@ -194,7 +194,7 @@ class TestConfiguration:
 
 
 class TestImage:
-    """The image is made by the steps that scripts/image-root takes as well."""
+    """The image is built by the same steps as in scripts/image-root."""
 
     DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 

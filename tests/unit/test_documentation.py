@@ -1,4 +1,4 @@
-"""The pages for operators name what there is."""
+"""The operators' pages name only what exists."""
 
 import re
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_every_command_that_a_page_names_exists() -> None:
 
 
 def test_troubleshooting_quotes_the_rules_own_words() -> None:
-    """What `kroute explain` prints as the reason is the comment of a rule."""
+    """The reason that `kroute explain` prints is a rule's comment."""
     exempt = (Exemption("10.0.0.0/8", "10.0.0.0/8"), Exemption("fd00::/8", "fd00::/8"))
     node = NodeFacts("node1", "192.168.1.5", "fd00::5")
     comments = set()

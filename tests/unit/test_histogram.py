@@ -1,4 +1,4 @@
-"""Durations counted in ranges."""
+"""Histograms: durations counted in buckets."""
 
 from kroute.histogram import Histogram
 

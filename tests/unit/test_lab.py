@@ -1,4 +1,4 @@
-"""What of the lab can be said without a kernel."""
+"""The parts of the lab that can be tested without a kernel."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from tests.lab.vm.work import Work, matrix
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, with nothing in it; and nothing said of kernels."""
+    """Set an empty cache for each test, and no choice of a kernel."""
     monkeypatch.setenv("KROUTE_CACHE", str(tmp_path))
     monkeypatch.delenv("KROUTE_KERNEL", raising=False)
     return tmp_path

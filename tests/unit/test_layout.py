@@ -1,4 +1,4 @@
-"""The tree of the code stays one that a reader finds the way in: small folders, small files."""
+"""The code keeps small folders and small files, so that a reader finds things."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FOLDERS = sorted({file.parent for file in FILES})
 MODULES_OF_A_FOLDER = 15
 LINES_OF_A_FILE = 300
 BESIDE_THE_CODE = {Path("fuzz")}
-"""Folders of unit tests that are about the code as a whole."""
+"""Folders of unit tests about the code as a whole."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))

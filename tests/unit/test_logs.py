@@ -1,4 +1,4 @@
-"""What is logged cannot be made long, nor move a terminal's cursor, by whoever names an object."""
+"""No name of an object makes a log line too long, or moves a terminal's cursor."""
 
 import pytest
 

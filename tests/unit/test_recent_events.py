@@ -1,4 +1,4 @@
-"""The last events of the log are remembered for the status page."""
+"""The status page shows the log's last events."""
 
 from kroute.recent_events import LONGEST_DETAILS, RecentEvents
 

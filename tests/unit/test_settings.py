@@ -1,4 +1,4 @@
-"""Each setting is read as an operator writes it, or refused with a sentence that says what is allowed."""
+"""Each setting is read as an operator writes it, or refused with a sentence that names the allowed values."""
 
 import pytest
 

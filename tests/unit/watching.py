@@ -1,4 +1,4 @@
-"""What the tests of the watchers share: objects, a follower of changes, and a reflector against the stand-in."""
+"""Shared by the watchers' tests: objects, a follower of changes, and a reflector with the stand-in API server."""
 
 import asyncio
 import os
@@ -18,10 +18,10 @@ from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer
 
 os.environ["SSL_CERT_FILE"] = os.devnull
-"""Sessions of aiohttp load the system's certificates (0.2 s); nothing here is signed by any of them."""
+"""aiohttp sessions load the system's certificates, which takes 0.2 s; no certificate in the tests needs them."""
 
 PATIENCE = 20.0
-"""Seconds after which a test has waited in vain."""
+"""Seconds after which a test stops waiting and fails."""
 
 
 def service(name: str, namespace: str = "default", **spec: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def key(name: str, namespace: str = "default") -> ObjectKey:
 
 
 class Follower:
-    """A sink that keeps what a follower of the changes would have."""
+    """A sink that keeps the objects that result from the changes."""
 
     def __init__(self) -> None:
         self.items: dict[tuple[type, ObjectKey], KubernetesObject] = {}
@@ -68,7 +68,7 @@ class Follower:
         return {name.name for _, name in self.items}
 
     def take(self) -> list[str]:
-        """The changes since the last call, in words."""
+        """Return the changes since the last call, in words."""
         changes, self.changes = self.changes, []
         return [words(change) for change in changes]
 
@@ -83,7 +83,7 @@ class Follower:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something that nobody announces."""
+    """Poll a condition that sets no event."""
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  # what it waits for has no event to set
             await asyncio.sleep(0.002)
@@ -100,7 +100,7 @@ def words(change: Change) -> str:
 
 
 class Pauses:
-    """Stands for asyncio.sleep: remembers how long it should have been, and only lets others run."""
+    """Replaces asyncio.sleep: records the requested seconds, and pauses only for 1 ms."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -119,7 +119,7 @@ class Pauses:
 
 
 def quick(pauses: Pauses, **changes: Any) -> Timing:
-    """Dice that always show 0, no pauses, and a minute to notice a stall."""
+    """Return a timing without jitter and pauses, with a stall timeout of a minute."""
     return replace(Timing(sleep=pauses, rng=NoJitter(), stall_timeout=60.0, short_watch=0.0), **changes)
 
 
@@ -130,7 +130,7 @@ class NoJitter(random.Random):
 
 @asynccontextmanager
 async def running(*coroutines: Any) -> AsyncIterator[None]:
-    """Run these beside the body; end them with it."""
+    """Run these during the block, and cancel them at its end."""
     tasks: list[asyncio.Task[None]] = []
     async with asyncio.TaskGroup() as group:
         tasks += [group.create_task(coroutine) for coroutine in coroutines]
@@ -145,7 +145,7 @@ async def running(*coroutines: Any) -> AsyncIterator[None]:
 async def reflecting(
     server: ApiServer, tmp_path: Path, follower: Follower, timing: Timing, kind: WatchedKind = SERVICES
 ) -> AsyncIterator[Reflector]:
-    """A reflector that runs against the stand-in."""
+    """Run a reflector with the stand-in API server, during the block."""
     settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
     async with await Api.open(settings) as api:
         reflector = Reflector(api, kind, follower, timing)

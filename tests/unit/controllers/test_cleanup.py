@@ -1,4 +1,4 @@
-"""Cleanup leaves the node as it was found."""
+"""Cleanup leaves the node as kroute found it."""
 
 import copy
 import errno

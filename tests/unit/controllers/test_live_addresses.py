@@ -1,4 +1,4 @@
-"""On an address that is live already, a virtual server lets nothing in before the rules are ready for it."""
+"""On an address that is live already, a virtual server accepts no connection before its rules are ready."""
 
 import errno
 from collections.abc import Callable
@@ -32,12 +32,12 @@ SERVED_ELSEWHERE = (AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
 
 
 def web(generation: int, *real_servers: str, external: tuple[AddressSet, ...] = (AddressSet.EXTERNAL,)) -> ServicePlan:
-    """default/web with a node port."""
+    """Return the plan of default/web with a node port."""
     return plan("web", generation, server(NODE_IPV4, 30080, *real_servers), external=external)
 
 
 async def serving(tmp_path: Path, *plans: ServicePlan) -> FakeNode:
-    """A node that serves these, and whose writes from now on are counted."""
+    """Return a node that serves these plans; it records the writes from now on."""
     node = await FakeNode(tmp_path).start(*plans)
     node.kernel.writes.clear()
     return node

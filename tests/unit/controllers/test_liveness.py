@@ -1,4 +1,4 @@
-"""What makes kroute call itself unhealthy, and what does not."""
+"""What makes kroute report itself unhealthy, and what does not."""
 
 from pathlib import Path
 

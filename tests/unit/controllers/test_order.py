@@ -1,4 +1,4 @@
-"""In whatever order the controllers pass: an address goes live last, and what is live lets nothing in too soon."""
+"""In any order of passes an address goes live last, and a live one accepts no connection too early."""
 
 import asyncio
 import tempfile
@@ -19,7 +19,7 @@ from tests.unit.histories import EDITS, FOREIGN_NODE_PORT, OTHER_NODE_IPV4, Key,
 
 
 class Witness(list[object]):
-    """Sees every write at the moment when it has been made, and what the kernel then looks like."""
+    """Checks every write when it is made, against the kernel's state at that moment."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Witness(list[object]):
         assert source in {NODE_IPV4, OTHER_NODE_IPV4, NODE_IPV6}, f"{address} went live with source {source}"
 
     def opened(self, key: Key) -> None:
-        """Clients outside are let in: every real server that serves must be one that they may have."""
+        """Check that clients outside are admitted only to real servers that they may reach."""
         state, desired = self.world.node.kernel.virtual_servers.get(key), self.desired_servers().get(key)
         if state is not None and key != FOREIGN_NODE_PORT:
             serving = {real for real, it in state.real_servers.items() if it.weight}

@@ -1,4 +1,4 @@
-"""Only what is ours: the ledger, adoption at a restart, and neighbours that are never touched."""
+"""kroute writes only its own objects: the ledger, adoption at a restart, and foreign objects that stay untouched."""
 
 import errno
 from itertools import permutations
@@ -20,7 +20,7 @@ FOREIGN = VirtualServerState(VirtualServerOptions("wlc"), MappingProxyType({("19
 
 
 def left_by_another_run() -> object:
-    """A kernel with the link, and virtual servers on addresses that are on it, and on one that is not."""
+    """Return a kernel with the link, and virtual servers on two addresses of the link and on one that is not there."""
     kernel = new_kernel()
     kernel.add_link(DUMMY, kind="dummy", noarp=True)
     for vip in ("10.96.0.1", "10.96.0.8"):
@@ -223,7 +223,7 @@ class TestExcluded:
 
 
 async def test_what_a_reading_of_the_kernel_lacks_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's table comes in pages, and may lack an entry when others change meanwhile."""
+    """The kernel returns its table in pages, which can miss an entry while others change."""
     web = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
     node = (await FakeNode(tmp_path).start(web)).restarted()
     read = node.ipvs.read

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the kernel ends as a fresh computation of the newest plans would leave it."""
+"""After any events in any order, the kernel is as a new computation of the newest plans leaves it."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ ACTIONS = st.one_of(
 
 
 def picture(kernel: FakeKernel) -> dict[str, object]:
-    """Everything in the kernel that matters to a packet, and everything of others'."""
+    """Return everything in the kernel that affects a packet, and every foreign object."""
     return {
         "virtual servers": {
             key: (state.options, {real: it.weight for real, it in state.real_servers.items()})
@@ -59,9 +59,9 @@ async def story(actions: list[tuple[object, ...]], first: Path, second: Path) ->
 
     fresh = FakeNode(second, kernel_with_neighbours())
     await fresh.start(*world.plans())
-    await fresh.wait(6)  # what is not served is waited for
+    await fresh.wait(6)  # VIPs wait for ports that are not served
     if not any(":" in one.key.address for servers in world.contents.values() for one in servers):
-        # Forwarding stays once an IPv6 Service was served.
+        # Forwarding stays on once an IPv6 Service was served.
         fresh.kernel.sysctls["net.ipv6.conf.all.forwarding"] = world.node.kernel.sysctls["net.ipv6.conf.all.forwarding"]
     assert picture(world.node.kernel) == picture(fresh.kernel)
 

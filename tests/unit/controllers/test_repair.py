@@ -1,4 +1,4 @@
-"""Whatever somebody deletes comes back: what rtnetlink reports at once, the rest at the resync."""
+"""Deleted objects are written again: at once where rtnetlink sends an event, the others at the resync."""
 
 import errno
 from pathlib import Path
@@ -32,7 +32,7 @@ def assert_whole(node: FakeNode) -> None:
 
 
 def places(node: FakeNode, vip: str) -> tuple[int, int]:
-    """When the route of a VIP was written, and when its address."""
+    """Return the positions of the writes of a VIP's route and of its address."""
     writes = node.kernel.writes
     route = next(at for at, one in enumerate(writes) if isinstance(one, SetLocalRoute) and one.address == vip)
     return route, next(at for at, one in enumerate(writes) if isinstance(one, BindAddress) and one.address == vip)
@@ -127,7 +127,7 @@ async def test_replacing_the_only_service_loses_no_route_of_its_successor(tmp_pa
 
 
 async def test_a_vip_that_comes_back_before_its_withdrawal_is_over_gets_its_route_anew(tmp_path: Path) -> None:
-    """route_fix still counts on a route that went with the link's last IPv4 address."""
+    """route_fix still counts on a route that the kernel deleted with the link's last IPv4 address."""
     node = FakeNode(tmp_path)
     node.kernel.virtual_servers[6, NODE_IPV4, 30080] = VirtualServerState(VirtualServerOptions("wlc"), {})
     await node.start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))

@@ -1,4 +1,4 @@
-"""What arrives while a resync reads is written before the reading ends, and what the reading finds of it is too old."""
+"""A change during a resync is written before the resync ends, and is not undone by what the resync read before it."""
 
 import errno
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ async def serving(tmp_path: Path, **settings: object) -> FakeNode:
 
 
 def while_ipvs_is_read(node: FakeNode, happens: Callable[[], None], see: Callable[[], None]) -> None:
-    """Let something happen once, when the table has been read and nothing of it was taken in; look at its last part."""
+    """Call `happens` once the table is read and before any part is compared, and `see` before its last part."""
     scan = node.ipvs.scan
     node.ipvs.scan = scanned = lambda expected=(): parts(expected)  # type: ignore[assignment]
 
@@ -56,8 +56,8 @@ async def test_a_changed_service_is_written_before_the_reading_ends(tmp_path: Pa
     await node.resync()
     assert weights == [0]
     assert node.service_proxy.statistics().repairs == 0
-    assert sum("10.1.0.2" in str(write) for write in node.kernel.writes) == 4  # three weights, and one set entry
-    await node.wait(3)  # not so long that another resync would see what drains
+    assert sum("10.1.0.2" in str(write) for write in node.kernel.writes) == 4  # three weights and one set entry
+    await node.wait(3)  # before another resync could see the draining real servers
     for name in NAMES:
         assert set(node.kernel.virtual_servers[key_of(name)].real_servers) == {("10.1.0.1", 8080)}
 
@@ -81,7 +81,7 @@ async def test_what_has_drained_meanwhile_does_not_drain_again(tmp_path: Path) -
     node = await serving(tmp_path, resync_period=1)
     await node.apply(*(of(name, 2, "10.1.0.1") for name in NAMES))
     while_ipvs_is_read(node, lambda: node.broadcaster.publish([of("d", 1, "10.1.0.5")]), lambda: None)
-    await node.wait(5)  # by now both are due: the resync, and a look at what drains
+    await node.wait(5)  # by now both are due, the resync and a poll of the drains
     for name in NAMES:
         assert set(node.kernel.virtual_servers[key_of(name)].real_servers) == {("10.1.0.1", 8080)}
     assert node.service_proxy.next_due() is None

@@ -1,4 +1,4 @@
-"""route_fix: this node talks to VIPs with its own address."""
+"""route_fix: this node's own address is the source of its packets to VIPs."""
 
 import errno
 from pathlib import Path
@@ -14,7 +14,7 @@ OTHER = "192.168.123.239"
 
 
 def sources(node: FakeNode, address: str) -> list[str | None]:
-    """The sources of the routes to an address, in the kernel's order."""
+    """Return the sources of the routes to an address, in the kernel's order."""
     return [route.source for route in node.kernel.links[DUMMY].routes.get(address, ())]
 
 

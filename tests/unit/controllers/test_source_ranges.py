@@ -1,4 +1,4 @@
-"""A port with source ranges serves nobody before the rules keep the others off; what has no ranges does not wait."""
+"""A port with source ranges is served only once the rules keep other clients out; other ports do not wait."""
 
 import errno
 from pathlib import Path
@@ -22,7 +22,7 @@ def open_to_all(generation: int) -> ServicePlan:
 
 
 def restricted(plan_: ServicePlan, *keys: tuple[int, str, int]) -> ServicePlan:
-    """The same for clients in 192.0.2.0/24 and 2001:db8:1::/48 only."""
+    """Return the plan with these ports for clients in 192.0.2.0/24 and 2001:db8:1::/48 only."""
     ports = [(address, protocol, port) for protocol, address, port in keys or (KEY,)]
     own = [SetEntry(AddressSet.RESTRICTED, port) for port in ports]
     own += [
@@ -37,18 +37,18 @@ def for_some(generation: int) -> ServicePlan:
 
 
 def weights(node: FakeNode, key: tuple[int, str, int]) -> list[int]:
-    """Of the virtual server's real servers; none if it is not there."""
+    """Return the weights of a virtual server's real servers; [] if it does not exist."""
     state = node.kernel.virtual_servers.get(key)
     return [real.weight for real in state.real_servers.values()] if state else []
 
 
 def hold_the_lock(node: FakeNode) -> None:
-    """Nobody can write a rule."""
+    """Have every commit of rules fail, as while another program holds the lock."""
     node.kernel.refuse(lambda change: "commit table" in str(change), errno.EAGAIN)
 
 
 def refuse_the_entry(node: FakeNode, set_: str = "RESTRICTED") -> None:
-    """As a full set does."""
+    """Have the kernel refuse the set's entries, as a full set does."""
     node.kernel.refuse(lambda change: isinstance(change, AddEntry) and change.set == f"KROUTE-{set_}", 4352)
 
 

@@ -1,4 +1,4 @@
-"""Conntrack's messages as bytes, and what becomes of the kernel's refusals."""
+"""Conntrack's messages as bytes, and what kroute does when the kernel refuses one."""
 
 import errno
 import socket
@@ -29,11 +29,11 @@ FLOW = Flow("10.9.0.1", 4000, "10.0.0.1", 53, "10.1.0.1", 5353, "192.168.9.1", 6
 FLOW6 = Flow("fd09::1", 4000, "fd00::1", 53, "fd01::1", 5353, "fd99::1", 61234, 0, 7)
 EVERYWHERE = {pack_endpoint(flow[2:4]) for flow in (FLOW, FLOW6)}
 BODY = HEADER.size + 4
-"""Where the attributes of a message begin."""
+"""The offset at which the attributes of a message begin."""
 
 
 def listed(flow: Flow, *more: bytes, protocol: int = UDP, reply: bytes = b"") -> bytes:
-    """An entry as the kernel lists it."""
+    """Return an entry as the kernel lists it."""
     answer = conntrack_message(
         0,
         0,

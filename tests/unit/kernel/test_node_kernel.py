@@ -1,4 +1,4 @@
-"""The bundle of kernel clients: real, recording and fake have one shape."""
+"""The bundle of kernel clients has one shape: real, recording and fake."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,7 @@ PROTOCOLS = {
 
 
 def members(kernel: NodeKernel) -> dict[str, list[object]]:
-    """The clients by the name of their field."""
+    """Return the clients by the name of their field."""
     found = {name: getattr(kernel, name) for name in PROTOCOLS}
     return {name: list(it.values()) if isinstance(it, dict) else [it] for name, it in found.items()}
 

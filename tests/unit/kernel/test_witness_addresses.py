@@ -55,7 +55,7 @@ def header(address: str, index: int, scope: str = "universe") -> dict[str, int]:
 
 
 def bound(address: str, index: int, lifetime: int) -> dict[str, Any]:
-    """A VIP: of scope link, or never looked for elsewhere and without a route to its network, and no source."""
+    """Return a VIP's message. IPv4: scope link. IPv6: no DAD, no prefix route; with a lifetime, not preferred."""
     if ":" in address:
         wanted = header(address, index) | {"IFA_LOCAL": address, "IFA_FLAGS": IFA_F_NODAD | IFA_F_NOPREFIXROUTE}
     else:

@@ -1,6 +1,6 @@
 """pyroute2 reads kroute's conntrack requests, and kroute parses its answers (nfnetlink_conntrack.h).
 
-pyroute2 0.9.7 does not know the zone of one direction (CTA_TUPLE_ZONE): test_conntrack.py has that.
+pyroute2 0.9.7 does not know the zone of one direction (CTA_TUPLE_ZONE); test_conntrack.py tests it.
 """
 
 import socket
@@ -59,7 +59,7 @@ def direction(source: Endpoint, destination: Endpoint, protocol: int = UDP) -> d
 
 
 def listed(flow: Flow, protocol: int = UDP) -> bytes:
-    """An entry as the kernel lists it, in its order."""
+    """Return an entry as the kernel lists it, with its attributes in the kernel's order."""
     told = header(family_of(flow.source)) | {
         "CTA_TUPLE_ORIG": direction(flow[0:2], flow[2:4], protocol),
         "CTA_TUPLE_REPLY": direction(flow[4:6], flow[6:8], protocol),

@@ -1,8 +1,8 @@
 """pyroute2 reads kroute's ip_set requests, and kroute parses its answers (include/uapi/linux/netfilter/ipset/ip_set.h).
 
-The kernel refuses addresses, ports and sizes without the flag NLA_F_NET_BYTEORDER (ip_set_attr_netorder), so that is
-looked at as well. pyroute2 0.9.7 sets it on protocols and prefix lengths too, single bytes of which the kernel does not
-ask it.
+The kernel refuses addresses, ports and sizes without the flag NLA_F_NET_BYTEORDER (ip_set_attr_netorder), so these
+tests check the flag too. pyroute2 0.9.7 also sets it on protocols and prefix lengths, single bytes for which the kernel
+does not require it.
 """
 
 import socket
@@ -30,12 +30,12 @@ from tests.unit.kernel.witness import (
 )
 
 IPSET_PROTOCOL_MIN = 6
-"""What all kernels speak."""
+"""The protocol version that every kernel speaks."""
 TYPES = ("hash:ip", "hash:net", "hash:ip,port", "hash:ip,port,ip", "hash:ip,port,net")
 IN_NETWORK_ORDER = {"IPSET_ATTR_PORT_FROM", "IPSET_ATTR_IPADDR_IPV4", "IPSET_ATTR_IPADDR_IPV6"}
 
 set_names = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=31)
-"""IPSET_MAXNAMELEN is 32, with the NUL."""
+"""At most 31 characters: IPSET_MAXNAMELEN is 32, with the NUL."""
 definitions = st.builds(SetDefinition, set_names, st.sampled_from(TYPES), families, u32s, u32s)
 
 
@@ -59,7 +59,7 @@ def address(text: str) -> dict[str, str]:
 
 
 def entry(type_name: str, element: Element) -> dict[str, Any]:
-    """An element's attributes: the first address, protocol and port, the second address."""
+    """Return an element's attributes: the first address, protocol and port, the second address."""
     words, fields = type_name.partition(":")[2].split(","), iter(element)
     kinds = iter([("IPSET_ATTR_IP_FROM", "IPSET_ATTR_CIDR"), ("IPSET_ATTR_IP2", "IPSET_ATTR_CIDR2")])
     attributes: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def entry(type_name: str, element: Element) -> dict[str, Any]:
 
 
 def header(family: int = socket.AF_INET, **attributes: Any) -> dict[str, Any]:
-    """What all messages begin with."""
+    """Return the fields with which every message begins."""
     return {"nfgen_family": family, "version": 0, "res_id": 0, "IPSET_ATTR_PROTOCOL": IPSET_PROTOCOL_MIN} | {
         f"IPSET_ATTR_{name}": value for name, value in attributes.items()
     }
@@ -85,7 +85,7 @@ def answer(command: int, **attributes: Any) -> bytes:
 
 
 def told(definition: SetDefinition) -> bytes:
-    """A listing's head."""
+    """Return the head of a listing."""
     sizes = {"IPSET_ATTR_HASHSIZE": definition.hashsize, "IPSET_ATTR_MAXELEM": definition.maxelem}
     more = {"IPSET_ATTR_REFERENCES": 1, "IPSET_ATTR_MEMSIZE": 2}
     return answer(

@@ -43,7 +43,7 @@ counters = st.tuples(u64s, u64s, u64s, u64s, u64s)
 
 
 def answer(command: int, **attributes: Any) -> bytes:
-    """An answer of the kernel's, which has its command and version."""
+    """Return an answer of the kernel, with its command and version."""
     return write(Answer, contents(command, **attributes))
 
 
@@ -147,5 +147,5 @@ def test_daemons_are_read(daemon: SyncDaemon) -> None:
 
 
 def test_the_kernel_calls_the_roles_one_and_two() -> None:
-    """IP_VS_STATE_MASTER and IP_VS_STATE_BACKUP."""
+    """The roles are IP_VS_STATE_MASTER and IP_VS_STATE_BACKUP."""
     assert {role.name: role.value for role in SyncRole} == {"MASTER": 1, "BACKUP": 2}

@@ -82,7 +82,7 @@ def named(key: VirtualServerKey) -> dict[str, Any]:
 
 
 def netmask(address: str, options: VirtualServerOptions) -> str:
-    """What four bytes make the kernel keep clients together, or each client by itself."""
+    """Return the four bytes that make the kernel group clients for persistence, or keep each client separate."""
     prefix = options.persistence_prefix
     if ":" in address:
         return socket.inet_ntoa(struct.pack("=I", prefix if options.persistence_timeout else 128))

@@ -1,4 +1,4 @@
-"""pyroute2 is for tests alone: an agent that loaded it would pay for it on every node."""
+"""Only tests import pyroute2: every agent that loaded it would pay for it."""
 
 import subprocess
 import sys

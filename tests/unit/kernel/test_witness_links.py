@@ -25,12 +25,12 @@ from tests.unit.kernel.witness import (
 )
 
 IN6_ADDR_GEN_MODE_NONE = 1
-"""Of include/uapi/linux/if_link.h, where the modes are 0 to 3."""
+"""From include/uapi/linux/if_link.h, where the modes are 0 to 3."""
 EXCLUSIVE = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_EXCL
 
 
 def header(index: int, flags: int = 0, change: int = 0) -> dict[str, Any]:
-    """`state` is pyroute2's word for IFF_UP."""
+    """Return a link's header; `state` is pyroute2's name for IFF_UP."""
     state = "up" if flags & IFF_UP else "down"
     return {"family": 0, "ifi_type": 0, "index": index, "flags": flags, "change": change, "state": state}
 

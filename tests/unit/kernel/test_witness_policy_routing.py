@@ -30,7 +30,7 @@ tables = st.integers(1, 252) | st.integers(256, (1 << 32) - 1)
 
 
 def in_header(table: int) -> int:
-    """One byte: larger numbers are in the attribute alone, and the header says RT_TABLE_COMPAT."""
+    """Return the table's byte in the header: RT_TABLE_COMPAT for larger numbers, which only the attribute holds."""
     return table if table < 256 else 252
 
 

@@ -45,13 +45,13 @@ EMPTY = dict.fromkeys(("family", "dst_len", "src_len", "tos", "table", "proto", 
 
 
 def local(address: str, index: int, **fields: int) -> dict[str, Any]:
-    """A route to one address in table local."""
+    """Return a route to one address in table local."""
     named = {"family": family_of(address), "dst_len": bits_of(address), "table": RT_TABLE_LOCAL, "type": LOCAL}
     return EMPTY | named | fields | {"RTA_DST": address, "RTA_OIF": index}
 
 
 def ours(address: str, index: int, source: str | None) -> dict[str, Any]:
-    """IPv4's is like the kernel's own; IPv6's is known by its protocol, and has the metric that the kernel gives."""
+    """Return kroute's route: IPv4's is like the kernel's own, IPv6's has another protocol and the kernel's metric."""
     if ":" in address:
         wanted = local(address, index, proto=rt_proto["static"], scope=rt_scope["universe"])
         wanted["RTA_PRIORITY"] = IP6_RT_PRIO_USER

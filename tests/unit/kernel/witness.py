@@ -1,6 +1,6 @@
 """pyroute2 as an independent witness of the wire formats.
 
-It reads what kroute's encoders write, and writes what kroute's parsers read. Here are its two directions as plain
+It reads what kroute's encoders write, and writes what kroute's parsers read. This module has both directions, as plain
 dictionaries: names in capitals are attributes, the others are fields of a header or of a struct.
 """
 
@@ -16,7 +16,7 @@ from pyroute2.netlink import NLA_F_NESTED, NLA_F_NET_BYTEORDER, nlmsg, nlmsg_bas
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 HEADER_SIZE = 16
-"""struct nlmsghdr of include/uapi/linux/netlink.h."""
+"""The size of struct nlmsghdr in include/uapi/linux/netlink.h."""
 
 examples = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -24,13 +24,13 @@ families = st.sampled_from(FAMILIES)
 u8s, u16s, u32s, u64s = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
 ports = u16s
 indexes = st.integers(1, (1 << 31) - 1)
-"""Of interfaces: an int, above zero."""
+"""Indexes of interfaces: an int above zero."""
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_.", min_size=1, max_size=15)
-"""Of interfaces and schedulers: IFNAMSIZ and IP_VS_SCHEDNAME_MAXLEN are 16, with the NUL."""
+"""Names of interfaces and schedulers: IFNAMSIZ and IP_VS_SCHEDNAME_MAXLEN are 16, with the NUL."""
 
 
 class Reading(NamedTuple):
-    """What pyroute2 reads in a message; `network_order` are the attributes that say that they are in network order."""
+    """A message as pyroute2 reads it; `network_order` names the attributes that are marked as in network order."""
 
     type: int
     flags: int
@@ -39,7 +39,7 @@ class Reading(NamedTuple):
 
 
 def addresses(family: int) -> st.SearchStrategy[str]:
-    """Any address, in canonical text."""
+    """Any address of the family, in canonical text."""
     size = 4 if family == socket.AF_INET else 16
     packed = st.binary(min_size=size, max_size=size) | st.sampled_from([bytes(size), b"\xff" * size])
     return packed.map(lambda value: socket.inet_ntop(family, value))
@@ -63,7 +63,7 @@ def bits_of(address: str) -> int:
 
 
 def read(kind: type[nlmsg], message: bytes) -> Reading:
-    """Have pyroute2 decode a request of kroute's."""
+    """Decode a request of kroute's with pyroute2."""
     witness = kind(message)
     witness.decode()
     header = witness["header"]
@@ -73,12 +73,12 @@ def read(kind: type[nlmsg], message: bytes) -> Reading:
 
 
 def write(kind: type[nlmsg], contents: dict[str, Any], message_type: int = 0) -> bytes:
-    """Have pyroute2 encode a message of the kernel's; without its header, as kroute's parsers get it."""
+    """Encode a kernel's message with pyroute2, without its header, as kroute's parsers get it."""
     return write_datagram(kind, contents, message_type)[HEADER_SIZE:]
 
 
 def write_datagram(kind: type[nlmsg], contents: dict[str, Any], message_type: int) -> bytes:
-    """The same with its header."""
+    """Encode a kernel's message with its header."""
     witness = kind()
     witness["header"]["type"] = message_type
     for name, value in _structured(contents).items():
@@ -99,7 +99,7 @@ def _plain(node: Any) -> Any:
 
 
 def _check_size(slot: Any) -> None:
-    """pyroute2 takes attributes of any length, the kernel those alone that are as long as their policy says."""
+    """Check the attribute's length: pyroute2 accepts any, the kernel only that of its policy."""
     formats = "".join(format_ for _, format_ in slot.nla.fields)
     if slot.nla.nla_map:
         assert slot.get_flags() & NLA_F_NESTED, f"{slot.name} does not say that it is nested"
@@ -108,7 +108,7 @@ def _check_size(slot: Any) -> None:
 
 
 def _attributes(node: Any) -> list[Any]:
-    """Empty for a plain value, and for a struct."""
+    """Return the attributes; [] for a plain value and for a struct."""
     return node["attrs"] if isinstance(node, nlmsg_base) and "attrs" in node else []
 
 
@@ -119,7 +119,7 @@ def _slots(node: Any) -> Iterator[Any]:
 
 
 def _structured(contents: dict[str, Any]) -> dict[str, Any]:
-    """What pyroute2 wants: attributes as a list of names and values. A list of values repeats the attribute."""
+    """Return the attributes as pyroute2 expects them, as (name, value) pairs. A list repeats its attribute."""
     fields = {name: value for name, value in contents.items() if not name.isupper()}
     attributes = [
         (name, _structured(each) if isinstance(each, dict) else each)
@@ -131,7 +131,7 @@ def _structured(contents: dict[str, Any]) -> dict[str, Any]:
 
 
 class Netlink:
-    """In the place of a client's socket: keeps what is sent, answers requests in turn, and has datagrams to receive."""
+    """Replaces a client's socket: records what is sent, returns prepared answers, and has datagrams to receive."""
 
     def __init__(self, *answers: Collection[bytes], datagrams: Sequence[bytes] = ()) -> None:
         self.sent: list[bytes] = []
@@ -155,7 +155,7 @@ class Netlink:
 
 
 def interfaces(indexes_by_name: dict[str, int]) -> Any:
-    """A context with these interfaces, and no other."""
+    """Pretend that exactly these interfaces exist, for the length of the context."""
     return mock.patch.multiple(
         socket,
         if_nametoindex=indexes_by_name.__getitem__,

@@ -1,8 +1,11 @@
-"""IPVS as pyroute2 0.9.7 knows it, and what that lacks, by include/uapi/linux/ip_vs.h.
+"""IPVS as pyroute2 0.9.7 knows it, and what pyroute2 lacks, from include/uapi/linux/ip_vs.h.
 
-pyroute2 shows timeouts and daemons as hexadecimal text alone; it takes the address of a real server only together with
-its family, which requests name in the virtual server alone; it writes four bytes for an IPv4 address where the kernel
-sends `union nf_inet_addr`; and IPv6's netmask, a prefix length in the host's byte order, is an IPv4 address to it.
+pyroute2 differs from the kernel in four points:
+
+- It shows timeouts and daemons as hexadecimal text.
+- It reads a real server's address only beside its family, which requests give for the virtual server alone.
+- It writes four bytes for an IPv4 address, and the kernel sends `union nf_inet_addr`.
+- It takes IPv6's netmask, a prefix length in the host's byte order, for an IPv4 address.
 """
 
 import socket
@@ -15,16 +18,16 @@ from pyroute2.netlink.generic import ipvs
 from tests.unit.kernel.witness import family_of
 
 PERSISTENT, HASHED, ONE_PACKET, SCHEDULER_1, SCHEDULER_2, SCHEDULER_3 = (1 << bit for bit in range(6))
-"""IP_VS_SVC_F_*; HASHED is the kernel's own."""
+"""IP_VS_SVC_F_*; only the kernel sets HASHED."""
 CHOSEN_FLAGS = (ONE_PACKET, SCHEDULER_1, SCHEDULER_2, SCHEDULER_3)
 FORWARDING = ("Masq", "Local", "Tunnel", "Route")
-"""By number: IP_VS_CONN_F_MASQ, _LOCALNODE, _TUNNEL and _DROUTE; the bits above IP_VS_CONN_F_FWD_MASK are others."""
+"""Indexed by IP_VS_CONN_F_MASQ, _LOCALNODE, _TUNNEL and _DROUTE; bits above IP_VS_CONN_F_FWD_MASK mean other things."""
 
 protocols = st.sampled_from([6, 17, 132])
 
 
 def with_types(nla_map: tuple[tuple[str, str], ...], **types: str) -> tuple[tuple[str, str], ...]:
-    """pyroute2's table of attributes, with other types for those whose names end so."""
+    """Return pyroute2's table of attributes with other types, chosen by the end of an attribute's name."""
     return tuple(
         (name, next((new for end, new in types.items() if name.endswith(f"_ATTR_{end}")), old)) for name, old in nla_map
     )
@@ -63,7 +66,7 @@ class Answer(genlmsg):
 
 
 def contents(command: int, **attributes: Any) -> dict[str, Any]:
-    """The generic header, which has IPVS's version, and the attributes."""
+    """Return the generic header, with IPVS's version, and the attributes."""
     return {"cmd": command, "version": ipvs.GENL_VERSION, "reserved": 0} | {
         f"IPVS_CMD_ATTR_{name}": value for name, value in attributes.items()
     }

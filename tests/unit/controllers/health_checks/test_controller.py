@@ -1,4 +1,4 @@
-"""The health check ports follow the Services and the node: real sockets, on loopback."""
+"""The health check ports follow the Services and the node. The sockets are real ones, on loopback."""
 
 import asyncio
 import json
@@ -35,11 +35,11 @@ class Node:
         )
 
     def has(self, *addresses: str) -> None:
-        """The node's addresses, from now on."""
+        """Publish the node's addresses."""
         self.broadcaster.publish([NodePlan(facts(own=addresses))])
 
     def serves(self, port: int | None, local_endpoints: int = 1, key: ObjectKey = WEB) -> None:
-        """The Service as it is from now on; without a port it is gone."""
+        """Publish the Service's plan; without a port it has no health check."""
         self.broadcaster.publish([plan(port, local_endpoints, key)])
 
 
@@ -170,7 +170,7 @@ async def test_a_port_that_is_taken_keeps_no_other_port_from_being_opened(node: 
 async def test_who_gets_a_port_next_does_not_wait_for_the_last_ones_retries(node: Node, port: int) -> None:
     with socket.create_server((LOCALHOST, port)):
         node.serves(port)
-        await until(lambda: node.checks.statistics().failures >= 3)  # the next attempt is 2 s later
+        await until(lambda: node.checks.statistics().failures >= 3)  # the next attempt follows 2 s later
     node.broadcaster.publish([plan(None), plan(port, key=SHOP)])
     assert (await ask_soon(port)).status == 200
 

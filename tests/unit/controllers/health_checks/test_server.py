@@ -1,4 +1,4 @@
-"""What a health check port answers, and to whom it does not listen for long: real sockets, on loopback."""
+"""What a health check port answers, and when it closes a connection. The sockets are real ones, on loopback."""
 
 import json
 from collections.abc import AsyncIterator
@@ -97,7 +97,7 @@ async def test_what_is_no_http_is_refused_in_silence(
     try:
         assert (await say(port, request_bytes)).startswith(b"HTTP/1.0 400 ")
     except ConnectionResetError:
-        assert len(request_bytes) > 8190  # what the server has not read resets the connection
+        assert len(request_bytes) > 8190  # unread bytes make the server's close a reset
     assert not caplog.records
     assert (await ask(port)).status == 200
 

@@ -1,4 +1,4 @@
-"""masquerade on a firewall of no kind: it needs no more than the protocol says."""
+"""masquerade needs nothing of a firewall but its protocol."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,7 +21,7 @@ CLUSTER_IPS = (Family.IPV4, AddressSet.CLUSTER_IP)
 
 
 class Node:
-    """The controller alone, on a firewall that tests may look into and damage."""
+    """The controller alone, on a firewall that tests can read and damage."""
 
     def __init__(self, *, room: int = 1000) -> None:
         self.firewall = FakeFirewall(SETTINGS, room=Room(room, room))

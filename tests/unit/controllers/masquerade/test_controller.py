@@ -1,4 +1,4 @@
-"""masquerade: the sets hold what the plans say, and are filled before they bite."""
+"""masquerade: the sets hold the plans' entries, and an address is in the set VIP only while its ports are."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ def elements(node: FakeNode, name: str) -> set[tuple[str | int, ...]]:
 
 
 def order(node: FakeNode, changes: Iterable[SetChange]) -> list[int]:
-    """The places of these changes among all writes; as tuples an addition equals a deletion."""
+    """Return the positions of these changes among all writes; compared as text, as an addition equals its deletion."""
     texts = [str(write) for write in node.kernel.writes]
     return [texts.index(str(change)) for change in changes]
 
@@ -93,7 +93,7 @@ async def test_ports_leave_when_the_address_is_gone(tmp_path: Path) -> None:
 
 
 class TestTheVipBites:
-    """An address in the set VIP refuses all that is in no set of ports."""
+    """An address in the set VIP is refused on every port that is in no set of ports."""
 
     async def test_last_when_it_comes_and_first_when_it_goes(self, tmp_path: Path) -> None:
         ports = range(1, 50)
@@ -107,7 +107,7 @@ class TestTheVipBites:
         assert vip_goes < min(ports_go)
 
     async def test_no_more_once_the_address_is_the_nodes_own(self, tmp_path: Path) -> None:
-        """And be the address still on the dummy interface."""
+        """This holds even while the address is still on the dummy interface."""
         node = await serving(tmp_path)
         own = msgspec.structs.replace(
             WEB, generation=2, vips=(), set_entries=tuple(it for it in WEB.set_entries if it.set != AddressSet.VIP)

@@ -1,4 +1,4 @@
-"""For how long a Service waits for set entries and routes."""
+"""How long a Service waits for set entries and routes."""
 
 import pytest
 
@@ -20,7 +20,7 @@ async def waiting(now: float) -> tuple[StageGate, BindGate]:
 
 
 async def pass_(bind_gate: BindGate, now: float) -> None:
-    """What a pass of service_proxy asks of it."""
+    """Call what a pass of service_proxy calls."""
     bind_gate.look_at_clock(now)
     await bind_gate.settle(lambda _: True, now)
 

@@ -30,7 +30,7 @@ def weights(node: FakeNode, key: tuple[int, str, int] = WEB) -> dict[tuple[str, 
 
 
 async def serving(tmp_path: Path, *real_servers: str, **options: object) -> FakeNode:
-    """A node that serves default/web, and whose writes from now on are counted."""
+    """Return a node that serves default/web; it records the writes from now on."""
     node = FakeNode(tmp_path, **options)
     await node.start(plan("web", 1, server("10.96.0.1", 80, *(real_servers or ("10.1.0.1",)))))
     node.kernel.writes.clear()
@@ -128,7 +128,7 @@ async def test_a_kernel_that_does_not_answer_is_asked_again_and_stops_nobody(
         patch.setattr(node.ipvs, "write", broken)
         await node.apply(plan("late", 2, server("10.96.0.2", 80, "10.1.0.1")))
     assert [line["controller"] for line in logs if line["event"] == "controller.failed"] == ["service_proxy"]
-    assert ("10.96.0.2",) in node.kernel.sets["KROUTE-VIP"].elements  # masquerade went on
+    assert ("10.96.0.2",) in node.kernel.sets["KROUTE-VIP"].elements  # masquerade did not stop
     await node.wait(1)
     assert "10.96.0.2" in node.kernel.links[DUMMY].addresses
 
@@ -321,7 +321,7 @@ class TestGoingLive:
         assert "10.96.0.2" in bound
 
     async def test_a_virtual_server_waits_for_set_entries_though_its_address_is_not_bound(self, tmp_path: Path) -> None:
-        """The source route alone brings the packets of pods and of clients elsewhere to IPVS."""
+        """The source route alone sends the packets of pods and of clients elsewhere to IPVS."""
         node = await serving(tmp_path)
         node.broadcaster.publish([plan("new", 2, server("10.96.0.2", 80, "10.1.0.1"))])
         await node.route_fix.step()

@@ -1,4 +1,4 @@
-"""When draining real servers are looked at, and which of them may go."""
+"""When draining real servers are polled, and which of them may be deleted."""
 
 from kroute.controllers.service_proxy.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
 from kroute.kernel.ipvs.client import RealServerKey, RealServerState
@@ -19,7 +19,7 @@ def test_nothing_drains_and_nothing_is_due() -> None:
 
 
 def look(drains: Drains, now: float, *connections: RealServerState) -> list[tuple[VirtualServerKey, RealServerKey]]:
-    """Look at all that is due, and find each virtual server with these connections of ONE, TWO."""
+    """Poll everything that is due; each virtual server has these connections on ONE and TWO."""
     over = []
     while keys := drains.to_look_at(now):
         over += drains.over({key: dict(zip((ONE, TWO), connections, strict=False)) for key in keys}, now)
@@ -63,7 +63,7 @@ def test_a_long_look_goes_on_at_once_in_parts_and_ends() -> None:
     due = drains.next_poll()
     assert due is not None
     assert due <= 102.1
-    drains.start(WEB, ONE, 102.1)  # it has its turn at the next look
+    drains.start(WEB, ONE, 102.1)  # the next poll visits it
     assert {*first, *drains.to_look_at(102.1)} == keys
     assert drains.to_look_at(102.2) == []
     assert drains.next_poll() == 102.1 + FIRST_POLL

@@ -1,4 +1,4 @@
-"""A port that nothing serves has no virtual server in the kernel, but for as long as its last real servers drain."""
+"""A port without endpoints has a virtual server in the kernel only while its last real servers drain."""
 
 import errno
 from pathlib import Path
@@ -27,12 +27,12 @@ POD = ("10.1.0.1", 8080)
 
 
 def web(generation: int, *real_servers: str) -> ServicePlan:
-    """default/web with a ClusterIP and a node port."""
+    """Return the plan of default/web with a ClusterIP and a node port."""
     return plan("web", generation, server("10.96.0.1", 80, *real_servers), server(NODE_IPV4, 30080, *real_servers))
 
 
 async def serving(tmp_path: Path, **options: object) -> FakeNode:
-    """A node that serves default/web with one real server, and whose writes from now on are counted."""
+    """Return a node that serves default/web with one real server; it records the writes from now on."""
     node = await FakeNode(tmp_path, **options).start(web(1, "10.1.0.1"))
     node.kernel.writes.clear()
     return node
@@ -44,7 +44,7 @@ def connect(node: FakeNode, connections: int) -> None:
 
 
 def of(node: FakeNode, key: tuple[int, str, int]) -> list[object]:
-    """The writes to one virtual server."""
+    """Return the writes to one virtual server."""
     return [write for write in node.kernel.writes if getattr(write, "key", None) == key]
 
 

@@ -16,25 +16,25 @@ DNS = (17, "10.96.0.10", 53)
 
 
 def dns(generation: int, *real_servers: str, scheduler: str = "rr") -> ServicePlan:
-    """default/dns with a ClusterIP and a node port, both of UDP."""
+    """Return the plan of default/dns with a ClusterIP and a node port, both UDP."""
     keys = (("10.96.0.10", 53), (NODE_IPV4, 30053))
     servers = [server(*key, *real_servers, protocol=Protocol.UDP, scheduler=scheduler) for key in keys]
     return plan("dns", generation, *servers)
 
 
 def flow(port: int, real_server: str, destination: str = "10.96.0.10", destination_port: int = 53) -> Flow:
-    """A client's flow that this real server answers."""
+    """Return a client's flow that this real server answers."""
     answers_from = destination_port if real_server == destination else 8080
     return Flow(CLIENT, port, destination, destination_port, real_server, answers_from, CLIENT, port)
 
 
 def left(node: FakeNode) -> set[int]:
-    """The clients' ports of the flows that are left."""
+    """Return the client ports of the flows that still exist."""
     return {one.source_port for _, one in node.kernel.flows}
 
 
 def looks(node: FakeNode) -> list[object]:
-    """Have every look at the connection tracker noted from now on."""
+    """Record every listing of the connection tracker from now on, in the returned list."""
     seen: list[object] = []
 
     def note(change: object) -> bool:

@@ -1,4 +1,4 @@
-"""The sysctls of the node, and the IPVS timeouts."""
+"""The node's sysctls, and the IPVS timeouts."""
 
 from pathlib import Path
 
@@ -115,7 +115,7 @@ async def test_the_resync_sets_them_again_and_cleanup_still_knows_the_first_valu
 async def test_what_the_kernel_changes_with_another_is_put_back_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """Linux sets conf.all.accept_redirects to the opposite whenever ip_forward changes."""
+    """Linux sets conf.all.accept_redirects to the opposite value whenever ip_forward changes."""
     redirects = "net.ipv4.conf.all.accept_redirects"
     write = FakeSysctls.write
 

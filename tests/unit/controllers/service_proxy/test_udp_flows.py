@@ -1,4 +1,4 @@
-"""Which UDP flows end, and when the kernel is asked for them."""
+"""Which UDP flows are ended, and when the kernel's are listed."""
 
 import errno
 from collections.abc import AsyncIterator, Collection
@@ -23,7 +23,7 @@ FIRST6 = ("fd00:244::1", 5353)
 
 
 class Node:
-    """A kernel with flows, and what ends them. `serving` are the real servers of each virtual server."""
+    """A kernel with flows, and the `UdpFlows` that ends them. `serving` has each virtual server's real servers."""
 
     def __init__(self) -> None:
         self.kernel = FakeKernel()
@@ -35,7 +35,7 @@ class Node:
         self._next_port = 40000
 
     def flow(self, key: VirtualServerKey, real_server: tuple[str, int], protocol: int = Protocol.UDP) -> Flow:
-        """A client's flow through a real server, as it then stands in the kernel."""
+        """Add a client's flow through a real server, and return it as the kernel has it."""
         client = "fd00:9::9" if ":" in key.address else "10.9.9.9"
         self._next_port += 1
         made = Flow(client, self._next_port, key.address, key.port, *real_server, client, self._next_port)

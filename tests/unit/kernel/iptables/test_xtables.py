@@ -1,4 +1,4 @@
-"""The text of rules, taken apart; and the lock."""
+"""Parsing of rule texts, and the lock."""
 
 import fcntl
 import os

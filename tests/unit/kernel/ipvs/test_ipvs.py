@@ -49,7 +49,7 @@ SCTP 0A000003:0007 lc  \n\
 
 
 def parts(encoded: bytes) -> tuple[int, int, dict[int, dict[int, bytes]]]:
-    """Length, command and the nested attributes of a message."""
+    """Return the length, command and nested attributes of a message."""
     length, _, _, _, _ = HEADER.unpack_from(encoded)
     command, _, _ = GENERIC_HEADER.unpack_from(encoded, HEADER.size)
     body = attributes(encoded, HEADER.size + GENERIC_HEADER.size)
@@ -162,7 +162,7 @@ def test_an_empty_table_has_only_its_heading() -> None:
 
 
 def in_pieces(lines: list[bytes], size: int) -> Iterator[bytes]:
-    """The lines as a file that is read so many bytes at a time."""
+    """Split the lines as a file does that is read `size` bytes at a time."""
     text = b"\n".join(lines) + b"\n"
     return (text[start : start + size] for start in range(0, len(text), size))
 

@@ -1,4 +1,4 @@
-"""The next hops in the kernel's words for a route."""
+"""Next hops, parsed from the kernel's route messages."""
 
 import socket
 import struct

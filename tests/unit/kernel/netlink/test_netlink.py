@@ -1,4 +1,4 @@
-"""Netlink messages as bytes, and how they are put into chunks."""
+"""Netlink messages as bytes, and how they are split into chunks."""
 
 import asyncio
 import errno
@@ -122,7 +122,7 @@ def test_chunks_are_as_large_as_the_kernel_is_fast(size: int, messages: int, sec
 
 
 class KernelSocket:
-    """A netlink socket whose kernel accepts all messages but those in `refused`, and raises `errors` on sends first."""
+    """A netlink socket whose kernel accepts all messages but those in `refused`; its first sends raise `errors`."""
 
     def __init__(self, *errors: int, refused: dict[int, int] | None = None) -> None:
         self._ends = socket.socketpair()
@@ -141,7 +141,7 @@ class KernelSocket:
     def send(self, buffer: bytes) -> None:
         if self._errors:
             number = self._errors.pop(0)
-            raise OSError(number, "refused")  # EAGAIN makes it a BlockingIOError
+            raise OSError(number, "refused")  # with EAGAIN, Python raises BlockingIOError
         messages = list(iterate_messages(bytes(buffer)))
         for index, (_, flags, sequence, _) in enumerate(messages, sum(self.sent)):
             number = self._refused.get(index, 0)
@@ -159,7 +159,7 @@ class KernelSocket:
 
 @pytest.fixture
 def transact():
-    """Send messages by a socket that is no netlink socket; it is closed in the end."""
+    """Send messages through a fake netlink socket, which is closed in the end."""
     sockets = []
 
     async def send(kernel: KernelSocket, count: int) -> dict[int, int]:
