@@ -115,7 +115,9 @@ class AddressOwners:
         within = (address for network in networks for address in self._external_in_order.within(network))
         return self.naming({*self._nodes.put(name, addresses), *within})
 
-    def _set_external(self, key: ObjectKey, written: Iterable[str]) -> None:
+    def _set_external(self, key: ObjectKey, written: Collection[str]) -> None:
+        if not written and key not in self._external_ips.all_owners():
+            return  # as most Services
         owned_before = {it: self._external_ips.is_owned(it) for it in map(canonical, written) if it is not None}
         for address in self._external_ips.put(key, owned_before):
             if owned_before.get(address, True) != self._external_ips.is_owned(address):
