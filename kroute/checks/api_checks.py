@@ -62,7 +62,7 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
 
 async def _permissions(api: access.Reviewer) -> list[Finding]:
     try:
-        missing = await access.denied(api, access.needed())
+        missing = await access.denied(api, [*access.needed(), access.SERVICE_CIDRS])
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]

@@ -21,9 +21,9 @@ from tests.lab.objects import Object
 KINDS = {kind.name: kind.type for kind in WATCHED}
 
 
-def full_plans(items: Iterable[Object], node: "cluster.Node") -> list[Plan]:
+def full_plans(items: Iterable[Object], node: "cluster.Node", settings: Settings | None = None) -> list[Plan]:
     """Return the plans of the node and of all Services, computed from `items` and the node's interfaces alone."""
-    settings = Settings(node_name=node.name)
+    settings = settings or Settings(node_name=node.name)
     catalog = Catalog(settings, node_facts(settings, None, NodeInterfaces(_own_addresses(node))))
     catalog.take(Applied(msgspec.convert(item, KINDS[item["kind"]])) for item in items)
     catalog.take(Listed(kind) for kind in KINDS.values())
@@ -41,9 +41,9 @@ def faults(node: "cluster.Node", plans: Iterable[Plan]) -> list[str]:
     return [*_ipvs_faults(node, services), *_vip_faults(node, services), *_set_faults(node, plans)]
 
 
-def assert_right(node: "cluster.Node", items: Iterable[Object]) -> None:
+def assert_right(node: "cluster.Node", items: Iterable[Object], settings: Settings | None = None) -> None:
     """Raise an AssertionError that lists every difference between the kernel and the objects."""
-    found = faults(node, full_plans(items, node))
+    found = faults(node, full_plans(items, node, settings))
     assert not found, "\n".join(found)
 
 

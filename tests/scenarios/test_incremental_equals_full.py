@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from kroute.settings import Settings
 from tests.lab import objects
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
@@ -52,10 +53,13 @@ class Story:
 
     async def is_told(self) -> None:
         node1 = self.world.cluster.node("node1")
-        await eventually(lambda: assert_right(node1, self.items.values()), within=15)
+        await eventually(lambda: assert_right(node1, self.items.values(), SETTINGS), within=15)
 
 
 Event = Callable[[Story], Any]
+FLAGS = ("--external-ips-on-node-addresses",)
+SETTINGS = Settings(node_name="node1", external_ips_on_node_addresses=True)
+"""The external IP that moves onto an interface is then served there, and else bound."""
 
 
 def service_applied(
@@ -105,7 +109,7 @@ def restarted(*, killed: bool) -> Event:
         agent = story.deployment.agents["node1"]
         code = await (agent.kill() if killed else agent.terminate())
         assert code in {0, -9, -15}  # -15: SIGTERM came before its handler was installed
-        await story.deployment.start(nodes=("node1",), wait=False)
+        await story.deployment.start(*FLAGS, nodes=("node1",), wait=False)
 
     return restart
 
@@ -161,7 +165,7 @@ def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: 
     played = 0
 
     with asyncio.Runner() as runner:
-        runner.run(deployment.start(nodes=("node1",)))
+        runner.run(deployment.start(*FLAGS, nodes=("node1",)))
 
         # Without shrinking: each sequence starts from the kernel state that the previous one left.
         @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None, phases=[hypothesis.Phase.generate])

@@ -39,7 +39,7 @@ def levels(findings: list[Finding]) -> list[Level]:
 # The API server
 
 
-@pytest.mark.parametrize("permission", access.needed(), ids=str)
+@pytest.mark.parametrize("permission", [*access.needed(), access.SERVICE_CIDRS], ids=str)
 async def test_each_missing_verb_is_named_with_its_resource(permission: access.Permission, tmp_path: Path) -> None:
     async with ApiServer(token="secret") as server:
         server.access.forbid(permission.verb, permission.resource)
