@@ -69,7 +69,7 @@ def test_troubleshooting_quotes_the_rules_own_words() -> None:
     )
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/security.md"])
 def test_every_path_that_a_table_names_exists(page: str) -> None:
     root = DOCS.parent
     rows = [line for line in (root / page).read_text().splitlines() if line.startswith("|")]
