@@ -19,7 +19,7 @@ unit: ## run the tests that need no kernel and no browser
 	@scripts/setup unit
 	@$(PYTEST) -m 'not lab and not browser and not machine' $(ARGS)
 
-fuzz: ## run the tests with hostile bytes at length (EXAMPLES of each property; 10000 if not given)
+fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit
 	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
 

@@ -1,0 +1,122 @@
+"""Whatever an object's fields hold: planning raises nothing, victims keep their plans, sizes and pieces are bounded."""
+
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kroute.model.bounds import MOST_PROBLEMS, NO_BOUND, Meter
+from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey
+from kroute.model.plan import ServicePlan
+from kroute.planning.catalog import Catalog
+from tests.builders import NODE_IPV4, endpoint_slice, facts, port, service, settings
+from tests.unit.fuzz.fields import ATTACKERS, objects
+from tests.unit.fuzz.strategies import fuzzed
+from tests.unit.planning.test_catalog import LISTED
+
+OLD = "2019-01-01T00:00:00Z"
+VICTIMS: list[KubernetesObject] = [
+    service("victim", "10.96.0.20", created=OLD, ports=[port(80), port(443, "https")]),
+    service(
+        "balanced",
+        "10.96.0.21",
+        created=OLD,
+        kind="LoadBalancer",
+        balanced=["198.51.100.20"],
+        ports=[port(80, node_port=30080)],
+        load_balancer_source_ranges=["10.0.0.0/8"],
+    ),
+    endpoint_slice("victim-1", "10.244.1.9", of="victim"),
+    endpoint_slice("balanced-1", "10.244.1.9", of="balanced"),
+]
+NAMES = ("victim", "balanced")
+MOST_SERVERS, MOST_BACKENDS, WORK = 50, 500, 200
+LONGEST_PIECE = 3 * (MOST_SERVERS + MOST_BACKENDS) + WORK
+"""Units: what is allowed, and one step of one Service; a step may be one port of one slice."""
+
+
+def catalog_with_victims() -> Catalog:
+    catalog = Catalog(
+        settings(max_virtual_servers=MOST_SERVERS, max_backends=MOST_BACKENDS),
+        facts(own=(NODE_IPV4,), pod_cidrs=("10.244.0.0/24",)),
+    )
+    catalog.take([*map(Applied, VICTIMS), *LISTED])
+    catalog.commit()
+    return catalog
+
+
+def plans_of(catalog: Catalog) -> dict[str, ServicePlan]:
+    return {name: catalog._plans[ObjectKey("default", name)] for name in NAMES}
+
+
+def assert_bounded(plan: ServicePlan) -> None:
+    servers = plan.virtual_servers
+    assert len(servers) <= MOST_SERVERS
+    assert len(plan.vips) <= MOST_SERVERS
+    assert sum(len(server.real_servers) for server in servers) <= MOST_BACKENDS
+    assert len(plan.set_entries) <= 4 * MOST_SERVERS + 2 * MOST_BACKENDS
+    assert len(plan.problems) <= MOST_PROBLEMS + 2
+    assert sum(len(problem.message) for problem in plan.problems) < 50_000
+    assert plan.health_check is None or plan.health_check.local_endpoints <= MOST_BACKENDS
+
+
+@fuzzed
+@given(items=st.lists(objects, max_size=4), deletes=st.booleans())
+def test_victims_keep_their_plans_and_everything_is_bounded(items: list[KubernetesObject], deletes: bool) -> None:
+    catalog = catalog_with_victims()
+    before = plans_of(catalog)
+    for item in items:
+        catalog.take([Applied(item)])
+        while catalog.has_marked:
+            for plan in catalog.commit(64, WORK):
+                if isinstance(plan, ServicePlan):
+                    assert plan.key.namespace == ATTACKERS
+                    assert_bounded(plan)
+    assert plans_of(catalog) == before
+    for key in [ObjectKey(ATTACKERS, name) for name in ("a", "b", "c")]:
+        catalog.explain(key)
+    if deletes:
+        catalog.take([Deleted(type(item), item.key) for item in items])
+        while catalog.has_marked:
+            catalog.commit(64, WORK)
+        assert catalog._plans.keys() == {ObjectKey("default", name) for name in NAMES}
+        assert plans_of(catalog) == before
+
+
+@fuzzed
+@given(items=st.lists(objects, max_size=4))
+def test_no_piece_of_planning_is_long(items: list[KubernetesObject]) -> None:
+    catalog = catalog_with_victims()
+    catalog.take(map(Applied, items))
+    with patch("kroute.planning.catalog.Meter", CountedMeter):
+        while catalog.has_marked:
+            catalog.commit(64, WORK)
+            assert CountedMeter.newest.spent <= LONGEST_PIECE
+
+
+class CountedMeter(Meter):
+    """Remembers what the newest commit has spent."""
+
+    newest: "CountedMeter"
+
+    def __init__(self, limit: int | None) -> None:
+        super().__init__(limit)
+        CountedMeter.newest = self
+
+
+@fuzzed
+@given(items=st.lists(objects, max_size=4), order=st.randoms())
+def test_what_is_kept_does_not_depend_on_the_order(items: list[KubernetesObject], order: object) -> None:
+    newest = list({(type(item), item.key): item for item in items}.values())
+    other = list(newest)
+    order.shuffle(other)  # type: ignore[attr-defined]
+    found = []
+    for sequence in (newest, other):
+        catalog = catalog_with_victims()
+        catalog.take(map(Applied, sequence))
+        while catalog.has_marked:
+            catalog.commit(64, WORK if sequence is other else NO_BOUND)
+        found.append(catalog._plans)
+    one, two = found
+    assert one.keys() == two.keys()
+    assert all(plan.same_as(two[key]) for key, plan in one.items())
