@@ -69,7 +69,7 @@ async def test_a_server_out_of_reach_is_one_failure(tmp_path: Path) -> None:
     [
         (1000.0, Level.OK, "agrees"),
         (996.0, Level.OK, "agrees"),
-        (990.0, Level.WARNING, "is 9 s ahead of the API server's"),  # the server's was cut to whole seconds
+        (990.0, Level.WARNING, "is 9 s ahead of the API server's"),  # the server's time is cut to whole seconds
         (1010.0, Level.WARNING, "is 9 s behind the API server's"),
     ],
 )
@@ -128,7 +128,7 @@ async def test_what_another_proxy_has_left_is_a_warning() -> None:
     assert kube_proxy.message.count("nft table ip kube-proxy") == 1
     assert "nft chain ip6 nat KUBE-SERVICES" in kube_proxy.message
     assert "firewalld" not in kube_proxy.message
-    assert "KUBE-FIREWALL" not in kube_proxy.message  # the kubelet's
+    assert "KUBE-FIREWALL" not in kube_proxy.message  # that chain is the kubelet's
     assert "KUBE-ROUTER-SERVICES" in kube_router.message
 
 

@@ -1,4 +1,4 @@
-"""Addresses, ports and Services as they are asked about."""
+"""Addresses, ports and Services as arguments of commands."""
 
 import pytest
 

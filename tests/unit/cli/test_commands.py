@@ -10,7 +10,7 @@ import kroute.cli
 from kroute.cli.main import COMMANDS, cli, load
 
 LONG = 1000
-"""Characters of a help's first sentence, more than any has."""
+"""Characters; the first sentence of every command's help is shorter."""
 
 
 def test_every_command_of_the_folder_is_in_the_table() -> None:

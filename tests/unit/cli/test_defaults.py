@@ -1,4 +1,4 @@
-"""A default stands in the settings, and the command line shows that one."""
+"""A default is defined in the settings, and the command line shows the same."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ from kroute.settings import ListenAddress
 
 
 def values(command: click.Command, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Mapping[str, Any]:
-    """What a command gets whose command line says only this."""
-    monkeypatch.setenv("KROUTE_LOG_FORMAT", settings.DEFAULTS.log_format)  # else it depends on the terminal
+    """Return the values that a command gets from these arguments alone."""
+    monkeypatch.setenv("KROUTE_LOG_FORMAT", settings.DEFAULTS.log_format)  # otherwise it depends on the terminal
     return command.make_context("command", list(arguments)).params
 
 

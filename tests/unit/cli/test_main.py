@@ -1,6 +1,4 @@
-"""The command line: flags take precedence over variables, variables over the file; what is wrong gets one clear
-line.
-"""
+"""The command line: flags take precedence over variables, variables over the file; each error is one clear line."""
 
 from pathlib import Path
 

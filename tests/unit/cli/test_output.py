@@ -1,4 +1,4 @@
-"""What objects say reaches a terminal as text only; programs get it as it is."""
+"""Text from objects reaches a terminal without control characters; programs get it unchanged."""
 
 import msgspec
 import pytest

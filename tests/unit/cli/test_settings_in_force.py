@@ -38,7 +38,7 @@ def probe(settings: Settings, *, output: str) -> int:
 
 @pytest.fixture
 def in_force() -> list[Settings]:
-    """The settings with which the command was run."""
+    """The settings with which the command ran."""
     SEEN.clear()
     return SEEN
 

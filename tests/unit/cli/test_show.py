@@ -1,4 +1,4 @@
-"""`kroute show` puts what was planned and what the kernel has side by side."""
+"""`kroute show` prints the planned and the kernel's state side by side."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`kroute show` beyond the table of virtual servers: Services, one in full, rates."""
+"""`kroute show` beyond the table of virtual servers: all Services, one Service in full, and rates."""
 
 import io
 from contextlib import redirect_stdout

@@ -1,4 +1,4 @@
-"""Whether the kernel has the addresses, source routes and set entries that plans want, and what is said of them."""
+"""Whether the kernel has the addresses, source routes and set entries of the plans, and the text that says so."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether the kernel has the virtual server that a plan wants, and what is said of it."""
+"""Whether the kernel has the virtual server of a plan, and the text that says so."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A director's controller on a fake kernel: what it binds and when, what it leaves alone, and what it undoes."""
+"""A director's controller on a fake kernel: what it binds and when, what it leaves alone, and what it deletes again."""
 
 import asyncio
 from errno import EIO
@@ -38,7 +38,7 @@ SYSCTLS = {
 
 
 class FakeAnnouncer:
-    """Keeps what was announced."""
+    """Keeps the announcements."""
 
     def __init__(self) -> None:
         self.announced: list[str] = []

@@ -1,4 +1,4 @@
-"""Leader election against the stand-in API server: two candidates, on one clock that tests move."""
+"""Leader election with the stand-in API server: two candidates, on one clock that tests move."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """Seconds that pass only when a test says so, and the wall's time with them."""
+    """Seconds that pass only when a test sets them; wall-clock time passes with them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Candidates:
-    """Candidates by name, each with the roles that it was given."""
+    """The candidates by name, each with the roles that it had in turn."""
 
     def __init__(self, server: ApiServer, api: Api) -> None:
         self.server = server
@@ -201,7 +201,7 @@ async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(c
 
 
 async def blinded(candidates: Candidates) -> tuple[Election, Election]:
-    """The active one, and a standby that could not read the Lease for longer than it lasts, and now has."""
+    """Return the active one, and a standby that could not read the Lease for longer than its duration, and now can."""
     one, two = candidates.candidate("one"), candidates.candidate("two")
     await one.attempt()
     await two.attempt()
@@ -215,7 +215,7 @@ async def blinded(candidates: Candidates) -> tuple[Election, Election]:
 
 
 async def test_a_standby_that_could_not_look_does_not_take_the_lease_when_it_can_again(candidates: Candidates) -> None:
-    """Both come back to a Lease that nobody could have renewed: the one that has it is to keep it."""
+    """Both come back to a Lease that neither could renew: its holder must keep it."""
     one, two = await blinded(candidates)
     assert two.role is Role.STANDBY
     await one.attempt()
@@ -255,7 +255,7 @@ async def test_a_restarted_director_goes_on_with_its_own_lease_before_it_may_tak
 async def test_of_two_with_one_identity_one_gives_up_and_takes_another(
     candidates: Candidates,
 ) -> None:
-    """As with two machines whose state directory was copied: each takes the Lease for its own at its start."""
+    """When a state directory was copied to a second machine, each takes the Lease for its own at its start."""
     one, other = candidates.candidate("same"), candidates.candidate("same")
     await one.attempt()
     roles_of_one = candidates.roles["same"] = []

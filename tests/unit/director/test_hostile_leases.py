@@ -1,4 +1,4 @@
-"""Whatever stands in the Lease, no director ends over it, and one that can be read can be taken."""
+"""Whatever the Lease contains, no director fails because of it, and a Lease that can be read can be taken."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ LEASE = LeaseSettings("kube-system", "kroute-director", duration=15, renew_deadl
 
 
 class Stored:
-    """An API server with one Lease, of any bytes."""
+    """An API server with one Lease, made of any bytes."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -1,4 +1,4 @@
-"""Who a director is in the Lease: nobody else, and the same after a restart."""
+"""A director's identity in the Lease: unique, and the same after a restart."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is the machine's own, and what the director has put there."""
+"""Which addresses are the machine's own, and which the director has added."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_what_an_earlier_run_has_bound_is_not_either(tmp_path: Path) -> None:
 
 
 def test_a_vip_stays_one_until_it_is_seen_to_be_gone(tmp_path: Path) -> None:
-    """The ledger forgets it when the kernel has answered; the event may be read later, after others."""
+    """The ledger drops it when the kernel has answered; the event may be read later, after others."""
     ledger = Ledger.open(tmp_path)
     addresses = OwnAddresses(ledger)
     ledger.record([AddressMade("eth0", VIP)])

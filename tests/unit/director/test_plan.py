@@ -1,4 +1,4 @@
-"""What Services with external IPs mean on a director, as tables, and what a change touches."""
+"""The plan of a director for Services with external IPs, as tables, and which plans a change affects."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Checks of nodes: what passes, and how many results change a verdict."""
+"""Checks of nodes: what passes, and how many results in a row change a verdict."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from tests.unit.watching import eventually, running
 
 @asynccontextmanager
 async def listener(answer: bytes | None) -> AsyncIterator[int]:
-    """A port that sends this answer to whoever connects; None: nothing ever."""
+    """A port that sends this answer to every client; None: it never answers."""
 
     writers: list[asyncio.StreamWriter] = []
 
@@ -50,7 +50,7 @@ async def listener(answer: bytes | None) -> AsyncIterator[int]:
     ids=["200", "503", "closed", "not HTTP", "endless", "silent", "connected", "reached"],
 )
 async def test_what_passes(kind: ProbeKind, answer: bytes | None, reason: str | None) -> None:
-    timeout = 0.2 if answer is None else 10  # who answers does so as soon as the machine has time
+    timeout = 0.2 if answer is None else 10  # a listener that answers does so as soon as the machine has time
     async with listener(answer) as port:
         assert await check(Probe(kind, "127.0.0.1", port), timeout) == reason
 

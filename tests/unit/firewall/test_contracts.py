@@ -1,4 +1,4 @@
-"""The backends, on fakes of the kernel's classes, and the fake firewall keep the contracts of a firewall."""
+"""The backends, on fakes of the kernel's classes, and the fake firewall keep the contract of a firewall."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""The seam: only the backend and the kernel's own classes know how iptables and ipset are spoken to.
+"""The seam: only the backend and the kernel's own classes know the language of iptables and ipset.
 
-`migration/`, its command and two modules of `checks/` are about other programs' rules. The wiring says which of
-the kernel's clients are opened, records what is asked of them, and gives them to a backend.
+`migration/`, its command and two modules of `checks/` deal with other programs' rules. The wiring chooses which kernel
+clients are opened, records their writes, and gives them to a backend.
 """
 
 import ast
@@ -49,7 +49,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def words(tree: ast.Module) -> Iterator[str]:
-    """What the code says: names, and text that is no docstring."""
+    """Yield the names in the code, and the text that is no docstring."""
     prose = {id(it.value) for it in ast.walk(tree) if isinstance(it, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:

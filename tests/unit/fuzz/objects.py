@@ -1,4 +1,4 @@
-"""Objects as the API server sends them, of each kind that is watched."""
+"""Objects of each watched kind, as the API server sends them."""
 
 from typing import Any
 

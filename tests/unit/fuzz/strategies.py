@@ -1,6 +1,6 @@
-"""What hostile input is made of: JSON that is well framed and else anything, and valid bytes that were damaged.
+"""Hostile input: JSON with balanced brackets and otherwise arbitrary content, and valid bytes that were damaged.
 
-Everything here is bytes. Objects are templates of what the API server sends, in which some values are replaced.
+Every strategy makes bytes. Objects are templates of what the API server sends, in which some values are replaced.
 """
 
 import copy
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.apiserver.encoding import Verbatim, encode
 
 EXAMPLES = int(os.environ.get("KROUTE_FUZZ_EXAMPLES", "25"))
-"""Examples of each property, of which there are some fifty; `make fuzz` sets it."""
+"""Examples for each of about fifty properties; `make fuzz` sets it."""
 
 fuzzed = settings(
     max_examples=EXAMPLES,
@@ -23,7 +23,7 @@ fuzzed = settings(
 )
 
 DEPTHS = (2, 30, 64, 400, 999, 1_001, 9_990)
-"""Levels of nesting around each limit that there is: kroute's own, Python's, the API server's."""
+"""Levels of nesting around every limit: kroute's, Python's and the API server's."""
 
 ODD_NUMBERS = (
     *(b"0", b"-0", b"-1", b"65536", b"2147483648", b"4294967376", b"9223372036854775808", b"1e2", b"1.0", b"1e999"),
@@ -56,7 +56,7 @@ def _containers(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 hostile_json = st.one_of(
     st.recursive(_scalars, _containers, max_leaves=12), _nested(b"[", b"]"), _nested(b'{"f:a":', b"}")
 )
-"""A JSON value in which brackets and quotation marks are balanced, and nothing else need be right. It is one line."""
+"""A JSON value on one line. Brackets and quotation marks are balanced; everything else may be wrong."""
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -66,7 +66,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def spoilt(draw: st.DrawFn, template: dict[str, Any]) -> bytes:
-    """An object some values of which are replaced by hostile ones, or missing, or there twice."""
+    """An object in which some values are replaced by hostile ones, missing, or repeated."""
     item = copy.deepcopy(template)
     for _ in range(draw(st.integers(1, 3))):
         *above, last = draw(st.sampled_from(_paths(item)))
@@ -93,7 +93,7 @@ def spoilt(draw: st.DrawFn, template: dict[str, Any]) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, *valid: bytes) -> bytes:
-    """Valid bytes, cut, repeated, exchanged or overwritten in places; or any bytes at all."""
+    """Valid bytes that are cut, repeated, exchanged or overwritten in places; or arbitrary bytes."""
     text = draw(st.sampled_from(valid))
     for _ in range(draw(st.integers(1, 4))):
         begin, end = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
@@ -110,7 +110,7 @@ def damaged(draw: st.DrawFn, *valid: bytes) -> bytes:
                 text = text[:begin] + draw(st.one_of(hostile_json, st.binary(max_size=8))) + text[begin:]
             case "byte" if begin < len(text):
                 text = text[:begin] + bytes((draw(st.integers(0, 255)),)) + text[begin + 1 :]
-            case "length":  # of a netlink attribute or message
+            case "length":  # the length of a netlink attribute or message
                 at = begin & ~3
                 number = draw(st.sampled_from((0, 1, 3, 4, 5, 0x7FFF, 0xFFFF)))
                 text = text[:at] + number.to_bytes(2, "little") + text[at + 2 :]

@@ -1,4 +1,4 @@
-"""Whatever the kernel seems to answer: it is read, left out, or a KernelError."""
+"""Any answer of the kernel is read or left out, or it raises a KernelError."""
 
 import asyncio
 import contextlib
@@ -67,14 +67,14 @@ NAMES = {1: "lo", 2: "eth0"}
 
 
 class Everything:
-    """A container of all there is."""
+    """A container that contains everything."""
 
     def __contains__(self, _it: object) -> bool:
         return True
 
 
 def payload_of(request: bytes) -> bytes:
-    """The kernel answers with the attributes with which it is asked."""
+    """Return the request's attributes, with which the kernel answers."""
     return request[HEADER_SIZE:]
 
 
@@ -140,7 +140,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
 
 
 class Kernel:
-    """A netlink socket that gives these datagrams to whoever asks, then says that some were lost, then nothing."""
+    """A netlink socket that returns these datagrams, then reports that some were lost, then returns nothing."""
 
     def __init__(self, datagrams: list[bytes]) -> None:
         self._datagrams = list(datagrams)
@@ -237,7 +237,7 @@ def test_what_cannot_be_understood_of_the_node_is_read_again(datagrams: list[byt
     assert asyncio.run(monitor.next())
     arrivals = AddressArrivals(2)
     arrivals._netlink = connected(*datagrams)
-    with contextlib.suppress(OSError, *UNINTELLIGIBLE):  # whoever waits for them catches both
+    with contextlib.suppress(OSError, *UNINTELLIGIBLE):  # every caller that waits for them catches both
         asyncio.run(arrivals.next())
 
 

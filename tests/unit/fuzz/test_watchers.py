@@ -1,4 +1,4 @@
-"""Whatever bytes objects consist of, no exception leaves the watchers, and the victims beside are read unchanged."""
+"""Whatever bytes objects contain, no exception leaves the watchers, and the victims among them are read unchanged."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def victim(template: dict[str, Any], name: str, version: int) -> bytes:
 
 
 class Answers:
-    """A server without streaming lists that gives one list, one watch, and one list again, however often."""
+    """A server without streaming lists: it returns one list, one watch, and then the same last list every time."""
 
     def __init__(self, before: bytes, lines: list[bytes] | None = None, after: bytes = b"") -> None:
         self._lists = [before]
@@ -65,7 +65,7 @@ class Answers:
 
 
 def followed(kind: Any, before: bytes, lines: list[bytes] | None = None, after: bytes = b"") -> Follower:
-    """What a follower has in the end."""
+    """Return the follower after all answers."""
     follower = Follower()
 
     async def follow() -> None:
@@ -80,7 +80,7 @@ def followed(kind: Any, before: bytes, lines: list[bytes] | None = None, after: 
 
 
 def delivered(follower: Follower) -> dict[str, Any]:
-    """The victims as they were passed on last, and no victim was ever deleted (a Follower fails for what it lacks)."""
+    """Return the victims as last delivered. None was ever deleted: a Follower fails at a deletion of what it lacks."""
     return {key.name: item for (_, key), item in follower.items.items() if key.name in {"first", "last"}}
 
 
@@ -105,7 +105,7 @@ def test_victims_in_a_watch_are_unchanged(kind: Any, template: dict[str, Any], d
     victims = victim(template, "first", 6), victim(template, "last", 7)
     first, last = (LINE % (b"ADDED", it) for it in victims)
     lines = [first, *(LINE % it for it in hostile), last]
-    again = PAGE % b",".join(victims)  # where nobody can tell what was deleted, all are listed again
+    again = PAGE % b",".join(victims)  # when deletions cannot be recognised, all objects are listed again
     follower = followed(kind, PAGE % b"", lines, again)
     alone = followed(kind, again)
     assert delivered(follower) == delivered(alone)
@@ -115,7 +115,7 @@ def test_victims_in_a_watch_are_unchanged(kind: Any, template: dict[str, Any], d
 @fuzzed
 @given(data=st.data())
 def test_damaged_answers_lose_nobody(kind: Any, template: dict[str, Any], data: st.DataObject) -> None:
-    """What is no JSON at all may have to be asked for again; what was known stays meanwhile."""
+    """Bytes that are no JSON may cause another list; the known objects stay until it arrives."""
     known = victim(template, "first", 1), victim(template, "last", 2)
     page = PAGE % b",".join(known)
     line = LINE % (b"MODIFIED", victim(template, "attacker", 3))
@@ -242,7 +242,7 @@ def test_a_question_about_a_frontend_makes_sense_or_none(about: str) -> None:
 
 
 def test_the_templates_are_valid() -> None:
-    """Else nothing hostile would be beside anything."""
+    """Otherwise the hostile objects would have no valid neighbours."""
     for kind in WATCHED:
         follower = followed(kind, PAGE % victim(TEMPLATES[kind.name], "first", 1))
         assert [type(it) for it in follower.changes if isinstance(it, Applied)] == [Applied]

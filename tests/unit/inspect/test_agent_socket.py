@@ -1,4 +1,4 @@
-"""The agent answers questions on a Unix socket that only its owner may open."""
+"""The agent answers questions on a Unix socket that only its owner can open."""
 
 import asyncio
 import contextlib

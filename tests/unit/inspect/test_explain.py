@@ -1,4 +1,4 @@
-"""`kroute explain` holds what the kernel has against what was planned, and judges by what the kernel has."""
+"""`kroute explain` compares the kernel with the plan, and its verdict follows the kernel."""
 
 import io
 from contextlib import redirect_stdout
@@ -77,14 +77,14 @@ async def node(tmp_path, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 
 
 def published(made: Catalog) -> Broadcaster:
-    """A broadcaster that has been given the plans of this catalog."""
+    """Return a broadcaster that has the plans of this catalog."""
     broadcaster = Broadcaster()
     broadcaster.publish(made.commit())
     return broadcaster
 
 
 def known(key: VirtualServerKey = KEY, *services: Service) -> PlannedState:
-    """What the agent says, by way of its socket."""
+    """Return what the agent answers on its socket."""
     made = catalog(*services)
     broadcaster = published(made)
     found = planned_state.decode(msgspec.json.encode(planned_state.of_frontend(made, broadcaster, key)))

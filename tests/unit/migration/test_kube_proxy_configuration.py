@@ -1,4 +1,4 @@
-"""kube-proxy's configuration file is one of kroute's: what applies is used, and the rest is named with a reason."""
+"""kroute accepts kube-proxy's configuration file: it uses what applies, and names the rest with a reason."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ portRange: ""
 showHiddenMetricsForVersion: ""
 winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
 """
-"""What kubeadm writes when it is told the mode and the pod networks: zero values mean "not set"."""
+"""kubeadm's file when the mode and the pod networks are set; zero values mean "not set"."""
 
 
 @pytest.fixture

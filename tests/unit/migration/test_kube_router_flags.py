@@ -1,4 +1,4 @@
-"""kube-router's flags are taken where they mean the same, else the error has kroute's word."""
+"""kube-router's flags are accepted where they mean the same; otherwise the error names kroute's flag."""
 
 import click
 import pytest
@@ -35,7 +35,7 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
     "enable-ipv6": (["--enable-ipv6=true"], {}),
     "ipvs-permit-all": (["--ipvs-permit-all=false"], {}),
 }
-"""Each flag that is taken, as kube-router's users write it, with the settings that it makes."""
+"""Each accepted flag, as kube-router's users write it, with the settings that result."""
 
 REFUSED: dict[str, tuple[str, str]] = {
     "ipvs-graceful-termination": ("=false", "kroute always lets connections drain"),
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "loadbalancer-sync-period": ("=1m", "allocates no LoadBalancer addresses"),
     "iptables-sync-period": ("=5m", "network policies"),
 }
-"""Refusals, with the value and what the error must say."""
+"""Refused flags, with the value and the text that the error must contain."""
 
 
 @pytest.mark.parametrize("flag", ACCEPTED)

@@ -1,4 +1,4 @@
-"""What is another proxy's is told from what is somebody else's, by names, sets and addresses alone."""
+"""Another proxy's objects are told from foreign ones by names, sets and addresses alone."""
 
 from socket import AF_INET, AF_INET6
 
@@ -26,7 +26,7 @@ EMPTY = NodeScan({}, {}, frozenset(), (), None, frozenset({NODE}), (), (), {}, f
 
 
 def as_saved(rules: str) -> str:
-    """Input of iptables-restore as iptables-save prints it: what was inserted stands first."""
+    """Return input of iptables-restore as iptables-save prints it: inserted rules come first."""
     return rules.replace("-I ", "-A ").replace("--set-mark ", "--set-xmark ")
 
 
@@ -143,7 +143,7 @@ def server(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Virtua
         (server(NODE, 30080), True),  # in KUBE-NODE-PORT-TCP
         (server(NODE, 30080, Protocol.UDP), False),
         (server(NODE, 30081), False),
-        (server("198.51.100.1", 30080), False),  # no address of the node's
+        (server("198.51.100.1", 30080), False),  # not an address of the node
         (server("fd00::1", 30080), False),  # the IPv6 node ports are in another set
     ],
     ids=str,
@@ -164,7 +164,7 @@ def test_a_virtual_server_is_kube_proxys_by_its_link_and_sets(key: VirtualServer
     [
         (server(VIP, 80), True),
         (server(NODE, 30080), True),
-        (server(NODE, 80), False),  # kube-router lists whatever there is
+        (server(NODE, 80), False),  # kube-router lists every virtual server
         (server("198.51.100.1", 30080), False),
         (server(NODE, 30081), False),
     ],

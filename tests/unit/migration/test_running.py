@@ -1,4 +1,4 @@
-"""A proxy that still runs is noticed by its process or its ports; a kube-router that is only a router is none."""
+"""A running proxy is recognised by its process or its ports; a kube-router that only routes does not count."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ def start(processes: Path, pid: int, *argv: str) -> None:
 
 @asynccontextmanager
 async def answering(monkeypatch: pytest.MonkeyPatch, proxy: str, status: str) -> AsyncIterator[None]:
-    """Somebody listens at the one port that the proxy is known by."""
+    """Run a server on the one port by which the proxy is recognised."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

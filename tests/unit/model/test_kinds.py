@@ -1,4 +1,4 @@
-"""The list of watched kinds, and what else says which kinds there are."""
+"""The list of watched kinds, and the other places that name kinds."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What is known of the node, and from where."""
+"""The facts of a node, and their sources."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the cluster has assigned to a Service comes before what somebody has only written into another one."""
+"""A Service to which the cluster has assigned an address takes precedence over one that only names it."""
 
 import pytest
 
@@ -13,7 +13,7 @@ OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
 def holders(*items: Service) -> dict[str, list[str]]:
-    """The Services that are served, each with its addresses and ports, besides their ClusterIPs."""
+    """Return the Services that are served, each with its addresses and ports beside their ClusterIPs."""
     made = Catalog(settings(), facts())
     made.set_interfaces(NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,)))
     made.take([*map(Applied, items), *LISTED])

@@ -1,4 +1,4 @@
-"""The annotations of a Service: lookup, values, and what a bad value does."""
+"""The annotations of a Service: lookup, values, and the effect of a bad value."""
 
 import pytest
 
@@ -10,7 +10,7 @@ DEFAULTS = Options("rr")
 
 
 def apply(options: Options = DEFAULTS, **values: str) -> tuple[Options, list[Problem]]:
-    """Apply annotations given by the last word of their names."""
+    """Apply annotations, each given by the last word of its name."""
     return apply_annotations(
         options, {f"kroute.io/service.{name.replace('_', '-')}": it for name, it in values.items()}
     )

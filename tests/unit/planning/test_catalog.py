@@ -1,4 +1,4 @@
-"""The catalog: what each change plans again, and who has an address that two Services claim."""
+"""The catalog: which Services each change plans again, and who gets an address that two Services claim."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -36,7 +36,7 @@ from tests.builders import (
 
 
 def listed(*items: KubernetesObject, **chosen: object) -> Catalog:
-    """A catalog that has seen these and committed them."""
+    """Return a catalog that has taken these and committed them."""
     catalog = Catalog(settings(**chosen), facts())
     catalog.take([*map(Applied, items), *LISTED])
     catalog.commit()
@@ -44,7 +44,7 @@ def listed(*items: KubernetesObject, **chosen: object) -> Catalog:
 
 
 def committed(catalog: Catalog) -> list[ServicePlan]:
-    """Commit; the plans of Services."""
+    """Commit, and return the plans of Services."""
     return [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
 
 
@@ -141,7 +141,7 @@ def test_a_service_labelled_for_kroute_is_served() -> None:
 
 
 class TestSlices:
-    """Slices belong to the Service that their label names, for as long as it does."""
+    """A slice belongs to the Service that its label names now."""
 
     def test_a_slice_that_goes_takes_its_endpoints_with_it(self) -> None:
         pieces = endpoint_slice("web-1", "10.244.1.5"), endpoint_slice("web-2", "10.244.1.6")
@@ -175,7 +175,7 @@ class TestSlices:
 
 
 class TestNode:
-    """Plans follow what is known of the node."""
+    """Plans follow the facts of the node."""
 
     def test_the_own_nodes_object_gives_the_source_address(self) -> None:
         catalog = listed(service())
@@ -297,7 +297,7 @@ class TestNode:
 
 
 class TestConflicts:
-    """Of several Services that claim an address and port, the oldest has it."""
+    """When several Services claim an address and port, the oldest gets it."""
 
     OLD = service("old", created="2026-01-01T00:00:00Z")
     YOUNG = service("a-young", created="2026-01-02T00:00:00Z")

@@ -1,4 +1,4 @@
-"""What the catalog keeps: of each object what planning reads, and of equal things one."""
+"""What the catalog keeps: only the fields that planning reads, and one copy of equal values."""
 
 import sys
 
@@ -16,7 +16,7 @@ from tests.unit.planning.test_catalog_properties import ODD_SERVICES
 
 
 def changed(catalog: Catalog, *items: object) -> ServicePlan:
-    """The plan that these objects change."""
+    """Take these objects, and return the one plan that they change."""
     catalog.take(map(Applied, items))  # type: ignore[arg-type]
     [plan] = [plan for plan in catalog.commit() if isinstance(plan, ServicePlan)]
     return plan

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the plans are those that a fresh catalog makes of the final objects."""
+"""After any changes in any order, the plans are those that a new catalog makes of the final objects."""
 
 from collections.abc import Iterable
 
@@ -52,7 +52,7 @@ PLAIN_SERVICES = st.builds(
     ports=st.sampled_from([(80,), (80, 81)]),
     created=CREATED,
 )
-"""Few addresses for several Services: most of them claim what another one has."""
+"""A few addresses for several Services: most Services claim an address that another one has."""
 
 ODD_SERVICES = st.builds(
     lambda name, vips, ports, **options: service(name, *vips, ports=ports, **options),
@@ -99,9 +99,9 @@ def without_generation(plans: Iterable[Plan]) -> dict[ObjectKey, Plan]:
 
 
 class CatalogMachine(RuleBasedStateMachine):
-    """One catalog that lives through every change, and the objects that exist.
+    """One catalog that takes every change, and the objects that exist.
 
-    Each step says whether the plans are taken after it (`at_once`) or together with those of the next steps.
+    Each step says whether the plans are committed after it (`at_once`) or together with those of later steps.
     """
 
     @initialize(node=st.sampled_from(FACTS))
@@ -145,7 +145,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 2))
     def commit_some(self, limit: int) -> None:
-        """Take the plans of a slice of what waits; more changes may come before the rest."""
+        """Commit a slice of the waiting plans; more changes may come before the rest."""
         for plan in self.catalog.commit(limit):
             assert plan.generation > self.generation
             self.generation = plan.generation
@@ -160,7 +160,7 @@ class CatalogMachine(RuleBasedStateMachine):
             self.commit()
 
     def commit(self) -> None:
-        """Take the plans; they must be exactly those that changed, and newer than all before."""
+        """Commit the plans; they must be exactly the changed ones, and newer than all earlier ones."""
         before = without_generation(self.plans.values())
         committed = self.catalog.commit()
         for plan in committed:

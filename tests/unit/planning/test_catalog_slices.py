@@ -1,4 +1,4 @@
-"""Plans made so many at a time, with changes in between."""
+"""Plans that are committed in slices of a limited size, with changes in between."""
 
 from kroute.model.objects import Applied, Deleted, KubernetesObject, Service
 from kroute.model.plan import NodePlan, ServicePlan
@@ -12,7 +12,7 @@ def take(catalog: Catalog, *items: KubernetesObject) -> None:
 
 
 def names(catalog: Catalog, limit: int) -> list[str]:
-    """Commit a slice; the names of the Services that were planned."""
+    """Commit a slice; return the names of the planned Services."""
     return [plan.key.name for plan in catalog.commit(limit) if isinstance(plan, ServicePlan)]
 
 

@@ -1,4 +1,4 @@
-"""A Service is seen with its frontends, and each endpoint with the reason that it serves or not; the plan agrees."""
+"""A Service is shown with its frontends, and each endpoint with the reason why it serves or not, as the plan has it."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Slices merged, and the endpoints that take traffic chosen."""
+"""Slices are merged, and the endpoints that get traffic are chosen."""
 
 from collections.abc import Sequence
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""No external address takes a node, a pod or another Service down."""
+"""No external address disturbs a node, a pod or another Service."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def plan_of(made: Catalog, name: str = "web") -> ServicePlan:
 
 
 def naming(address: str, field: str, **fields: Any) -> Service:
-    """A Service that names the address in this field."""
+    """Return a Service that names the address in this field."""
     if field == "externalIP":
         return service(ports=PORTS, external_ips=(address,), **fields)
     return service(ports=PORTS, kind="LoadBalancer", balanced=[address], **fields)
@@ -163,7 +163,7 @@ def test_skiplbips_leaves_the_load_balancers_addresses_alone() -> None:
 
 
 class TestOwnersThatChange:
-    """Nodes and Services come and go."""
+    """Nodes and Services are added and deleted."""
 
     def test_an_address_that_becomes_a_nodes_is_given_up_and_comes_back(self) -> None:
         made = catalog(naming("198.51.100.7", "externalIP"))

@@ -1,4 +1,4 @@
-"""Node ports, external IPs and LoadBalancer addresses: what is served where, by which policy, and in which sets."""
+"""Node ports, external IPs and LoadBalancer addresses: where each is served, by which policy, and in which sets."""
 
 from typing import Any, ClassVar
 
@@ -27,17 +27,17 @@ def make(of: Service, *endpoints: Endpoint, own: tuple[str, ...] = (NODE_IPV4,),
 
 
 def served(plan: ServicePlan) -> dict[str, list[str]]:
-    """The real servers' addresses by virtual server."""
+    """Return the real servers' addresses by virtual server."""
     return {str(it.key): [real.address for real in it.real_servers] for it in plan.virtual_servers}
 
 
 def sets_of(plan: ServicePlan, address: str) -> set[AddressSet]:
-    """The sets of ports that an address is in."""
+    """Return the sets of ports that contain the address."""
     return {it.set for it in plan.set_entries if it.element[0] == address and it.set is not AddressSet.HAIRPIN}
 
 
 class TestAddresses:
-    """Where a Service is served, and what is bound for it."""
+    """On which addresses a Service is served, and which of them are bound."""
 
     def test_a_node_port_is_served_on_each_of_the_nodes_addresses_and_nothing_is_bound(self) -> None:
         of = service("web", "10.96.0.10", "fd00:96::a", kind="NodePort", ports=NODE_PORT)
@@ -223,7 +223,7 @@ def test_hints_count_for_external_traffic_by_policy_cluster() -> None:
 
 
 class TestHairpin:
-    """The setting decides, the annotation of a Service takes precedence over it."""
+    """The setting is the default; a Service's annotation takes precedence over it."""
 
     SWITCHES: ClassVar[dict[str, tuple[bool, dict[str, str], bool]]] = {
         "on by default": (True, {}, True),
@@ -243,7 +243,7 @@ class TestHairpin:
 
 
 class TestHealthCheck:
-    """`healthCheckNodePort` says how many ready endpoints are here."""
+    """The health check reports how many ready endpoints this node has."""
 
     LOCAL: ClassVar[dict[str, Any]] = {
         "kind": "LoadBalancer",

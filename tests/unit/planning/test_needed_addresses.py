@@ -1,4 +1,4 @@
-"""No Service gets an address that this node needs, not even as ClusterIP, and a Node's word is not believed too far."""
+"""No Service gets an address that this node needs, not even as ClusterIP, and a Node's status is trusted in part."""
 
 from typing import Any
 
@@ -123,7 +123,7 @@ class TestClusterIPs:
         assert bound(plan_of(made)) == [GATEWAY]
 
     def test_the_api_servers_own_and_that_of_the_clusters_dns_are_served(self) -> None:
-        """In a pod the API server is at a ClusterIP, and with `ClusterFirstWithHostNet` so is the DNS server."""
+        """In a pod the API server has a ClusterIP, and so has the DNS server with `ClusterFirstWithHostNet`."""
         interfaces = INTERFACES._replace(dns_servers=frozenset({"10.96.0.53"}))
         made = catalog(service("dns", "10.96.0.53"), interfaces=interfaces)
         made.set_api(ApiFacts(frozenset({"10.96.0.1"})))
@@ -170,7 +170,7 @@ class TestPods:
 
 
 class TestNodesThatLie:
-    """A kubelet writes whatever it likes into its Node's status."""
+    """A kubelet can write anything into its Node's status."""
 
     LIAR = node(("InternalIP", "192.168.123.9"), ("ExternalIP", "198.51.100.7"), name="liar")
 

@@ -1,7 +1,7 @@
-"""What one Service means on one node.
+"""The plan of one Service on one node.
 
-Whole plans are in `golden/`: manifests and, beside them, the plans that they make. After a change that is meant,
-`KROUTE_WRITE_GOLDEN=1 pytest tests/unit/planning/test_plan.py` writes them anew, and the diff is for review.
+Whole plans are in `golden/`: manifests, and next to each the plans that it makes. After an intended change,
+`KROUTE_WRITE_GOLDEN=1 pytest tests/unit/planning/test_plan.py` writes them again, and the diff is for review.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Logging of changes: one line each, unless there are very many at once."""
+"""Changes are logged with one line each, unless very many come at once."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The one task of a controller: what it waits for, and how it ends."""
+"""The one task of a controller: what wakes it, and how it ends."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ async def until(condition) -> None:
 
 @asynccontextmanager
 async def running(tmp_path: Path, kernel: FakeKernel | None = None, **settings: object):
-    """A node whose controllers run as they do in the agent, on the real clock."""
+    """Run a node's controllers as in the agent, on the real clock."""
     node = FakeNode(tmp_path, kernel, **settings)
     node.use_clock(time.monotonic)
     await node.open()

@@ -1,4 +1,4 @@
-"""Desired state: what Services want, what the kernel has, and the difference."""
+"""Desired state: what Services want, what the kernel has, and the deltas."""
 
 import asyncio
 

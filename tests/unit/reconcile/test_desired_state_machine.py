@@ -1,7 +1,7 @@
-"""Desired state, under any order of plans, writes, departures, events and a resync that goes on meanwhile.
+"""Desired state, with plans, writes, departures, events and a running resync in any order.
 
-The model knows what the kernel really has. Somebody else may change it silently: such a change is found by the next
-resync that begins after it, unless an event tells of it before.
+The model knows the kernel's real state. Another program may change it without an event: the next resync that begins
+after the change finds it, unless an event reports it earlier.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.builders import plan
 
 Value = tuple[int]
 NOTHING: Value = (0,)
-"""What is desired so is right when it is not there."""
+"""A desired value that is satisfied when the kernel has no such object."""
 
 KEYS = ("k", "l", "m", "n")
 OWNERS = ("a", "b", "c")
@@ -49,7 +49,7 @@ class Following(RuleBasedStateMachine):
         revision = plan(name, generation=self.generation)
         before = self.desired.get(revision.key, {})
         desired = {key: (number,) for key, number in objects.items()}
-        desired |= {key: before[key] for key in desired if desired[key] == before.get(key)}  # as the catalog does it
+        desired |= {key: before[key] for key in desired if desired[key] == before.get(key)}  # as the catalog does
         for key in before.keys() - desired.keys():
             self.order[key].remove(revision.key)
             if not self.order[key] and key in self.state.applied:
@@ -161,7 +161,7 @@ class Following(RuleBasedStateMachine):
             self.kernel[key] = value
 
     def _tell(self, key: str) -> None:
-        """kroute learns what the kernel has, as after a write of its own or an event."""
+        """Tell the desired state what the kernel has, as after a write or an event."""
         self.state.note_applied(key, self.kernel.get(key))
         self.unknown.discard(key)
         if self.resync is not None:

@@ -1,4 +1,4 @@
-"""The ledger: what kroute made on this node, whatever happens while it is written."""
+"""The ledger: what kroute has made on this node, whatever happens while it is written."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A ledger of any bytes can be opened, and no damage makes something ours that never was."""
+"""A ledger with any bytes can be opened, and no damage makes a foreign object ours."""
 
 import os
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_flipped_bit_costs_its_line_only(where: int, bit: int) -> None:
         text[where % len(text)] ^= 1 << bit
         ledger = opened(path, bytes(text))
         assert_nothing_is_invented(ledger)
-        assert len(ledger.virtual_servers & set(KEYS)) >= len(KEYS) - 2  # a flipped end of line joins two
+        assert len(ledger.virtual_servers & set(KEYS)) >= len(KEYS) - 2  # a flipped newline joins two lines
 
 
 @settings(max_examples=300, deadline=None)

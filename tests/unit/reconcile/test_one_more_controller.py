@@ -1,4 +1,4 @@
-"""A controller that is added to the others: here one that announces VIPs."""
+"""A controller is added to the others; this one announces VIPs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from kroute.reconcile.staged_controller import StagedController
 from tests.unit.fake_node import Clock, FakeNode, plan, server
 
 ANNOUNCED = Stage("announced")
-"""advertiser: routers know the plan's VIPs."""
+"""The stage of `advertiser`: routers know the plan's VIPs."""
 
 Present = Literal[True]
 
 
 class Advertiser(StagedController[str, Present]):
-    """Announces a VIP once its route is there, and no longer once it has been withdrawn."""
+    """Announces a VIP when its route exists, until the VIP is withdrawn."""
 
     name = "advertiser"
     stage = ANNOUNCED
@@ -57,7 +57,7 @@ class Advertiser(StagedController[str, Present]):
         return ()
 
     async def cleanup(self, report: CleanupReport) -> None:
-        """Nothing outlives the process."""
+        """Nothing to do: announcements end with the process."""
 
 
 def with_advertiser(tmp_path: Path) -> tuple[FakeNode, Advertiser]:

@@ -179,7 +179,7 @@ async def test_a_newer_candidate_takes_the_place_of_the_older_one() -> None:
 
 
 ANNOUNCED = Stage("announced")
-"""Of a controller that this test adds."""
+"""The stage of a controller that this test adds."""
 
 
 def test_one_more_stage_holds_up_only_those_who_wait_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system."""
+"""Freed memory is returned to the system."""
 
 import subprocess
 import sys
@@ -43,18 +43,18 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / 200)
 
 
 def growth(before: str = "", after: str = "") -> float:
-    """How many MiB stay resident of 64 that were needed for a moment."""
+    """Return how many MiB stay resident after 64 MiB were allocated and freed."""
     return measured(PROGRAM.format(before=before, after=after))
 
 
 def measured(program: str) -> float:
-    """What the program prints."""
+    """Run the program and return the number that it prints."""
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return float(shown.stdout)
 
 
 class TestGlibc:
-    """What its heap would keep."""
+    """What glibc's heap would keep."""
 
     def test_left_to_itself_it_keeps_what_was_freed(self) -> None:
         assert growth() > 30

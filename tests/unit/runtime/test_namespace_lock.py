@@ -1,4 +1,4 @@
-"""One agent and one director in a network namespace, whatever their state directories; nobody can keep them out."""
+"""One agent and one director run in a network namespace, whatever their state directories; nobody can block them."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from kroute.runtime.state_dir import StateDirectory, StateDirectoryError, StateD
 
 
 def squat(number: int, stack: ExitStack, *, listening: bool = True) -> None:
-    """Hold a name as somebody else would."""
+    """Hold a name of the lock as another user's process could."""
     squatter = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     squatter.bind(f"\0{namespace_lock.PREFIX}-agent-{number}")
     if listening:
@@ -31,7 +31,7 @@ def test_a_second_one_with_another_directory_is_refused_and_named_the_first(tmp_
         StateDirectory.claim(tmp_path / "b"),
     ):
         pass
-    assert not isinstance(refused.value, StateDirectoryInUseError)  # that one means: the same directory
+    assert not isinstance(refused.value, StateDirectoryInUseError)  # that error means: the same directory
 
 
 def test_a_refused_one_leaves_what_it_found(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_whoever_is_neither_root_nor_us_is_passed_over(monkeypatch: pytest.Monke
 
 def test_it_is_refused_for_a_name_beyond_the_one_that_is_free() -> None:
     with ExitStack() as stack:
-        squat(5, stack)  # an agent for which the first names were taken when it started
+        squat(5, stack)  # the first names were taken when this agent started
         with pytest.raises(NamespaceInUseError), hold(Role.AGENT):
             pass
 

@@ -1,4 +1,4 @@
-"""How a program of kroute is told to stop, and how it says why it cannot go on."""
+"""How a program of kroute is stopped, and how it reports why it cannot go on."""
 
 import asyncio
 import errno

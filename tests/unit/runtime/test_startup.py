@@ -1,4 +1,4 @@
-"""What an agent loads before it serves, and how it keeps the garbage collector short."""
+"""Which modules an agent loads before it serves, and how it keeps garbage collections short."""
 
 import gc
 import subprocess
@@ -37,14 +37,14 @@ print(configuration.Configuration(username="a", password="b").get_basic_auth_tok
 
 @pytest.fixture
 def _unfrozen() -> Iterator[None]:
-    """Nothing is left aside for the tests that follow."""
+    """Unfreeze all objects for the tests that follow."""
     yield
     gc.unfreeze()
 
 
 @pytest.mark.usefixtures("_unfrozen")
 class TestGarbageCollection:
-    """Collections stay short, however much there is."""
+    """Collections stay short, however many objects there are."""
 
     def test_what_is_there_at_the_start_is_put_aside(self) -> None:
         with GcTuning():
@@ -84,7 +84,7 @@ class TestGarbageCollection:
     def test_a_collection_is_started_after_so_many_plans(self) -> None:
         with GcTuning() as collector:
             gone: list[str] = []
-            collector.made(10 * gc_tuning.PLANS)  # not yet: the initial sync is on its way
+            collector.made(10 * gc_tuning.PLANS)  # none yet: the initial sync is not over
             collector.loaded()
             gc.disable()
             try:
@@ -104,7 +104,7 @@ class TestGarbageCollection:
 
 
 class Node:
-    """Says when it is collected."""
+    """Records when it is collected."""
 
     def __init__(self, gone: list[str]) -> None:
         self.gone = gone

@@ -1,4 +1,4 @@
-"""One kroute at a time uses a state directory, and says there when it is ready."""
+"""Only one kroute at a time uses a state directory, where it also shows that it is ready."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Programming latency: from the reading of a change to the last stage of the plans that it caused."""
+"""Programming latency: from reading a change to the last stage of the plans that it caused."""
 
 import pytest
 

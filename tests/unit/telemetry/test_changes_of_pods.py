@@ -1,4 +1,4 @@
-"""A pod's change is measured from the time that its EndpointSlice tells to the kernel of this node."""
+"""A pod's change is measured from the time in its EndpointSlice until it is in this node's kernel."""
 
 import pytest
 
@@ -13,7 +13,7 @@ START = 1000.0
 
 
 class Node:
-    """An agent's observer of changes, on a clock that the test moves."""
+    """An agent's change observer, on a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = START

@@ -16,7 +16,7 @@ PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=f
 
 
 class Api:
-    """Remembers what was created; refuses what it is told to."""
+    """Keeps what was created; refuses what a test says."""
 
     def __init__(self) -> None:
         self.created: list[tuple[str, dict[str, Any]]] = []

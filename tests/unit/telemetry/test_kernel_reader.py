@@ -1,4 +1,4 @@
-"""What the kernel has adds up, for as many Services as may be listed, and is not read more often than it is worth."""
+"""The kernel's counters are summed, listed for a limited number of Services, and read no more often than they cost."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The watch over the event loop: what runs in one round counts together, and waiting does not."""
+"""The watch over the event loop: callbacks of one round count together, and waiting does not count."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ def run(watch: LoopWatch, coroutine) -> None:
 
 
 class Clock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0

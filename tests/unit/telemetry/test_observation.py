@@ -1,4 +1,4 @@
-"""What an agent answers on its health port and on its metrics port: real sockets, on loopback."""
+"""The agent's answers on its health port and its metrics port. The sockets are real ones, on loopback."""
 
 import json
 import socket

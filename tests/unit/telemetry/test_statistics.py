@@ -1,4 +1,4 @@
-"""What the agent counts about its process, and the bench about processes."""
+"""The agent's statistics of its own process, and the bench's of any process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a source knows is read once, or there is one line that says why not."""
+"""Each source is read once, or one line says why it cannot be."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ async def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
         await initial_sync.initial_sync(Settings(node_name="node1", manifests=tmp_path / "gone"))
 
 
-# What is made of it
+# What becomes of the objects
 
 
 async def test_the_plans_are_those_of_an_agent(manifests: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""JSON that msgspec refuses is read without its depth, or taken apart."""
+"""JSON that msgspec refuses is read without its deepest levels, or split into its elements."""
 
 from typing import Any
 

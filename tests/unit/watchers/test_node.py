@@ -1,4 +1,4 @@
-"""The node's own addresses are followed, those of the VIPs are not."""
+"""The node's own addresses are followed, and VIPs are not."""
 
 import errno
 import socket
@@ -69,7 +69,7 @@ async def test_addresses_that_come_and_go_are_reported_at_once(kernel: FakeKerne
 
 
 async def test_an_interface_keeps_its_place_while_it_has_no_address(kernel: FakeKernel) -> None:
-    """With a new DHCP lease and no default route yet, the pods' bridge would else become the node's first interface."""
+    """Else, with a new DHCP lease and no default route yet, the pods' bridge would be the node's first interface."""
     kernel.add_link("cbr0")
     kernel.add_address("cbr0", "172.20.0.1", 24)
     told: list[NodeInterfaces] = []
@@ -171,7 +171,7 @@ def test_a_source_is_an_address_of_the_node(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class TestWhatTheNodeNeeds:
-    """Gateways, the ends of subnets and DNS servers are passed on as they change."""
+    """Changes of gateways, subnets' first and last addresses, and DNS servers are passed on."""
 
     async def test_gateways_that_come_and_go(self, kernel: FakeKernel) -> None:
         told: list[NodeInterfaces] = []

@@ -1,4 +1,4 @@
-"""The node's DNS servers are read from whatever is in the resolver's files."""
+"""The node's DNS servers are read from the resolver's files, whatever else these contain."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A packet is sent through the rules as they are written: what happens to it is what they say."""
+"""A packet is traced through the rules' own text, and gets the verdict that they give."""
 
 import pytest
 

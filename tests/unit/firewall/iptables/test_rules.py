@@ -1,7 +1,7 @@
-"""The rules as packets meet them: which packets are masqueraded, and which are refused.
+"""The rules in the order in which packets meet them: which packets are masqueraded, and which are refused.
 
-All rules of each family are in `golden/`; after a change that is meant, `KROUTE_WRITE_GOLDEN=1 pytest
-tests/unit/firewall/iptables/test_rules.py` writes them anew, and the diff is for review.
+All rules of each family are in `golden/`. After an intended change, `KROUTE_WRITE_GOLDEN=1 pytest
+tests/unit/firewall/iptables/test_rules.py` writes them again, and the diff is for review.
 """
 
 import os
@@ -34,7 +34,7 @@ CIDR = {"cluster_cidrs": ("172.20.0.0/16",)}
 
 
 def bare(rules: Sequence[str]) -> list[str]:
-    """The rules without their comments; each must have one."""
+    """Return the rules without their comments; each rule must have one."""
     cut = []
     for rule in rules:
         before, _, after = rule.partition('-m comment --comment "')
@@ -59,7 +59,7 @@ def inputs(family: Family = Family.IPV4, **settings: object) -> list[str]:
 
 
 def render(tables: Sequence[TableRules]) -> str:
-    """Rules as iptables-save prints them, without what is not ours."""
+    """Return kroute's rules as iptables-save prints them."""
     lines = []
     for table in tables:
         lines.append(f"*{table.table}")

@@ -1,4 +1,4 @@
-"""The rules of a node: written once the node is known, kept as they should be, each table by itself."""
+"""A node's rules are written once the facts of the node are known, and are repaired, each table separately."""
 
 import socket
 from pathlib import Path
@@ -28,7 +28,7 @@ def rules_in(node: FakeNode, family: int = socket.AF_INET, table: str = "nat") -
 
 
 def break_table(monkeypatch: pytest.MonkeyPatch, xtables: FakeXtables, table: str) -> None:
-    """The kernel has no such table in this family."""
+    """Make the kernel refuse a table in this family, as if it did not exist."""
     ensure = xtables.ensure
 
     async def refuse(rules: TableRules) -> list[str]:

@@ -1,4 +1,4 @@
-"""`kroute plan` finds what the agent would change, by the agent's own controllers, and changes nothing."""
+"""`kroute plan` finds the agent's changes with the agent's own controllers, and changes nothing."""
 
 import dataclasses
 import inspect
@@ -29,7 +29,7 @@ PLANS = (node_plan(1, "172.20.0.0/16"), WEB)
 
 
 async def planned(node: FakeNode, *plans: ServicePlan) -> PlannedChanges:
-    """What would change on this node; that nothing does is part of every test."""
+    """Return what would change on this node; assert that nothing does."""
     kernel = node.kernel
     opened = await FakeNodeKernel.of(kernel).open()
     ledger = node.ledger.path
@@ -68,7 +68,7 @@ async def test_on_a_fresh_node_it_is_what_the_agent_then_does(tmp_path: Path) ->
     [
         pytest.param(
             lambda kernel: kernel.delete_address(DUMMY, "10.96.0.1"),
-            # with the last IPv4 address of a link go its IPv4 routes
+            # the kernel deletes a link's IPv4 routes with its last IPv4 address
             [f"set the source {NODE_IPV4} on the local route of 10.96.0.1", f"bind 10.96.0.1 ({DUMMY})"],
             id="an address",
         ),

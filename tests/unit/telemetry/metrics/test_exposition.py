@@ -1,4 +1,4 @@
-"""The text of the metrics is what Prometheus reads: its own parser is the judge."""
+"""The metrics' text is what Prometheus reads: its own parser checks it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Every metric is there, means what its name says, and stands in the documentation; so does every name that is used."""
+"""Every metric exists, has its name's meaning and is documented; every name that is used elsewhere exists."""
 
 import json
 import re
@@ -39,7 +39,7 @@ Series = dict[tuple[str, ...], float]
 
 
 async def scraped(agent: Observed) -> dict[str, Series]:
-    """Every sample's value, by its name and then by its labels' values in the order of the labels' names."""
+    """Return every sample's value, by name and then by its labels' values in the order of the labels' names."""
     text = b"".join([part async for part in families.write(agent.observation._scrape)]).decode()
     found: dict[str, Series] = {}
     for family in text_string_to_metric_families(text):
@@ -136,7 +136,7 @@ def test_names_follow_the_conventions() -> None:
     for name, metric in SAID_OF_EVERY_AGENT.items():
         assert re.fullmatch(r"(kroute|kubeproxy|process)_[a-z_]+", name)
         assert metric.help.endswith(".")
-        if name.startswith("kroute_"):  # kube-proxy has a gauge of its own that ends like a counter
+        if name.startswith("kroute_"):  # a kube-proxy gauge has a name that ends like a counter's
             assert (metric.kind == "counter") == name.endswith("_total")
         if metric.kind == "histogram":
             assert name.endswith("_seconds")
@@ -152,7 +152,7 @@ def test_the_page_of_the_documentation_is_the_table() -> None:
 
 
 def used_in(expression: str) -> set[str]:
-    """The metrics that a PromQL expression names; text in quotes and the labels after by/without/on are none."""
+    """Return the metrics in a PromQL expression, without quoted text and the labels after by/without/on."""
     without_text = re.sub(r'"[^"]*"|\$\w+', "", expression)
     without_labels = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", without_text)
     without_labels = re.sub(r"\{[^}]*\}", "", without_labels)
@@ -178,7 +178,7 @@ def test_every_panel_names_metrics_that_exist() -> None:
 
 
 def exist(names: set[str]) -> bool:
-    """Whether there is something named, and all of it exists."""
+    """Whether there are names, and all of them exist."""
     known = {"up"}
     for name, metric in SAID_OF_EVERY_AGENT.items():
         known |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if metric.kind == "histogram" else {name}

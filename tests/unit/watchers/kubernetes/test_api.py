@@ -1,4 +1,4 @@
-"""Requests to the API: where the server is, who asks, and what went wrong."""
+"""Requests to the API: the server's address, the credentials, and the errors."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def settings(**values: object) -> Settings:
 
 
 async def asked_by(server: ApiServer, api: Api) -> str | None:
-    """The credentials with which a request arrives."""
+    """Return the credentials with which a request arrives."""
     await api.get(NODES)
     return server.requests[-1].headers.get("Authorization")
 
@@ -103,7 +103,7 @@ class TestCredentials:
 
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
+    """Write a self-signed certificate for 127.0.0.1 and its key; return both paths."""
     certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
     what = (
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -addext subjectAltName=IP:127.0.0.1"

@@ -1,4 +1,4 @@
-"""The API server's addresses and the ranges of ClusterIPs are found out, and followed."""
+"""The API server's addresses and the ranges of ClusterIPs are found, and followed when they change."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ class Connection:
 
 
 class FakeApi:
-    """An API server whose answer is given."""
+    """An API server that gives one fixed answer."""
 
     def __init__(self, answer: bytes | ApiError) -> None:
         self.server = "https://192.0.2.1:6443"

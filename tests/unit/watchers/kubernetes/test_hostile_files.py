@@ -1,4 +1,4 @@
-"""Whatever a token file or a kubeconfig file holds, kroute says what is wrong with it and tries again."""
+"""Whatever a token file or a kubeconfig file contains, kroute says what is wrong with it and tries again."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever bytes an object consists of, it costs that object only: its neighbours in lists and watches are read."""
+"""Bytes of any kind in one object affect that object only: its neighbours in lists and watches are read."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ def event(kind: str, item: bytes) -> bytes:
 
 
 async def followed(*answers: Any) -> tuple[Follower, Pauses, Reflector]:
-    """What a follower has when a reflector has met all of these."""
+    """Return what a follower has after a reflector has received all of these answers."""
     follower, pauses, requests = Follower(), Pauses(), Scripted(*answers)
     follows = Reflector(requests, SERVICES, follower, quick(pauses))
     async with running(follows.run()):
@@ -134,7 +134,7 @@ async def test_what_is_not_read_cannot_be_wrong(good: bytes) -> None:
 
 @pytest.mark.parametrize("bad", [pytest.param(it, id=name) for name, it in NAMED.items()])
 async def test_what_was_served_of_an_object_stays_when_it_turns_bad(bad: bytes) -> None:
-    """Its name can be read, so a new list that contains it does not mean that it is gone."""
+    """Its name can be read, so a new list that contains it does not count as its deletion."""
     before = listed(victim("a"), victim("bad"))
     follower, pauses, _ = await followed(
         REFUSED, before, [event("MODIFIED", bad)], ApiError(410, "Expired", ""), listed(victim("a"), bad)
@@ -188,7 +188,7 @@ def test_lines_are_put_together_from_pieces_of_any_size(piece: int) -> None:
     assert (found, buffer.is_within_line) == ([b"one", b"", b"three"], True)
 
 
-# Answers as a whole
+# Whole answers
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_any_moment_may_stand_in_a_slice(moment: str) -> None:
     assert found is None or abs(found) < 1e12
 
 
-# The whole way, with a server that stores what the real one does
+# From end to end, with a server that stores what the real one does
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -1,4 +1,4 @@
-"""Who has answered lately as the API server."""
+"""The addresses from which the API server has answered lately."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A reflector lists, watches and passes on differences."""
+"""A reflector lists, watches and passes on the differences."""
 
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ async def test_an_expired_watch_leads_to_a_difference(
             follower.take()
             if how == "status":
                 server.faults.add("answer", status=410, where="watch")
-            # the watch ends first, so that it sees none of this
+            # the watch ends first, so it misses all of this
             server.end_watches()
             server.delete("Service", "a", "default")
             server.apply(service("b", type="NodePort"))
@@ -282,7 +282,7 @@ async def test_a_malformed_object_is_named_counted_and_skipped(
                 server.apply(service("d"))
                 await follower.until(lambda: "d" in follower.names)
                 assert reflector.malformed == 2
-    assert follower.names == {"a", "c", "d"}  # a as it was when it could be read
+    assert follower.names == {"a", "c", "d"}  # a is in its last readable state
     malformed = [entry for entry in logs if entry["event"] == "object.malformed"]
     assert [entry["object"] for entry in malformed] == ["default/bad", "default/a"]
     assert "$.spec.ports[0].port" in malformed[0]["problem"]

@@ -1,4 +1,4 @@
-"""A reflector survives what networks and servers do, without losing or inventing a change."""
+"""A reflector survives failures of networks and servers, without losing or inventing a change."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ def pauses() -> Pauses:
 
 
 def listed(server: ApiServer) -> int:
-    """How often everything was asked for."""
+    """Return how many lists were requested."""
     return sum("sendInitialEvents" in seen.query or "watch" not in seen.query for seen in server.requests)
 
 
@@ -194,7 +194,7 @@ async def test_a_storm_of_relists_changes_nothing(tmp_path: Path, follower: Foll
 
 
 class Scripted:
-    """Requests that are answered from a script; when it is used up, everything hangs."""
+    """Requests that are answered from a script; after its end every request hangs."""
 
     def __init__(self, *answers: bytes | list[bytes] | ApiError) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""Whatever fails and whatever changes: the follower ends with the server's objects and never loses one in between."""
+"""After any failures and changes the follower has the server's objects, and never lost one in between."""
 
 import asyncio
 import tempfile
@@ -42,12 +42,12 @@ incidents = st.one_of(
 
 
 class Witness(Follower):
-    """A follower that notices an object's loss when it happens."""
+    """A follower that notices at once when an object is lost."""
 
     def __call__(self, changes: Sequence[Change]) -> None:
         for change in changes:
             assert not (isinstance(change, Deleted) and change.key.name in LASTING), change
-        super().__call__(changes)  # a deletion of what was never there fails here
+        super().__call__(changes)  # fails on the deletion of an object that never existed
 
 
 async def carry_out(server: ApiServer, step: tuple[str, object]) -> None:

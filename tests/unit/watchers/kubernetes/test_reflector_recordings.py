@@ -1,4 +1,4 @@
-"""A reflector copes with everything that a real API server was recorded to answer."""
+"""A reflector handles every recorded answer of a real API server."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ RECORDED = {
     *("alias", "annotated", "dual", "external-ip", "lb-local", "nodeport", "other-proxy", "plain", "sctp", "sticky"),
     "zoned",
 }
-"""The Services of the recorded namespace that concern a proxy; whether this one, planning decides."""
+"""The Services of the recorded namespace that some proxy must serve; planning decides whether kroute does."""
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 
 
@@ -27,7 +27,7 @@ def kind_of(recording: Recording) -> WatchedKind:
 
 
 def answer(name: str) -> Any:
-    """What `Api` makes of the recorded answer."""
+    """Return the recorded answer as `Api` returns it, or its error."""
     recording = Recording.load(name)
     if recording.is_stream:
         return [line.rstrip(b"\n") for line in recording.lines]
@@ -37,7 +37,7 @@ def answer(name: str) -> Any:
 
 
 async def follow(name: str, *answers: Any) -> tuple[Follower, Pauses]:
-    """What a follower has when the reflector has met all of these."""
+    """Return what a follower has after the reflector has received all of these answers."""
     follower, pauses = Follower(), Pauses()
     requests = Scripted(*answers)
     async with running(Reflector(requests, kind_of(Recording.load(name)), follower, quick(pauses)).run()):

@@ -1,4 +1,4 @@
-"""Whatever a file in the directory is, it costs the objects of that file, and for the others nothing."""
+"""A bad file in the directory, of any kind, affects only its own objects."""
 
 import os
 from pathlib import Path

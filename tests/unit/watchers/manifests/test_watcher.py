@@ -1,4 +1,4 @@
-"""A directory of manifests is followed like a cluster."""
+"""A directory of manifests is watched like a cluster."""
 
 import asyncio
 import json
@@ -170,7 +170,7 @@ async def test_a_file_that_is_moved_or_replaced_loses_nothing_on_the_way(tmp_pat
             (tmp_path / "a.json").rename(tmp_path / "a.json~")  # as vim saves
             write(tmp_path, "a.json", service("a", type="NodePort"))
             (tmp_path / "new").write_text((tmp_path / "a.json~").read_text())
-            (tmp_path / "new").rename(tmp_path / "a.json")  # as careful programs save
+            (tmp_path / "new").rename(tmp_path / "a.json")  # as programs save that replace a file atomically
             await follower.until(lambda: follower.items[Service, key("a")].spec.type == "ClusterIP")
     assert "deleted" not in " ".join(follower.take())
     assert events(logs, "manifest.duplicate") == []
