@@ -1,8 +1,9 @@
-"""kroute is killed at each point between a write of the ledger and what it announces, not at random ones.
+"""kroute is killed at every point between a write of the ledger and the kernel write that it announces.
 
-The run counts its own steps: before and after each write of lines and of the head that counts them, and before each
-message to the kernel that follows. It is killed at one, started again, and must come to what a run without a kill comes
-to, with others' objects untouched; after cleanup the kernel is as it was before. It forks, so it needs no event loop.
+The run counts its own steps: before and after each write of lines, and of the head that counts the lines, and before
+the next message to the kernel. The test kills a run at each step and starts kroute again. The result must be that of a
+run without a kill, with foreign objects untouched. After cleanup the kernel is as it was before. Each run is a forked
+child, so these tests use no event loop.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from tests.unit.fake_node import node_plan, plan, server
 
 NEVER = 1 << 30
 FOREIGN = ("192.168.9.200:80", "10.96.0.77:80")
-"""Virtual servers of somebody else."""
+"""Virtual servers of another program."""
 
 FIRST: list[Plan] = [
     node_plan(0, "10.128.0.0/16", ipv4=NODE_IP, ipv6=NODE_IP6),
@@ -64,7 +65,7 @@ SERVED = {"10.96.0.1", "fd96::1", "10.96.0.3"}
 
 
 class Steps:
-    """Counts what a run does, and ends it at one step."""
+    """Counts a run's steps, and kills it at one of them."""
 
     def __init__(self, last: int) -> None:
         self.taken: list[str] = []
@@ -102,7 +103,7 @@ class Steps:
 
 
 async def serve(state_dir: Path, *rounds: list[Plan]) -> None:
-    """Run the controllers through these plans, and end as they would at SIGTERM."""
+    """Run the controllers through these plans, and stop as at SIGTERM."""
     broadcaster = Broadcaster()
     settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0, drain_timeout=0.0)
     async with (
@@ -126,7 +127,7 @@ async def _is_served(ipvs: Ipvs) -> bool:
 
 
 async def _rests(controllers: NodeControllers) -> bool:
-    """Whether nothing was written for a while."""
+    """Whether nothing was written for 0.5 s."""
     before = {name: it.writes for name, it in controllers.statistics().items()}
     await asyncio.sleep(0.5)
     return before == {name: it.writes for name, it in controllers.statistics().items()}
@@ -142,7 +143,7 @@ async def clean_up(state_dir: Path) -> None:
 def in_child(
     work: Callable[[], Coroutine[None, None, None]], steps: Steps | None = None, out: Path | None = None
 ) -> int:
-    """Run it in a child process; returns how that ended."""
+    """Run `work` in a child process; return how the child ended."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -162,7 +163,7 @@ def in_child(
 
 
 def state() -> dict[str, list[str]]:
-    """All that kroute may change, without the numbers that the kernel picks anew for each set and link."""
+    """Return everything that kroute may change, without the numbers that the kernel chooses for each set and link."""
     values = {row.name: Path("/proc/sys", row.name.replace(".", "/")) for row in SYSCTLS}
     found = {
         command: sorted(re.sub(r" initval \S+|^\d+: |link/ether \S+", "", line) for line in lines)
@@ -172,7 +173,7 @@ def state() -> dict[str, list[str]]:
 
 
 def differences(found: dict[str, list[str]], expected: dict[str, list[str]]) -> dict[str, set[str]]:
-    """The lines that only one of both has."""
+    """Return the lines that only one of the two has."""
     return {name: set(found[name]) ^ set(lines) for name, lines in expected.items() if found[name] != lines}
 
 
@@ -189,7 +190,7 @@ def prepare_namespace() -> None:
 
 def test_a_kill_at_each_point_around_a_write_of_the_ledger_is_a_restart(namespace: None, tmp_path: Path) -> None:
     prepare_namespace()
-    assert in_child(lambda: serve(tmp_path / "warm", FIRST, [*SECOND, GONE])) == 0  # tables, which stay when empty
+    assert in_child(lambda: serve(tmp_path / "warm", FIRST, [*SECOND, GONE])) == 0  # creates tables, which remain
     assert in_child(lambda: clean_up(tmp_path / "warm")) == 0
     pristine = state()
 
@@ -205,7 +206,7 @@ def test_a_kill_at_each_point_around_a_write_of_the_ledger_is_a_restart(namespac
     for number, name in enumerate(points):
         where, directory = f"killed at step {number}, {name}", tmp_path / str(number)
         ended = in_child(lambda: serve(directory, FIRST, [*SECOND, GONE]), Steps(number))  # noqa: B023
-        assert ended in {-signal.SIGKILL, 0}, where  # the sends after a write are not the same in each run
+        assert ended in {-signal.SIGKILL, 0}, where  # the sends after a write differ from run to run
         assert in_child(lambda: serve(directory, SECOND)) == 0, where  # noqa: B023
         assert differences(state(), expected) == {}, where
         assert Ledger.open(directory).virtual_servers - ledger.virtual_servers <= {GONE_KEY}, where  # named at worst

@@ -1,4 +1,4 @@
-"""An agent that may open no more files goes on serving, says so, and takes up what was missed when it may again."""
+"""An agent that can open no more files still serves and reports it, and catches up when it can open files again."""
 
 import resource
 
@@ -7,7 +7,7 @@ from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
 
 FEWEST = 8
-"""More files than that are open in every agent, so no other one can be opened."""
+"""Every agent has more open files than this, so it can open no other."""
 
 
 async def test_an_agent_without_file_descriptors_serves_on_and_recovers(world: World, deployment: Deployment) -> None:
@@ -19,7 +19,7 @@ async def test_an_agent_without_file_descriptors_serves_on_and_recovers(world: W
     resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (FEWEST, hard))
 
     deployment.apply(service("new", "10.254.4.2", "fd00:10:254::4:2"), *endpoint_slices("new", world.web))
-    node1.run("ip", "address", "add", "192.168.77.7/32", "dev", "lo")  # the node's addresses are looked at anew
+    node1.run("ip", "address", "add", "192.168.77.7/32", "dev", "lo")  # makes the agent read the node's addresses again
 
     def complains() -> None:
         assert "resources.exhausted" in agent.log.read_text()
@@ -38,5 +38,5 @@ async def test_an_agent_without_file_descriptors_serves_on_and_recovers(world: W
     node1.run("ip", "address", "del", "192.168.77.7/32", "dev", "lo")
     text = agent.log.read_text()
     assert "Traceback" not in text
-    assert text.count("resources.exhausted") <= 6  # each part says it once, however often it tries
+    assert text.count("resources.exhausted") <= 6  # each part logs it once, however often it tries
     assert agent.running

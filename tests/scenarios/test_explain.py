@@ -74,7 +74,7 @@ def objects(world: World) -> list[dict[str, Any]]:
 
 
 async def observed(case: Case, family: Family) -> tuple[str, bool | None]:
-    """Make the call and return what happens; a client cannot tell a filtered port from one where nothing listens."""
+    """Make the call and return its fate. To the client, a port of the host without a listener looks refused, too."""
     ask = case.caller.udp if case.udp else case.caller.http
     try:
         answer = await ask(case.address, case.port, timeout=ANSWERS_WITHIN)

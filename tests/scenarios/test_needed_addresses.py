@@ -131,7 +131,7 @@ def all_are_told_of(api: ApiServer, items: list[Object], nodes: list[Node]) -> N
 
 
 def is_elsewhere(item: Object, node: Node) -> bool:
-    """Whether the address is the first or last one of another node's pod network."""
+    """Whether it is the broadcast address of another node's pod network."""
     [address] = named([item])
     return address.endswith(".255") and address != SUBNET[1] and address not in bridge_ends(node)
 
@@ -141,7 +141,7 @@ def bridge_ends(node: Node) -> set[str]:
 
 
 def named(items: list[Object]) -> set[str]:
-    """The external addresses that these Services name."""
+    """Return the external addresses that these Services name."""
     balanced = [it["ip"] for item in items for it in item.get("status", {}).get("loadBalancer", {}).get("ingress", ())]
     return {*balanced, *(it for item in items for it in item["spec"].get("externalIPs", ()))}
 

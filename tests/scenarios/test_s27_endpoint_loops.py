@@ -1,4 +1,4 @@
-"""S27: endpoints that are VIPs or node ports. No packet goes in circles, and others are served."""
+"""S27: endpoints that are VIPs or node ports. No packet circulates, and other Services are served."""
 
 import asyncio
 
@@ -14,11 +14,11 @@ RING_PORT, HOST_PORT = 30091, 10250
 TTL = 64
 CALLS = 3
 SYNS = 4
-"""So often a client may begin a call at most while it waits; each may pass the ring once, as may what is answered."""
+"""How often a client sends its SYN at most; each may pass the ring once, and so may the answer."""
 
 
 def slices(name: str, port: int, *addresses: tuple[str, str]) -> list[Object]:
-    """Slices whose endpoints are these addresses, each of both families."""
+    """Return slices with these endpoints, each in both families."""
     return [
         {
             "apiVersion": "discovery.k8s.io/v1",
@@ -53,13 +53,13 @@ def attack(nodes: tuple[Node, ...]) -> list[Object]:
 
 
 def packets(nodes: tuple[Node, ...]) -> int:
-    """The packets that the nodes have received so far, from the wire and from themselves."""
+    """Return how many packets the nodes have received so far, over the wire and from themselves."""
     lines = (line.split() for node in nodes for line in node.run("cat", "/proc/net/dev").splitlines())
     return sum(int(words[2]) for words in lines if words[0] in {"eth0:", "lo:"})
 
 
 async def outcome(host: Host, address: str, port: int) -> str:
-    """Who has answered a call; empty if nobody has."""
+    """Return who answers a call; "" if nobody does."""
     try:
         return (await host.http(address, port, timeout=2.5)).host
     except OSError:

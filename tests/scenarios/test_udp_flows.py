@@ -97,7 +97,7 @@ async def lead_to(node: Node, asked: Iterable[End], *expected: End) -> None:
 
 
 def flow_of(node: Node, client: UdpClient) -> Flow:
-    """The one conntrack entry of a client's socket."""
+    """Return the one conntrack entry of a client's socket."""
     flows = [it for it in conntrack(node.namespace) if it.asked == client.asked and it.client.port == client.port]
     assert len(flows) == 1, f"{client}: {flows}"
     return flows[0]

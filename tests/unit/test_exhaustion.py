@@ -1,4 +1,4 @@
-"""Whatever the agent opens may fail for want of something: each place is tried with each error, and comes back."""
+"""Whatever the agent opens may fail for lack of a resource: each place is tried with each error, and recovers."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failing(times: int, number: int, real: Callable[..., object]) -> Callable[..., object]:
-    """`real`, after it has failed some times."""
+    """Return `real` so that its first calls fail."""
     left = [OSError(number, os.strerror(number)) for _ in range(times)]
 
     def call(*arguments: object, **named: object) -> object:
@@ -60,7 +60,7 @@ class Source:
 
 
 class Monitor:
-    """A monitor that never has anything."""
+    """A monitor without events."""
 
     async def __aenter__(self) -> "Monitor":
         return self
@@ -108,7 +108,7 @@ async def test_manifests_are_followed_in_the_end(number: int, tmp_path: Path, mo
     (tmp_path / "a.yaml").write_text("{apiVersion: v1, kind: Service, metadata: {name: a, namespace: b}, spec: {}}")
     changes = manifest_watcher.DirectoryChanges
     monkeypatch.setattr(manifest_watcher, "DirectoryChanges", failing(2, number, changes))
-    if number != errno.EIO:  # of a file it is the file's: its disk is broken, or it is none (/proc/self/mem)
+    if number != errno.EIO:  # EIO is the file's own fault: a broken disk, or no regular file (/proc/self/mem)
         monkeypatch.setattr(manifest_file, "_read", failing(1, number, manifest_file._read))
     taken: asyncio.Queue[object] = asyncio.Queue()
     running = asyncio.create_task(manifest_watcher.ManifestWatcher(tmp_path, taken.put_nowait).run())

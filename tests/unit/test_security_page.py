@@ -1,4 +1,4 @@
-"""docs/security.md says what holds: valid examples, the limits of the code, the rights that are granted."""
+"""docs/security.md is true: its examples are valid, and its limits and rights are those of the code."""
 
 import importlib
 import re
@@ -75,7 +75,7 @@ def test_a_limit_is_that_of_the_code(what: str, number: str, unit: str, name: st
 
 
 def test_an_attempt_has_a_test() -> None:
-    """The files are there (test_documentation.py); here: each row names one."""
+    """Each row names a test file; test_documentation.py checks that the files exist."""
     rows = re.findall(r"^\| (?!attempt|mistake|---)(.*) \|$", section("What each of them can try"), re.MULTILINE)
     assert len(rows) > 25
     for row in rows:

@@ -1,4 +1,4 @@
-"""Objects that the API server could store and that mean harm: odd values, many of each, addresses that are taken."""
+"""Hostile objects that the API server could store: odd values, many of each, and addresses that others have."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ from kroute.model.objects import (
 from kroute.planning.annotations import ANNOTATION_NAMES
 
 ATTACKERS = "tenant"
-"""The namespace of all that is hostile."""
+"""The namespace of every hostile object."""
 
 NAMES = ("a", "b", "c")
 
@@ -48,7 +48,7 @@ CLASHING = (
     *("fd00:96::20", "fd00:123::238", "::ffff:10.96.0.20", "127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0"),
     *("255.255.255.255", "fe80::1", "::", "010.96.0.20", "10.96.0.20 ", "1.2.3", "10.96.0.256"),
 )
-"""Addresses of victims, of nodes, of pods; some that nobody may have; some that are none."""
+"""Addresses of victims, nodes and pods, addresses that no Service may have, and text that is no address."""
 
 texts = st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=8))
 numbers = st.one_of(st.sampled_from(ODD_NUMBERS), st.integers(-(2**31), 2**31 - 1))
@@ -58,7 +58,7 @@ addresses = st.one_of(
 
 
 def several(values: st.SearchStrategy[Any], most: int = 5) -> st.SearchStrategy[tuple[Any, ...] | None]:
-    """None, a few, or the same ones over and over again."""
+    """Return None, a few values, or one sequence of values repeated many times."""
     few = st.lists(values, max_size=most).map(tuple)
     return st.one_of(st.none(), few, st.builds(lambda them, times: them * times, few, st.sampled_from((2, 40, 400))))
 
@@ -162,6 +162,6 @@ nodes = st.builds(
     ),
     several(st.builds(NodeCondition, texts, texts)),
 )
-"""Other nodes than this one, whose kubelets lie."""
+"""Other nodes than this one, with false statuses from their kubelets."""
 
 objects: st.SearchStrategy[KubernetesObject] = st.one_of(services(), slices, nodes)

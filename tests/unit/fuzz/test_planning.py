@@ -1,4 +1,4 @@
-"""Whatever an object's fields hold: planning raises nothing, victims keep their plans, sizes and pieces are bounded."""
+"""Whatever objects contain, planning raises nothing, victims keep their plans, and plans and pieces are bounded."""
 
 from unittest.mock import patch
 
@@ -32,7 +32,7 @@ VICTIMS: list[KubernetesObject] = [
 NAMES = ("victim", "balanced")
 MOST_SERVERS, MOST_BACKENDS, WORK = 50, 500, 200
 LONGEST_PIECE = 3 * (MOST_SERVERS + MOST_BACKENDS) + WORK
-"""Units: what is allowed, and one step of one Service; a step may be one port of one slice."""
+"""Units of work: the allowed ones, and one step of one Service; a step may be one port of one slice."""
 
 
 def catalog_with_victims() -> Catalog:
@@ -95,7 +95,7 @@ def test_no_piece_of_planning_is_long(items: list[KubernetesObject]) -> None:
 
 
 class CountedMeter(Meter):
-    """Remembers what the newest commit has spent."""
+    """Makes the meter of the newest commit available."""
 
     newest: "CountedMeter"
 

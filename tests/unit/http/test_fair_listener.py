@@ -1,4 +1,4 @@
-"""Who asks thousands of times a second gets its share, and others theirs."""
+"""A client that asks thousands of times a second gets its share, and so do the others."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ ATTACKER, VICTIM = "127.0.0.2", "127.0.0.3"
 
 
 async def ask(port: int, source: str) -> bytes:
-    """What is answered; nothing when the connection was closed."""
+    """Return the answer; nothing when the connection was closed."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What one Service may ask for, and in which pieces it is planned. Work is counted, not measured."""
+"""How much one Service may ask for, and in which pieces it is planned. The tests count work, and do not time it."""
 
 from collections import Counter
 from typing import Any
@@ -191,7 +191,7 @@ class TestSteps:
 
 
 class Created(str):  # noqa: SLOT000
-    """A creation time that counts how often it is compared."""
+    """A creation time that counts its comparisons."""
 
     compared = 0
 

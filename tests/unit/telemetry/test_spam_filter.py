@@ -1,4 +1,4 @@
-"""How much is said about one object and in all, as client-go bounds it."""
+"""How many messages are sent about one object and in all, limited as in client-go."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ class Clock:
 
 
 def judged(spam_filter: SpamFilter, count: int, about: object = KEY) -> Counter[Verdict]:
-    """Verdicts on messages no two of which are alike."""
+    """Return the verdicts on messages that all differ."""
     return Counter(spam_filter.judge(about, f"Reason{number}") for number in range(count))
 
 

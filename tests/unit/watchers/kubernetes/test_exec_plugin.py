@@ -1,4 +1,4 @@
-"""A plugin for credentials that never ends, or says too much, costs its own time and nothing else."""
+"""A credential plugin that never ends, or prints too much, is killed and delays nothing else."""
 
 import asyncio
 import stat
@@ -21,7 +21,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def headers(tmp_path: Path, script: str) -> dict[str, str]:
-    """What a kubeconfig with this plugin authenticates with."""
+    """Return the headers with which a kubeconfig with this plugin authenticates."""
     plugin, kubeconfig = tmp_path / "plugin", tmp_path / "kubeconfig"
     plugin.write_text(f"#!/bin/sh\n{script}\n")
     plugin.chmod(stat.S_IRWXU)
