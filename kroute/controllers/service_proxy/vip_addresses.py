@@ -4,7 +4,7 @@ An address is bound last, when a Service that wants it is ready (the caller says
 address that somebody else has unbound is bound again in the same order as a new one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -67,13 +67,7 @@ class VipAddresses:
                 for failure in failures
                 if failure.errno not in {EADDRNOTAVAIL, ENODEV}
             }
-            done = [address for address in batch if address not in refusals]
-            log_changes(log, done, lambda _: "vip.unbound", self._fields)
-            for address in done:
-                self.desired.note_applied(address, None)
-            self._status.wrote(len(done))
-            self._status.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
-            gone += done
+            gone += self._settle(batch, refusals, "vip.unbound")
         return gone
 
     async def bind(self, is_ready: Callable[[ObjectKey], bool], is_held: IsHeld, has_route: HasRoute) -> None:
@@ -102,12 +96,17 @@ class VipAddresses:
     async def _bind(self, batch: Sequence[BindAddress]) -> None:
         failures = await self._addresses.write(self._interface.name, batch)
         refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
-        done = [change.address for change in batch if change.address not in refusals]
-        log_changes(log, done, lambda _: "vip.bound", self._fields)
+        self._settle([change.address for change in batch], refusals, "vip.bound")
+
+    def _settle(self, written: Sequence[str], refusals: Mapping[str, str], event: str) -> list[str]:
+        """Log, note and count a write. Returns the addresses that are now as desired."""
+        done = [address for address in written if address not in refusals]
+        log_changes(log, done, lambda _: event, self._fields)
         for address in done:
             self.desired.note_applied(address, self.desired.desired(address))
         self._status.wrote(len(done))
-        self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
+        self._status.refused(refusals, (it for address in refusals for it in self.desired.responsible(address)))
+        return done
 
     def _fields(self, address: str) -> dict[str, object]:
         return {"service": " ".join(names_of(self.desired.responsible(address))), "vip": address}
