@@ -108,8 +108,19 @@ def _at_addresses(
 def _at_node_ports(
     service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: Problems
 ) -> Iterator[Frontend]:
-    for key, port in _node_ports(service, node, ports, problems):
-        yield Frontend(key, port_key(port.name, port.protocol), Kind.NODE_PORT, is_bound=False)
+    """Each node port on each address of the families that the Service has."""
+    if not has_node_ports(service):
+        return
+    families = {":" in ip for ip in cluster_ips(service)}
+    addresses = [address for address in node.node_port_addresses if (":" in address) in families]
+    for port in ports:
+        if not 0 <= port.node_port <= 65535:
+            subject = f"nodePort {port.node_port}"
+            problems.append(Problem("InvalidPort", subject, f"{subject} is not served. Allowed: 1 to 65535."))
+        elif port.node_port:
+            for address in addresses:
+                key = VirtualServerKey(Protocol[port.protocol], address, port.node_port)
+                yield Frontend(key, port_key(port.name, port.protocol), Kind.NODE_PORT, is_bound=False)
 
 
 def _are_left_out(service: Service, limit: int) -> bool:
@@ -207,20 +218,3 @@ def _protected(kind: Kind, address: str, port: int) -> Problem:
         f"{subject} is not served: the address is this node's own, and --protected-ports keeps that port for the node."
     )
     return Problem("ProtectedPort", subject, message)
-
-
-def _node_ports(
-    service: Service, node: NodeFacts, ports: Iterable[ServicePort], problems: Problems
-) -> Iterator[tuple[VirtualServerKey, ServicePort]]:
-    """Each node port on each address of the families that the Service has."""
-    if not has_node_ports(service):
-        return
-    families = {":" in ip for ip in cluster_ips(service)}
-    addresses = [address for address in node.node_port_addresses if (":" in address) in families]
-    for port in ports:
-        if not 0 <= port.node_port <= 65535:
-            subject = f"nodePort {port.node_port}"
-            problems.append(Problem("InvalidPort", subject, f"{subject} is not served. Allowed: 1 to 65535."))
-        elif port.node_port:
-            for address in addresses:
-                yield VirtualServerKey(Protocol[port.protocol], address, port.node_port), port
