@@ -15,7 +15,7 @@ import structlog
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
-from kroute.telemetry.spam_filter import BURST, SECONDS_A_TOKEN, SpamFilter, Verdict
+from kroute.telemetry.spam_filter import BURST, SECONDS_A_TOKEN, Decision, SpamFilter
 
 log = structlog.get_logger()
 
@@ -123,11 +123,11 @@ class EventRecorder:
         if cause in said:
             return None
         match self._spam_filter.judge(key, problem.reason):
-            case Verdict.DROP:
+            case Decision.DROP:
                 return None
-            case Verdict.SILENCE:
+            case Decision.SILENCE:
                 return Problem("TooManyProblems", "problems", _SILENCED)
-            case Verdict.COMBINE:
+            case Decision.COMBINE:
                 problem = problem._replace(message=f"(combined from similar problems) {problem.message}")
         said[cause] = None
         if len(said) > MOST_SAID:

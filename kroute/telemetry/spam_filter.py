@@ -16,7 +16,7 @@ MOST_OBJECTS = 4096
 """Objects that are remembered. Beyond that, those that were quiet for longest have a full bucket again."""
 
 
-class Verdict(Enum):
+class Decision(Enum):
     """What to do with something that could be said."""
 
     SAY = auto()
@@ -74,7 +74,7 @@ class SpamFilter:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def judge(self, about: Hashable, reason: str) -> Verdict:
+    def judge(self, about: Hashable, reason: str) -> Decision:
         """What to do with a message about an object; `reason` is one of a few words."""
         now = self._clock()
         history = self._objects.setdefault(about, _History(now))
@@ -82,17 +82,17 @@ class SpamFilter:
         if len(self._objects) > MOST_OBJECTS:
             self._objects.popitem(last=False)
         if not self._all.fill(now):
-            return Verdict.DROP
+            return Decision.DROP
         if not history.bucket.fill(now):
             if history.is_silent:
-                return Verdict.DROP
+                return Decision.DROP
             history.is_silent = True
             self._all.take()
-            return Verdict.SILENCE
+            return Decision.SILENCE
         history.is_silent = False
         count = history.count(reason, now)
         if count > SIMILAR + 1:
-            return Verdict.DROP
+            return Decision.DROP
         history.bucket.take()
         self._all.take()
-        return Verdict.SAY if count <= SIMILAR else Verdict.COMBINE
+        return Decision.SAY if count <= SIMILAR else Decision.COMBINE

@@ -14,8 +14,8 @@ from kroute.telemetry.spam_filter import (
     SECONDS_A_TOKEN,
     SIMILAR,
     SIMILAR_WITHIN,
+    Decision,
     SpamFilter,
-    Verdict,
 )
 from tests.unit.telemetry.test_events import Api, written
 
@@ -30,37 +30,37 @@ class Clock:
         return self.now
 
 
-def judged(spam_filter: SpamFilter, count: int, about: object = KEY) -> Counter[Verdict]:
-    """Return the verdicts on messages that all differ."""
+def judged(spam_filter: SpamFilter, count: int, about: object = KEY) -> Counter[Decision]:
+    """Return the decisions on messages that all differ."""
     return Counter(spam_filter.judge(about, f"Reason{number}") for number in range(count))
 
 
 def test_so_many_are_said_about_one_object_then_one_that_it_is_silent() -> None:
     clock = Clock()
     spam_filter = SpamFilter(clock)
-    assert judged(spam_filter, 100) == {Verdict.SAY: BURST, Verdict.SILENCE: 1, Verdict.DROP: 100 - BURST - 1}
-    assert judged(spam_filter, 1, VICTIM) == {Verdict.SAY: 1}
+    assert judged(spam_filter, 100) == {Decision.SAY: BURST, Decision.SILENCE: 1, Decision.DROP: 100 - BURST - 1}
+    assert judged(spam_filter, 1, VICTIM) == {Decision.SAY: 1}
     clock.now += SECONDS_A_TOKEN
-    assert judged(spam_filter, 3) == {Verdict.SAY: 1, Verdict.SILENCE: 1, Verdict.DROP: 1}
+    assert judged(spam_filter, 3) == {Decision.SAY: 1, Decision.SILENCE: 1, Decision.DROP: 1}
 
 
 def test_similar_ones_become_one_for_a_time() -> None:
     clock = Clock()
     spam_filter = SpamFilter(clock)
-    verdicts = [spam_filter.judge(KEY, "InvalidExternalIP") for _ in range(20)]
-    assert verdicts == [Verdict.SAY] * SIMILAR + [Verdict.COMBINE] + [Verdict.DROP] * 9
-    assert spam_filter.judge(KEY, "InvalidPort") is Verdict.SAY
+    decisions = [spam_filter.judge(KEY, "InvalidExternalIP") for _ in range(20)]
+    assert decisions == [Decision.SAY] * SIMILAR + [Decision.COMBINE] + [Decision.DROP] * 9
+    assert spam_filter.judge(KEY, "InvalidPort") is Decision.SAY
     clock.now += SIMILAR_WITHIN
-    assert spam_filter.judge(KEY, "InvalidExternalIP") is Verdict.SAY
+    assert spam_filter.judge(KEY, "InvalidExternalIP") is Decision.SAY
 
 
 def test_in_all_there_is_a_bound_too_and_time_lifts_it() -> None:
     clock = Clock()
     spam_filter = SpamFilter(clock)
     found = Counter(spam_filter.judge(number, "InvalidPort") for number in range(3 * BURST_IN_ALL))
-    assert found == {Verdict.SAY: BURST_IN_ALL, Verdict.DROP: 2 * BURST_IN_ALL}
+    assert found == {Decision.SAY: BURST_IN_ALL, Decision.DROP: 2 * BURST_IN_ALL}
     clock.now += 1
-    assert judged(spam_filter, 1, VICTIM) == {Verdict.SAY: 1}
+    assert judged(spam_filter, 1, VICTIM) == {Decision.SAY: 1}
 
 
 def test_so_many_objects_are_remembered() -> None:
