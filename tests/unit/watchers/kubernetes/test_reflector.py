@@ -23,16 +23,6 @@ def lists(server: ApiServer) -> list[dict[str, str]]:
     return [seen.query for seen in server.requests if "watch" not in seen.query]
 
 
-@pytest.fixture
-def follower() -> Follower:
-    return Follower()
-
-
-@pytest.fixture
-def pauses() -> Pauses:
-    return Pauses()
-
-
 TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
 
 

@@ -18,16 +18,6 @@ from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflec
 PLAIN = Features(streaming_lists=False)
 
 
-@pytest.fixture
-def follower() -> Follower:
-    return Follower()
-
-
-@pytest.fixture
-def pauses() -> Pauses:
-    return Pauses()
-
-
 def listed(server: ApiServer) -> int:
     """Return how many lists were requested."""
     return sum("sendInitialEvents" in seen.query or "watch" not in seen.query for seen in server.requests)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kroute.model.objects import EndpointSlice, Node, Service
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
@@ -23,11 +21,6 @@ def endpoint_slice(name: str, **labels: str) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "default"}
     item = {"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": None}
     return labelled(item, **{"kubernetes.io/service-name": "web", **labels})
-
-
-@pytest.fixture
-def follower() -> Follower:
-    return Follower()
 
 
 async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: Follower) -> None:
