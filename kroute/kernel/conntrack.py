@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from kroute.kernel.conntrack_messages import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 
 __all__ = ["Conntrack", "DeleteFlow", "Endpoint", "Flow"]
 

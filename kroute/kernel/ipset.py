@@ -35,8 +35,9 @@ from kroute.kernel.ipset_messages import (
     set_message,
     set_name,
 )
-from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient, only
+from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 
 __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefinition"]
 

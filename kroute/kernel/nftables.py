@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.modules import is_present
-from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import NLM_F_DUMP, attributes, message, to_text
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 
 NFNL_SUBSYS_NFTABLES = 10
 MSG_GETCHAIN = 4

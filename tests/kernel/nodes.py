@@ -16,8 +16,8 @@ from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
-from kroute.kernel.netlink.client import NETLINK_NETFILTER, NetlinkSocket
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.ipset import FakeIpset

@@ -21,7 +21,7 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import Ipvs
-from kroute.kernel.netlink.client import NetlinkSocket
+from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Ledger

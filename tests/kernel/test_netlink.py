@@ -7,8 +7,8 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.netlink.chunks import CHUNK_MESSAGES
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.message import HEADER, NLM_F_DUMP, NLM_F_REQUEST, message
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import LINK_HEADER, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK
 from tests.kernel.nodes import RealNode
 

@@ -47,8 +47,9 @@ from kroute.kernel.ipvs.sync import (
 )
 from kroute.kernel.ipvs.table import parse_table
 from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
-from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient, only
+from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.generic import find_family
+from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 __all__ = [
     "DIRECT_ROUTING",

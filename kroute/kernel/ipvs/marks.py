@@ -14,9 +14,10 @@ from kroute.kernel.ipvs.messages import (
     SVC_FWMARK,
     encode_dump,
 )
-from kroute.kernel.netlink.client import NETLINK_GENERIC, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.generic import GENERIC_HEADER, find_family, generic_message
 from kroute.kernel.netlink.message import attributes, nested, to_u16, to_u32, u16, u32
+from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
 
 class DeleteMarkServer(NamedTuple):

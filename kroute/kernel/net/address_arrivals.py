@@ -8,8 +8,8 @@ notification finds the route.
 
 from typing import Self
 
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.message import attributes, iterate_messages, unpack_address
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
     GROUP_IPV6_ADDRESS,

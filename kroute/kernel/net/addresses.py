@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError
 from kroute.kernel.net.address_arrivals import AddressArrivals
 from kroute.kernel.net.routes import delete_kernel_route
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
     NLM_F_DUMP,
@@ -25,6 +25,7 @@ from kroute.kernel.netlink.message import (
     u32,
     unpack_address,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
     IFA_ADDRESS,

@@ -4,8 +4,9 @@ import errno
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient, only
+from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, attributes, message, nested, text, to_text, u8
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ADDR_GEN_MODE_NONE,
     IFF_NOARP,

@@ -12,8 +12,8 @@ from typing import NamedTuple, Self, TypeAlias
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.message import attributes, iterate_messages, to_text
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
     GROUP_IPV4_ADDRESS,
@@ -159,13 +159,7 @@ class Monitor:
 
     def _drain(self) -> None:
         """Drop the events that still wait: they are older than the state that the caller will read."""
-        while True:
-            try:
-                if self._netlink.receive_now() is None:
-                    break
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        self._netlink.drain()
         self._names = dict(socket.if_nameindex())
 
     def _parse(self, datagram: bytes, events: list[Event | Overrun]) -> None:

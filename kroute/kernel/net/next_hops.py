@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Self
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_DUMP,
@@ -20,6 +19,7 @@ from kroute.kernel.netlink.message import (
     message,
     unpack_address,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import (
     GROUP_IPV4_ROUTE,
     GROUP_IPV6_ROUTE,
@@ -97,16 +97,7 @@ class NextHops:
         except OSError as error:
             if error.errno != errno.ENOBUFS:  # some were dropped, which is news as well
                 raise KernelError(f"cannot follow the node's routes: {error.strerror}", errno=error.errno) from error
-        self._drain()
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                if self._events.receive_now() is None:
-                    return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        self._events.drain()
 
 
 def parse_next_hops(payload: bytes) -> list[str]:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import NLM_F_DUMP, attributes, message, to_u32, unpack_address
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ROUTE_HEADER,
     RTA_DST,

@@ -4,7 +4,7 @@ import socket
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     address_family,
     attribute,
@@ -14,6 +14,7 @@ from kroute.kernel.netlink.message import (
     to_u32,
     unpack_address,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import ROUTE_HEADER, RTA_DST, RTA_OIF, RTA_PREFSRC, RTM_GETROUTE, RTN_LOCAL
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkClient
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
     NLM_F_CREATE,
     NLM_F_DUMP,
@@ -29,6 +29,7 @@ from kroute.kernel.netlink.message import (
     u32,
     unpack_address,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ROUTE_HEADER,
     RT_SCOPE_HOST,

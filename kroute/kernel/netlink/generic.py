@@ -3,8 +3,9 @@
 import struct
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.client import NetlinkSocket, only
+from kroute.kernel.netlink.client import only
 from kroute.kernel.netlink.message import attributes, message, text, to_u16
+from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 
 GENL_ID_CTRL = 16
 CTRL_CMD_GETFAMILY = 3

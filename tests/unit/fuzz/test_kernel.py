@@ -33,7 +33,6 @@ from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import parse_route, set_route
 from kroute.kernel.netlink import generic
 from kroute.kernel.netlink import message as message_module
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.generic import GENERIC_HEADER
 from kroute.kernel.netlink.message import (
     HEADER,
@@ -50,6 +49,7 @@ from kroute.kernel.netlink.message import (
     u16,
     u32,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import (
     IFLA_IFNAME,
     IFLA_INFO_KIND,

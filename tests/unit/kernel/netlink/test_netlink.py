@@ -16,7 +16,6 @@ from kroute.kernel.netlink.chunks import (
     end_of_chunk,
     next_chunk,
 )
-from kroute.kernel.netlink.client import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.message import (
     HEADER,
     NLM_F_ACK,
@@ -34,6 +33,7 @@ from kroute.kernel.netlink.message import (
     u32,
     unpack_address,
 )
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import RTM_GETLINK
 
 
@@ -194,7 +194,7 @@ async def test_without_memory_for_long_it_fails_with_a_sentence(transact) -> Non
 
 
 async def test_a_kernel_that_never_has_room_is_no_end(transact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kroute.kernel.netlink.client.SEND_TIMEOUT", 0.05)
+    monkeypatch.setattr("kroute.kernel.netlink.netlink_socket.SEND_TIMEOUT", 0.05)
     kernel = KernelSocket(*[errno.EAGAIN] * 1_000_000)
     with pytest.raises(KernelError, match="cannot send 3 netlink messages"):
         await transact(kernel, 3)

@@ -1,0 +1,278 @@
+"""A netlink socket that sends many messages at once.
+
+The kernel handles all messages of one `send()` before that returns. Without NLM_F_ACK it answers only the messages that
+it refuses; each answer has its request's sequence number. So a chunk of messages costs two system calls: only its last
+message has NLM_F_ACK, and when the answer to that arrives, all refusals have arrived before it.
+
+A lock allows one request in flight at a time. A cancelled request leaves answers behind. Their sequence numbers are
+lower than those of the next request, which skips them.
+"""
+
+import asyncio
+import errno
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError, describe_errno
+from kroute.kernel.netlink.chunks import CHUNK_MESSAGES, end_of_chunk, next_chunk
+from kroute.kernel.netlink.message import (
+    HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    iterate_messages,
+    to_i32,
+)
+from kroute.kernel.netlink.socket_filter import Instruction, attach
+from kroute.kernel.netlink.statistics import NetlinkStatistics
+
+Parsed = TypeVar("Parsed")
+
+NETLINK_ROUTE = 0
+NETLINK_NETFILTER = 12
+NETLINK_GENERIC = 16
+
+SOL_NETLINK = 270
+NETLINK_ADD_MEMBERSHIP = 1
+NETLINK_CAP_ACK = 10
+NETLINK_GET_STRICT_CHK = 12
+SO_RCVBUFFORCE = 33
+
+SEND_TIMEOUT = 5.0
+"""Seconds for which a send may wait for room in the socket's buffer."""
+OUT_OF_MEMORY_WAITS = (0.01, 0.05, 0.25)
+"""Seconds between attempts to send when the kernel has no memory for a message (ENOBUFS)."""
+RECEIVE_SIZE = 64 * 1024
+"""Bytes for one datagram. The kernel's dumps come in buffers of at most 32 KiB."""
+DUMP_ATTEMPTS = 10
+FLAGS_OFFSET = 6
+SEQUENCE_OFFSET = 8
+
+
+class NetlinkSocket:
+    """One netlink socket in the network namespace of the calling thread, used from one event loop."""
+
+    def __init__(self, protocol: int, *, receive_buffer: int = 1 << 20) -> None:
+        self.statistics = NetlinkStatistics()
+        self._protocol = protocol
+        self._receive_buffer = receive_buffer
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+        self._busy = asyncio.Lock()
+        self._chunk_messages = CHUNK_MESSAGES
+        self._datagram = memoryview(bytearray(RECEIVE_SIZE))
+
+    async def open(self, groups: Sequence[int] = (), only: Sequence[Instruction] = ()) -> None:
+        """Make the socket and join the groups, behind a filter; KernelError when the kernel lacks the protocol."""
+        try:
+            netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
+        except OSError as error:
+            sentence = f"cannot open a netlink socket (protocol {self._protocol}): {error.strerror}"
+            raise KernelError(f"{sentence}; load the kernel module that speaks it", errno=error.errno) from error
+        netlink.setblocking(False)
+        _enlarge_receive_buffer(netlink, self._receive_buffer)
+        netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+        if self._protocol == NETLINK_ROUTE:
+            netlink.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+        attach(netlink, only)
+        netlink.bind((0, 0))
+        for group in groups:
+            netlink.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+        self._socket = netlink
+
+    async def close(self) -> None:
+        """Close the socket, if it is open."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def transact(self, messages: Sequence[bytes]) -> dict[int, int]:
+        """Send the messages in order; return the refused ones as {index: errno}.
+
+        Other tasks run between chunks. When this is cancelled, the changes of the chunks that were sent stay. Raises
+        KernelError when the kernel's answers are lost: the outcome is unknown then, and the caller must read the state
+        again.
+        """
+        refused: dict[int, int] = {}
+        start = 0
+        async with self._busy:
+            while start < len(messages):
+                if start:
+                    await asyncio.sleep(0)
+                end = end_of_chunk(messages, start, self._chunk_messages)
+                began = time.monotonic()
+                first = await self._send(messages[start:end], NLM_F_ACK)
+                for index, number in (await self._collect_errors(first, end - start)).items():
+                    refused[start + index] = number
+                self._count_transaction(end - start, began, time.monotonic())
+                start = end
+        return refused
+
+    async def request(self, message: bytes, parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
+        """Send one request and return its parsed answers. `parse` gets (message type, payload); None omits an answer.
+
+        A dump that the kernel reports as interrupted by a change (NLM_F_DUMP_INTR) is repeated. Raises KernelError: the
+        kernel's errno when it refuses, EBADMSG when an answer cannot be parsed, EINTR after DUMP_ATTEMPTS dumps.
+        """
+        is_dump = HEADER.unpack_from(message)[2] & NLM_F_DUMP == NLM_F_DUMP
+        async with self._busy:
+            for _ in range(DUMP_ATTEMPTS):
+                first = await self._send([message], 0 if is_dump else NLM_F_ACK)
+                answers = await self._collect_answers(first, parse)
+                if answers is not None:
+                    return answers
+        raise KernelError("the kernel's state changes faster than it can be read; trying later", errno=errno.EINTR)
+
+    async def receive(self) -> bytes:
+        """Wait for the next datagram. Raises OSError ENOBUFS when the kernel dropped some."""
+        while (datagram := self.receive_now()) is None:
+            loop = asyncio.get_running_loop()
+            await _ready(self._opened(), loop.add_reader, loop.remove_reader)
+        return datagram
+
+    def receive_now(self) -> bytes | None:
+        """The next datagram; None if none waits."""
+        try:
+            size = self._opened().recv_into(self._datagram)
+        except BlockingIOError:
+            return None
+        return self._datagram[:size].tobytes()
+
+    def drain(self) -> None:
+        """Drop the datagrams that wait, and what the kernel dropped; for a caller that reads the state again."""
+        while True:
+            try:
+                if self.receive_now() is None:
+                    return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+
+    def _count_transaction(self, messages: int, began: float, ended: float) -> None:
+        statistics = self.statistics
+        statistics.transactions += 1
+        statistics.seconds += ended - began
+        statistics.first = statistics.first or began
+        statistics.last = ended
+        self._chunk_messages = next_chunk(self._chunk_messages, messages, ended - began)
+
+    def _opened(self) -> socket.socket:
+        if self._socket is None:
+            raise KernelError("the netlink socket is not open; open() comes first", errno=errno.EBADF)
+        return self._socket
+
+    async def _send(self, messages: Sequence[bytes], last_flags: int) -> int:
+        """Number the messages, send them at once, and return the first one's sequence number."""
+        first = self._sequence + 1
+        self._sequence += len(messages)
+        buffer = bytearray().join(messages)
+        offset = last = 0
+        for sequence, piece in enumerate(messages, first):
+            last = offset
+            position = offset + SEQUENCE_OFFSET
+            buffer[position : position + 4] = (sequence & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+            offset += len(piece)
+        buffer[last + FLAGS_OFFSET] |= last_flags
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await self._send_bytes(buffer)
+        except OSError as error:  # TimeoutError is one
+            reason = error.strerror or "it takes no more"
+            sentence = f"cannot send {len(messages)} netlink messages: {reason}; trying later"
+            raise KernelError(sentence, errno=error.errno or errno.EAGAIN) from error
+        self.statistics.messages += len(messages)
+        self.statistics.bytes += len(buffer)
+        self.statistics.sends += 1
+        return first
+
+    async def _send_bytes(self, buffer: bytearray) -> None:
+        """Send all messages in one datagram, once there is room and memory. The kernel takes all of it or nothing."""
+        waits = iter(OUT_OF_MEMORY_WAITS)
+        is_sent = False
+        while not is_sent:
+            try:
+                self._opened().send(buffer)
+                is_sent = True
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                await _ready(self._opened(), loop.add_writer, loop.remove_writer)
+            except OSError as error:
+                wait = next(waits, None)
+                if error.errno != errno.ENOBUFS or wait is None:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
+        errors: dict[int, int] = {}
+        while True:
+            for kind, _flags, sequence, payload in iterate_messages(await self._receive_answer()):
+                index = sequence - first & 0xFFFFFFFF
+                if kind != NLMSG_ERROR or index >= count:
+                    continue
+                if number := _error_number(payload):
+                    errors[index] = number
+                if index == count - 1:
+                    return errors
+
+    async def _collect_answers(
+        self, sequence: int, parse: Callable[[int, bytes], Parsed | None]
+    ) -> list[Parsed] | None:
+        """All answers; None if a change interrupted the dump."""
+        answers: list[Parsed] = []
+        interrupted = False
+        while True:
+            for kind, flags, answered, payload in iterate_messages(await self._receive_answer()):
+                if answered != sequence & 0xFFFFFFFF:
+                    continue
+                interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
+                if kind in {NLMSG_DONE, NLMSG_ERROR}:
+                    number = _error_number(payload)
+                    if number > 0:
+                        raise KernelError(f"the kernel refused a request: {describe_errno(number)}", errno=number)
+                    return None if interrupted else answers
+                try:
+                    answer = parse(kind, payload)
+                except UNINTELLIGIBLE as error:
+                    sentence = f"an answer of the kernel (type {kind}) cannot be understood; reading the state again"
+                    raise KernelError(sentence, errno=errno.EBADMSG) from error
+                if answer is not None:
+                    answers.append(answer)
+            await asyncio.sleep(0)
+
+    async def _receive_answer(self) -> bytes:
+        try:
+            return await self.receive()
+        except OSError as error:
+            sentence = f"the kernel's answers were lost ({error.strerror}); reading the state again"
+            raise KernelError(sentence, errno=error.errno) from error
+
+
+def _error_number(payload: bytes) -> int:
+    return -to_i32(payload) if len(payload) >= 4 else 0
+
+
+async def _ready(
+    netlink: socket.socket,
+    watch: Callable[[socket.socket, Callable[[], None]], None],
+    unwatch: Callable[[socket.socket], bool],
+) -> None:
+    """Wait until the socket is ready. `watch` and `unwatch` are the event loop's methods for reading or writing."""
+    is_ready = asyncio.Event()
+    watch(netlink, is_ready.set)
+    try:
+        await is_ready.wait()
+    finally:
+        unwatch(netlink)
+
+
+def _enlarge_receive_buffer(netlink: socket.socket, size: int) -> None:
+    """Set the receive buffer's size in bytes; with the privilege, beyond net.core.rmem_max."""
+    try:
+        netlink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
+    except PermissionError:
+        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
