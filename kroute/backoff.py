@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import os
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
@@ -28,9 +30,9 @@ class Backoff:
         self._rng = rng
         self._next = first
 
-    def delay(self, at_least: float = 0.0) -> float:
-        """How long to wait now. `at_least` is a delay that a server asked for; the random factor applies to it too."""
-        base = max(self._next, at_least)
+    def delay(self) -> float:
+        """How long to wait now."""
+        base = self._next
         self._next = min(self._next * 2, self._limit)
         return base if self._rng is None else base * (1.0 + self._rng.random())
 
@@ -45,8 +47,12 @@ _NEXT_STEPS = {
     errno.ENOMEM: "free memory, or raise the memory limit of the process",
     errno.ENOBUFS: "free memory: the kernel has none for this socket",
     errno.EIO: "see the kernel's log (dmesg)",
+    socket.EAI_MEMORY: "free memory: names cannot be resolved without",
 }
+_TOO_MANY_TASKS = "raise the limit of processes and threads (TasksMax, ulimit -u, the pod's pids limit)"
 _NO_THREAD = "can't start new thread"
+_OF_A_LIBRARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""What keeps a shared library from being loaded: its ImportError has the error in words only."""
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 """Seconds between attempts at what needs a resource that has run out."""
 
@@ -54,7 +60,8 @@ _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 def exhaustion(error: BaseException) -> str | None:
     """The next step if this, or what caused it, says that the system has run out of something; else None.
 
-    Such an error says nothing about what was attempted: the same attempt succeeds later.
+    Such an error says nothing about what was attempted: the same attempt succeeds later. BlockingIOError (EAGAIN) is
+    what fork(2) fails with; sockets and locks that would block are none of this function's callers' business.
     """
     if isinstance(error, BaseExceptionGroup):
         steps = [exhaustion(it) for it in error.exceptions]
@@ -63,12 +70,18 @@ def exhaustion(error: BaseException) -> str | None:
     while cause is not None:
         if isinstance(cause, MemoryError):
             return _NEXT_STEPS[errno.ENOMEM]
-        if isinstance(cause, RuntimeError) and _NO_THREAD in str(cause):
-            return "raise the limit of threads (TasksMax, the pod's pids limit)"
-        if (step := _NEXT_STEPS.get(getattr(cause, "errno", None) or 0)) is not None:
+        if isinstance(cause, BlockingIOError) or (isinstance(cause, RuntimeError) and _NO_THREAD in str(cause)):
+            return _TOO_MANY_TASKS
+        if (step := _NEXT_STEPS.get(_number(cause))) is not None:
             return step
         cause = cause.__cause__
     return None
+
+
+def _number(error: BaseException) -> int:
+    if isinstance(error, ImportError):
+        return next((it for it in _OF_A_LIBRARY if os.strerror(it) in str(error)), 0)
+    return getattr(error, "errno", None) or 0
 
 
 async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:

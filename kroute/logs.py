@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kroute.recent_events import RecentEvents
@@ -70,6 +70,23 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+class _Lines:
+    """Standard error for structlog. A line that cannot be written (the disk is full, the reader is gone) is lost.
+
+    It must not end kroute; the status page has the newest lines all the same.
+    """
+
+    def __init__(self, *_names: object) -> None:
+        pass
+
+    def msg(self, line: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
+
+
 def configure(log_format: str, level: str) -> None:
     """Send every event of at least `level` to standard error, as `json` or for a `console`."""
     shared: list[structlog.typing.Processor] = [
@@ -87,6 +104,6 @@ def configure(log_format: str, level: str) -> None:
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )

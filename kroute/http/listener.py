@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kroute.backoff import Backoff
+from kroute.backoff import Backoff, exhaustion
 from kroute.model.plan import Problem
 from kroute.settings import ListenAddress
 
@@ -55,9 +55,11 @@ async def _listen(server: "BriefHttpServer", what: str, where: ListenAddress, re
 
 
 def _sentence(what: str, where: ListenAddress, error: OSError) -> str:
-    next_step = f"`ss -ltnp sport = :{where.port}` shows who has it" if error.errno == EADDRINUSE else "give another"
+    if (next_step := exhaustion(error)) is None:
+        who_has_it = f"`ss -ltnp sport = :{where.port}` shows who has it"
+        next_step = f"{who_has_it if error.errno == EADDRINUSE else 'give another'} (--{what}-bind-address)"
     return (
-        f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step} (--{what}-bind-address). "
+        f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step}. "
         "kroute serves without it and tries again, later and later."
     )
 

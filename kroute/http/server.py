@@ -15,6 +15,7 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
+from kroute.backoff import exhaustion
 from kroute.http.fair_listener import FairListener
 
 CONNECTION_SECONDS = 5.0
@@ -75,17 +76,29 @@ class _BriefConnections(web.Server):
     def __init__(self, answer: Answer, seconds: float | None) -> None:
         super().__init__(self._answer, access_log=None, logger=_UNHEARD, lingering_time=0)
         self._ask = answer
+        self._is_lacking = False
         self._seconds = seconds
         self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         try:
             response = await self._ask(request)
-        except Exception:  # a defect here ends neither the server nor kroute; aiohttp would not log it
-            log.exception("request.failed", path=request.path)
-            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            self._is_lacking = False
+        except Exception as error:  # noqa: BLE001  a defect ends neither the server nor kroute; aiohttp would not log it
+            response = self._failure(request, error)
         response.force_close()
         return response
+
+    def _failure(self, request: web.BaseRequest, error: Exception) -> web.Response:
+        """The answer to a request that failed. Want of a resource is no defect, and is one line however many ask."""
+        next_step = exhaustion(error)
+        if next_step is None:
+            log.exception("request.failed", path=request.path)
+            return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        if not self._is_lacking:
+            log.warning("resources.exhausted", what=f"answering {request.path}", error=str(error), next_step=next_step)
+        self._is_lacking = True
+        return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

@@ -35,6 +35,9 @@ class LinkClient(Protocol):
     async def index(self, name: str) -> int | None:
         """The link's index in the kernel; None if it does not exist."""
 
+    async def names(self) -> set[str]:
+        """The names of all links."""
+
     async def read(self, name: str) -> LinkState | None:
         """The link's state; None if it does not exist."""
 

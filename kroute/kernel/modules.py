@@ -39,7 +39,7 @@ def _builtin() -> set[str]:
     path = BUILTIN / os.uname().release / "modules.builtin"
     try:
         lines = path.read_text().splitlines()
-    except OSError:
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
         return set()
     return {Path(line).name.removesuffix(".ko").replace("-", "_") for line in lines}
 
@@ -50,6 +50,6 @@ async def _modprobe(names: list[str]) -> None:
         process = await asyncio.create_subprocess_exec(
             "modprobe", "-a", *names, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
-    except FileNotFoundError:
-        return  # this image has no modprobe: the caller finds the modules missing
+    except (FileNotFoundError, PermissionError):
+        return  # this image has no modprobe that could be run: the caller finds the modules missing
     await process.wait()

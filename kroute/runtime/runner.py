@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +15,8 @@ from kroute.runtime.state_dir import StateDirectoryError
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 log = structlog.get_logger(__name__)
+
+Program = TypeVar("Program")
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 """Errors that end kroute with a sentence instead of a traceback."""
@@ -48,6 +51,14 @@ def run_to_the_end(
     for refusal in refusals:
         log.error("kroute.refused", reason=str(refusal))
     return 2 if any(isinstance(refusal, ConfigurationError) for refusal in refusals) else 1
+
+
+async def opened(stack: AsyncExitStack, make: Callable[[AsyncExitStack], Awaitable[Program]]) -> Program:
+    """One attempt at a program whose parts `stack` is to close: when it fails, what it has opened is closed again."""
+    async with AsyncExitStack() as attempt:
+        program = await make(attempt)
+        stack.push_async_exit(attempt.pop_all())
+        return program
 
 
 async def _watched(serving: Coroutine[None, None, int]) -> int:

@@ -15,6 +15,10 @@ class FakeLinks(FakeClient):
         link = self.kernel.links.get(name)
         return link.index if link else None
 
+    async def names(self) -> set[str]:
+        self.check_open()
+        return set(self.kernel.links)
+
     async def read(self, name: str) -> LinkState | None:
         self.check_open()
         link = self.kernel.links.get(name)

@@ -2,23 +2,36 @@
 
 import asyncio
 import errno
+import io
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from kroute import backoff
+from kroute import logs as logs_of_kroute
+from kroute.backoff import exhaustion
+from kroute.http.server import BriefHttpServer
+from kroute.kernel import modules
+from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import Event, Overrun
+from kroute.kernel.netlink.rtnetlink import interface_index
 from kroute.model.node_facts import NodeInterfaces
+from kroute.watchers import node as watcher_of_the_node
 from kroute.watchers.manifests import file as manifest_file
 from kroute.watchers.manifests import watcher as manifest_watcher
 from kroute.watchers.node import NodeWatcher, default_source
+from kroute.watchers.resolver import dns_servers
+from tests.openings import EVENTS, Openings
 from tests.unit.fake_node import FakeNode, plan, server
+from tests.unit.watching import eventually, running
 
 NUMBERS = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO]
 each_error = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
@@ -131,3 +144,100 @@ async def test_a_controller_says_once_what_has_run_out_and_writes_in_the_end(
             await node.wait(31)
     assert (6, "10.96.0.1", 80) in node.kernel.virtual_servers
     assert len([line for line in logs if line["event"] == "controller.failed"]) == 1
+
+
+@pytest.mark.parametrize("number", EVENTS["socket.__new__"], ids=errno.errorcode.get)
+async def test_a_link_is_not_taken_for_missing_because_no_socket_can_be_had(number: int) -> None:
+    openings = Openings(EVENTS["socket.__new__"].index(number), only={"socket.__new__": ""})
+    with openings.failing():
+        with pytest.raises(KernelError) as refused:
+            interface_index("lo")
+        assert (exhaustion(refused.value) is not None, refused.value.errno) == (True, number)
+        assert interface_index("lo") == socket.if_nametoindex("lo")
+        assert interface_index("no-such-link") is None
+        assert interface_index("a-name-that-is-too-long-for-a-link") is None
+
+
+async def test_dns_servers_stay_protected_while_the_resolvers_files_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 192.168.9.53\n")
+    monkeypatch.setattr(watcher_of_the_node, "LOOK_EVERY", 0.001)
+    told: list[NodeInterfaces] = []
+    looks = 0
+
+    def look() -> frozenset[str]:
+        nonlocal looks
+        looks += 1
+        if looks in {2, 3}:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dns_servers([tmp_path / "resolv.conf"])
+
+    watcher = NodeWatcher("d0", told.append, monitor=Monitor(), addresses=Source(errno.EMFILE), resolver=look)
+    monkeypatch.setattr(watcher_of_the_node, "SHORTEST_PAUSE", 0.0)
+    async with running(watcher.run()):
+        await eventually(lambda: looks > 4)
+    assert {it.dns_servers for it in told} == {frozenset({"192.168.9.53"})}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_resolvers_file_that_cannot_be_opened_is_no_file_without_servers(number: int, tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 192.168.9.53\n")
+    with Openings(number, only={"open": "resolv.conf"}).failing():
+        with pytest.raises(OSError, match=r"\[Errno") as refused:
+            dns_servers([tmp_path / "resolv.conf"])
+        assert exhaustion(refused.value)
+        assert dns_servers([tmp_path / "resolv.conf", tmp_path / "none"]) == {"192.168.9.53"}
+
+
+async def test_built_in_modules_are_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = tmp_path / os.uname().release
+    release.mkdir()
+    (release / "modules.builtin").write_text("kernel/net/netfilter/ipvs/ip_vs.ko\n")
+    monkeypatch.setattr(modules, "BUILTIN", tmp_path)
+    monkeypatch.setattr(modules, "MODULES", tmp_path)
+    with Openings(0, only={"open": "modules.builtin"}).failing():
+        with pytest.raises(OSError, match="Too many open files"):
+            await modules.load(["ip_vs"])
+        assert await modules.load(["ip_vs"]) == []
+
+
+def test_a_library_that_cannot_be_loaded_now_can_be_loaded_later() -> None:
+    words = "libfoo.so: cannot open shared object file: Too many open files"
+    assert exhaustion(ImportError(words)) == exhaustion(OSError(errno.EMFILE, ""))
+    assert exhaustion(ImportError("No module named 'foo'")) is None
+
+
+async def test_a_request_that_cannot_be_answered_for_want_of_a_resource_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[Exception] = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()]
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        if left:
+            raise left.pop()
+        return web.Response(text="fine")
+
+    server = BriefHttpServer(answer)
+    listening = await server.listen("127.0.0.1", 0)
+    answers = []
+    with capture_logs() as logs:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            answers.append((await reader.read()).split()[1])
+            writer.close()
+    assert answers == [b"503", b"503", b"200"]
+    assert [line["event"] for line in logs] == ["resources.exhausted"]
+    await server.close([listening])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EIO])
+def test_a_log_that_cannot_be_written_ends_nothing(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "write", failing(1, number, written.write))
+    monkeypatch.setattr(sys, "stderr", written)
+    lines = logs_of_kroute._Lines()
+    lines.msg("lost")
+    lines.msg("written")
+    assert written.getvalue() == "written\n"

@@ -2,10 +2,11 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from kroute.kernel import modules
 from kroute.kernel.errors import Failure, KernelError, describe_errno
 from kroute.kernel.ipvs.messages import (
     FAMILY_NAME,
@@ -47,7 +48,7 @@ from kroute.kernel.ipvs.sync import (
 )
 from kroute.kernel.ipvs.table import parse_table
 from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
-from kroute.kernel.netlink.client import NetlinkClient, only
+from kroute.kernel.netlink.client import NetlinkClient, Parsed, only
 from kroute.kernel.netlink.generic import find_family
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
 
@@ -75,6 +76,7 @@ __all__ = [
     "VirtualServerState",
 ]
 
+MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks run."""
@@ -83,7 +85,11 @@ BYTES_A_READ = 64 * 1024
 
 
 class Ipvs(NetlinkClient):
-    """The IPVS table of the calling process's network namespace."""
+    """The IPVS table of the calling process's network namespace.
+
+    When somebody has removed the module ip_vs meanwhile, it is loaded again. Its table is empty then, and its family
+    has another number, without which the kernel would answer every request with ENOENT.
+    """
 
     def __init__(self) -> None:
         super().__init__(NETLINK_GENERIC)
@@ -117,6 +123,8 @@ class Ipvs(NetlinkClient):
         same happens when virtual servers are added or deleted between two pages. Netlink omits none, so those of
         `expected` that the file omits are looked up there, and come as the last part.
         """
+        if not _table_exists():
+            await self._find_again()
         missing = set(expected)
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
         for sections in parse_table(_pages()):
@@ -141,7 +149,7 @@ class Ipvs(NetlinkClient):
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """The traffic of each virtual server but those of firewall marks: one dump."""
-        return dict(await self._netlink.request(encode_dump(self._family), lambda _, payload: parse_traffic(payload)))
+        return dict(await self._ask(encode_dump, lambda _, payload: parse_traffic(payload)))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.
@@ -151,7 +159,7 @@ class Ipvs(NetlinkClient):
         failures: list[Failure[IpvsChange]] = []
         for start in range(0, len(changes), ENCODE_SLICE):
             part = changes[start : start + ENCODE_SLICE]
-            refused = await self._netlink.transact([encode_change(self._family, change) for change in part])
+            refused = await self._send(partial(_encode_changes, part))
             failures += [Failure(part[index], number) for index, number in refused.items()]
         return failures
 
@@ -162,48 +170,82 @@ class Ipvs(NetlinkClient):
         return [(key, VirtualServerState(options[key], await self._real_servers_of(key))) for key in there]
 
     async def _real_servers_of(self, key: VirtualServerKey) -> dict[RealServerKey, RealServerState]:
-        query = encode_real_server_dump(self._family, key)
-        found = dict(await self._netlink.request(query, partial(_parse_real_server, key)))
+        query = partial(encode_real_server_dump, key=key)
+        found = dict(await self._ask(query, partial(_parse_real_server, key)))
         await asyncio.sleep(0)
         return found
 
     async def _read_options(self) -> dict[VirtualServerKey, VirtualServerOptions]:
-        query = encode_dump(self._family)
-        return dict(await self._netlink.request(query, lambda _, payload: parse_virtual_server(payload)))
+        return dict(await self._ask(encode_dump, lambda _, payload: parse_virtual_server(payload)))
 
     async def set_timeouts(self, tcp: int, tcpfin: int, udp: int) -> None:
         """Set the connection timeouts, in seconds; for 0 the kernel keeps its own. Raises KernelError."""
-        for number in (await self._netlink.transact([encode_timeouts(self._family, tcp, tcpfin, udp)])).values():
+        for number in (await self._send(lambda family: [encode_timeouts(family, tcp, tcpfin, udp)])).values():
             sentence = f"cannot set the IPVS timeouts {tcp}/{tcpfin}/{udp} s: {describe_errno(number)}"
             raise KernelError(f"{sentence}; choose values between 1 and 2147483 s", errno=number)
 
     async def timeouts(self) -> tuple[int, int, int]:
         """The connection timeouts in seconds: tcp, tcpfin, udp."""
-        query = encode_timeouts_query(self._family)
-        return only(await self._netlink.request(query, lambda _, payload: parse_timeouts(payload)))
+        return only(await self._ask(encode_timeouts_query, lambda _, payload: parse_timeouts(payload)))
 
     async def sync_daemons(self) -> set[SyncDaemon]:
         """The connection synchronization daemons that are running: at most one of each role."""
-        found = await self._netlink.request(encode_daemon_dump(self._family), lambda _, payload: parse_daemon(payload))
-        return set(found)
+        return set(await self._ask(encode_daemon_dump, lambda _, payload: parse_daemon(payload)))
 
     async def start_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Start a daemon. Raises KernelError: EEXIST if one of its role is running, ENODEV without its interface."""
-        for number in (await self._netlink.transact([encode_start_daemon(self._family, daemon)])).values():
+        for number in (await self._send(lambda family: [encode_start_daemon(family, daemon)])).values():
             raise KernelError(f"cannot start the {daemon}: {describe_errno(number)}; trying later", errno=number)
 
     async def stop_sync_daemon(self, daemon: SyncDaemon) -> None:
         """Stop the daemon of this role, if one is running."""
-        for number in (await self._netlink.transact([encode_stop_daemon(self._family, daemon)])).values():
+        for number in (await self._send(lambda family: [encode_stop_daemon(family, daemon)])).values():
             if number != errno.ESRCH:
                 raise KernelError(f"cannot stop the {daemon}: {describe_errno(number)}; trying later", errno=number)
+
+    async def _ask(self, encode: Callable[[int], bytes], parse: Callable[[int, bytes], Parsed | None]) -> list[Parsed]:
+        """The answers to a request, which `encode` makes for the family's number."""
+        try:
+            return await self._netlink.request(encode(self._family), parse)
+        except KernelError as error:
+            if error.errno != errno.ENOENT or not await self._find_again():
+                raise
+        return await self._netlink.request(encode(self._family), parse)
+
+    async def _send(self, encode: Callable[[int], list[bytes]]) -> dict[int, int]:
+        """Send messages as `NetlinkSocket.transact` does. ENOENT is also what a missing scheduler is refused with."""
+        refused = await self._netlink.transact(encode(self._family))
+        if errno.ENOENT in refused.values() and await self._find_again():
+            return await self._netlink.transact(encode(self._family))
+        return refused
+
+    async def _find_again(self) -> bool:
+        """Look up the family, loading the module if it is gone; returns whether it has another number than before.
+
+        Raises KernelError if there is none.
+        """
+        before = self._family
+        await modules.load([MODULE])
+        self._family = await find_family(self._netlink, FAMILY_NAME)
+        return self._family != before
+
+
+def _encode_changes(changes: Sequence[IpvsChange], family: int) -> list[bytes]:
+    return [encode_change(family, change) for change in changes]
+
+
+def _table_exists() -> bool:
+    return TABLE.exists()
 
 
 def _pages() -> Iterator[bytes]:
     """The contents of TABLE."""
-    with TABLE.open("rb", buffering=0) as file:
-        while page := file.read(BYTES_A_READ):
-            yield page
+    try:
+        with TABLE.open("rb", buffering=0) as file:
+            while page := file.read(BYTES_A_READ):
+                yield page
+    except FileNotFoundError as error:
+        raise KernelError("there is no IPVS table: load the module ip_vs; trying later", errno=error.errno) from error
 
 
 def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:

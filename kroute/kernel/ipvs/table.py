@@ -21,13 +21,12 @@ from kroute.kernel.ipvs.objects import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.schedulers import SCHEDULERS_WITH_FLAGS
 
 BYTES_A_SLICE = 64 * 1024
 """About 1,000 lines: a few milliseconds."""
 HEADING_LINES = 3
 REAL_SERVER = b"  -> "
-FLAG_SCHEDULERS = frozenset({"mh", "sh"})
-"""The schedulers that take flags."""
 
 _SPACE = ord(" ")
 _PROTOCOLS = {name.encode(): number for number, name in PROTOCOL_NAMES.items()}
@@ -106,7 +105,7 @@ def _decode_virtual_server(words: list[bytes], real_servers: dict[RealServerKey,
         return None
     scheduler = words[2].decode()
     options = VirtualServerOptions(scheduler, FLAG_ONE_PACKET if b"ops" in words[3:] else 0)
-    is_complete = scheduler not in FLAG_SCHEDULERS and b"persistent" not in words[3:]
+    is_complete = scheduler not in SCHEDULERS_WITH_FLAGS and b"persistent" not in words[3:]
     key = (protocol, *_decode_endpoint(words[1]))
     return Section(key, VirtualServerState(options, real_servers), is_complete)
 

@@ -74,6 +74,14 @@ class NetlinkSocket:
         except OSError as error:
             sentence = f"cannot open a netlink socket (protocol {self._protocol}): {error.strerror}"
             raise KernelError(f"{sentence}; load the kernel module that speaks it", errno=error.errno) from error
+        try:
+            self._prepare(netlink, groups, only)
+        except OSError:
+            netlink.close()
+            raise
+        self._socket = netlink
+
+    def _prepare(self, netlink: socket.socket, groups: Sequence[int], only: Sequence[Instruction]) -> None:
         netlink.setblocking(False)
         _enlarge_receive_buffer(netlink, self._receive_buffer)
         netlink.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
@@ -83,7 +91,6 @@ class NetlinkSocket:
         netlink.bind((0, 0))
         for group in groups:
             netlink.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-        self._socket = netlink
 
     async def close(self) -> None:
         """Close the socket, if it is open."""

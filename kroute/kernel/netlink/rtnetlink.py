@@ -1,9 +1,18 @@
 """rtnetlink's constants and headers for links, addresses and routes (include/uapi/linux/rtnetlink.h)."""
 
+import errno
+import fcntl
 import socket
 import struct
 
+from kroute.kernel.errors import KernelError
+
 GROUP_LINK, GROUP_IPV4_ADDRESS, GROUP_IPV4_ROUTE, GROUP_IPV6_ADDRESS, GROUP_IPV6_ROUTE = 1, 5, 7, 9, 11
+
+IFNAMSIZ = 16
+SIOCGIFINDEX = 0x8933
+_INTERFACE_REQUEST = struct.Struct("=16si20x")
+"""struct ifreq (netdevice(7)): name, index."""
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
@@ -39,8 +48,19 @@ RT_SCOPE_NOWHERE = 255
 
 
 def interface_index(name: str) -> int | None:
-    """The index of a link; None if no link has that name."""
-    try:
-        return socket.if_nametoindex(name)
-    except OSError:
+    """The index of a link; None if no link has that name.
+
+    `socket.if_nametoindex` fails in the same way when it can open no socket, and a link that is there would be taken
+    for missing. Raises KernelError.
+    """
+    encoded = name.encode()
+    if len(encoded) >= IFNAMSIZ:
         return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
+            answer = fcntl.ioctl(any_socket, SIOCGIFINDEX, _INTERFACE_REQUEST.pack(encoded, 0))
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise KernelError(f"cannot look up link {name}: {error.strerror}; trying later", errno=error.errno) from error
+    return int(_INTERFACE_REQUEST.unpack_from(answer)[1])

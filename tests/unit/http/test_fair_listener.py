@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
+from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
 from kroute.http import fair_listener
-from kroute.http.fair_listener import FairListener
+from kroute.http.fair_listener import MOST_IN_ALL, Budget, FairListener
 from kroute.http.server import BriefHttpServer
 
 ATTACKER, VICTIM = "127.0.0.2", "127.0.0.3"
@@ -29,7 +30,7 @@ async def ask(port: int, source: str) -> bytes:
 async def test_three_thousand_requests_of_one_cost_no_other_its_answer(
     monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
-    monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0,))
+    monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0, Budget()))
     asked = 0
 
     async def answer(_: web.BaseRequest) -> web.Response:
@@ -55,7 +56,7 @@ async def test_three_thousand_requests_of_one_cost_no_other_its_answer(
 
 def test_the_next_second_has_shares_of_its_own() -> None:
     now = 1.0
-    listener = FairListener(socket.create_server(("127.0.0.1", 0)), lambda: now)
+    listener = FairListener(socket.create_server(("127.0.0.1", 0)), lambda: now, Budget())
     shares = [listener._has_share("10.0.0.1") for _ in range(fair_listener.MOST_A_SECOND + 1)]
     assert shares == [True] * fair_listener.MOST_A_SECOND + [False]
     assert listener._has_share("10.0.0.2")
@@ -63,6 +64,64 @@ def test_the_next_second_has_shares_of_its_own() -> None:
     assert listener._has_share("10.0.0.1")
     assert len(listener._made) == 1
     listener.close()
+
+
+async def test_three_thousand_requests_of_five_hundred_clients_cost_no_other_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0, Budget()))
+    asked = 0
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(text="fine")
+
+    server = BriefHttpServer(answer)
+    listening = await server.listen("127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    victims = []
+    for at in range(60):
+        await asyncio.gather(*(ask(port, f"127.0.2.{(at * 50 + one) % 250}") for one in range(25)))
+        await asyncio.gather(*(ask(port, f"127.0.3.{(at * 50 + one) % 250}") for one in range(25)))
+        victims.append(await ask(port, f"127.0.4.{at}"))
+    assert all(it.endswith(b"fine") for it in victims)
+    assert asked <= MOST_IN_ALL
+    await server.close([listening])
+    server.cut_connections()
+
+
+class TestTheBudgetOfAll:
+    """Two ports of one process, whose clock stands still."""
+
+    @pytest.fixture
+    def ports(self) -> Iterator[list[FairListener]]:
+        budget = Budget()
+        listeners = [FairListener(socket.create_server(("127.0.0.1", 0)), lambda: 7.0, budget) for _ in range(2)]
+        yield listeners
+        for listener in listeners:
+            listener.close()
+
+    def test_a_hundred_load_balancers_may_probe_ten_ports_a_second(self) -> None:
+        budget = Budget()
+        for _ in range(10):
+            listener = FairListener(socket.create_server(("127.0.0.1", 0)), lambda: 7.0, budget)
+            assert all(listener._has_share(f"10.0.0.{client}") for client in range(100))
+            listener.close()
+
+    @pytest.mark.parametrize("network", ["10.0.{}.{}", "fd00:{}:{}::1"], ids=["IPv4", "IPv6"])
+    def test_those_who_ask_often_leave_room_for_those_who_ask_once(
+        self, ports: list[FairListener], network: str
+    ) -> None:
+        attackers = [network.format(at // 200, at % 200) for at in range(500)]
+        had = sum(ports[0]._has_share(attackers[at % 500]) for at in range(3000))
+        assert had <= MOST_IN_ALL * 3 // 4
+        assert all(port._has_share("192.0.2.1") for port in ports)
+        assert not any(port._has_share("192.0.2.1") for port in ports)
+
+    def test_no_more_are_accepted_than_the_process_can_answer(self, ports: list[FairListener]) -> None:
+        asked = [ports[at % 2]._has_share(f"10.{at // 65536}.{at // 256 % 256}.{at % 256}") for at in range(5000)]
+        assert asked == [True] * MOST_IN_ALL + [False] * (5000 - MOST_IN_ALL)
 
 
 @pytest.mark.parametrize(

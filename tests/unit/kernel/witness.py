@@ -4,15 +4,21 @@ It reads what kroute's encoders write, and writes what kroute's parsers read. Th
 dictionaries: names in capitals are attributes, the others are fields of a header or of a struct.
 """
 
+import errno
+import fcntl
+import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from pyroute2.netlink import NLA_F_NESTED, NLA_F_NET_BYTEORDER, nlmsg, nlmsg_base
+
+from kroute.kernel.netlink.rtnetlink import IFNAMSIZ, SIOCGIFINDEX
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 HEADER_SIZE = 16
@@ -154,10 +160,17 @@ class Netlink:
         return next(self._datagrams, None)
 
 
-def interfaces(indexes_by_name: dict[str, int]) -> Any:
+@contextmanager
+def interfaces(indexes_by_name: dict[str, int]) -> Iterator[None]:
     """Pretend that exactly these interfaces exist, for the length of the context."""
-    return mock.patch.multiple(
-        socket,
-        if_nametoindex=indexes_by_name.__getitem__,
-        if_nameindex=lambda: [(index, name) for name, index in indexes_by_name.items()],
-    )
+
+    def ioctl(_socket: object, request: int, interface_request: bytes) -> bytes:
+        assert request == SIOCGIFINDEX
+        name = interface_request[:IFNAMSIZ].rstrip(b"\0").decode()
+        if name not in indexes_by_name:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return interface_request[:IFNAMSIZ] + struct.pack("=i20x", indexes_by_name[name])
+
+    named = [(index, name) for name, index in indexes_by_name.items()]
+    with mock.patch.object(fcntl, "ioctl", ioctl), mock.patch.object(socket, "if_nameindex", return_value=named):
+        yield

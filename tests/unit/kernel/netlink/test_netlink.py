@@ -176,7 +176,7 @@ def transact():
 async def test_a_send_that_would_block_waits_until_there_is_room(transact) -> None:
     kernel = KernelSocket(errno.EAGAIN, errno.EAGAIN)
     assert await transact(kernel, 200) == {}
-    assert kernel.sent == [128, 72]
+    assert sum(kernel.sent) == 200
 
 
 async def test_a_send_without_memory_is_tried_again(transact) -> None:

@@ -1,0 +1,116 @@
+"""Runs in a machine whose kernel has modules: an agent serves a Service, and this takes the kernel's modules away.
+
+It ends with 0 if the agent has put everything back each time, has said why it could not, and has never ended.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.machine.one_service import SERVICE, SLICE, WITHIN, answers, eventually, run, serve_pod
+
+IN_USE = ("ip_vs_rr", "ip_vs", "xt_set", "ip_set", "iptable_nat", "nf_conntrack")
+RULES = [
+    f"{tool} -t {table}" for tool in ("iptables-legacy", "ip6tables-legacy") for table in ("nat", "filter", "mangle")
+]
+ALL = (
+    *("xt_ipvs", "xt_set", "xt_MASQUERADE", "xt_conntrack", "ip_vs_sh", "ip_vs_rr", "ip_vs"),
+    *("iptable_nat", "iptable_filter", "iptable_mangle", "ip6table_nat", "ip6table_filter", "ip6table_mangle"),
+    *("ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_ip", "ip_set_hash_net"),
+    "dummy",
+)
+
+
+def loaded(module: str) -> bool:
+    return Path("/sys/module", module).exists()
+
+
+class Agent:
+    """kroute on this machine; `said` returns the events that it has logged since the last call."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = directory / "log"
+        self._read = 0
+        self.manifests = directory / "manifests"
+        self.manifests.mkdir()
+        self.write(SERVICE)
+        (self.manifests / "slice.json").write_text(json.dumps(SLICE))
+        command = [sys.executable, "-m", "kroute", "run", "--manifests", str(self.manifests), "--node-name", "node1"]
+        command += ["--state-dir", str(directory / "state"), "--resync-period", "2s", "--log-format", "json"]
+        self.process = subprocess.Popen(command, stderr=self._log.open("wb"))
+        eventually("the agent is ready", (directory / "state/ready").exists)
+
+    def write(self, service: object) -> None:
+        (self.manifests / "service.json").write_text(json.dumps(service))
+
+    def said(self) -> list[str]:
+        assert self.process.poll() is None, f"the agent has ended:\n{self._log.read_text()}"
+        text = self._log.read_text()
+        assert "Traceback" not in text, text
+        lines, self._read = text[self._read :], len(text)
+        print(lines, flush=True)
+        return [json.loads(line)["event"] for line in lines.splitlines()]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(WITHIN) == 0
+
+
+def take_all_away() -> None:
+    """Remove everything that holds the modules, and the modules, until ip_vs and ip_set are gone for a moment."""
+
+    def removed() -> bool:
+        for command in [f"{rules} -F" for rules in RULES] + ["ipset flush", "ipset destroy", "ipvsadm -C"]:
+            run(command)
+        return "ip_vs" in [module for module in ALL if run(f"rmmod {module}")]  # the agent may have loaded it again
+
+    eventually("ip_vs is removed", removed)
+
+
+def main() -> None:
+    directory = Path(tempfile.mkdtemp(dir="/run"))
+    serve_pod()
+    os.chdir(directory)
+
+    agent = Agent(directory)
+    eventually("the Service answers", answers)
+    agent.said()
+
+    assert not any(run(f"rmmod {module}") for module in IN_USE)
+    print("ok: what is in use is not removed", flush=True)
+
+    assert run("modprobe ip_vs_sh")
+    assert run("rmmod ip_vs_sh")
+    annotated = {**SERVICE["metadata"], "annotations": {"kube-router.io/service.scheduler": "sh"}}  # type: ignore[dict-item]
+    agent.write({**SERVICE, "metadata": annotated})
+    eventually("a removed scheduler is loaded for who wants it", lambda: loaded("ip_vs_sh"))
+    agent.said()
+
+    assert run("rmmod dummy")
+    eventually("the VIPs' link is back", lambda: loaded("dummy") and run("ip link show kube-ipvs0") and answers())
+    assert "repair" in agent.said()
+
+    take_all_away()
+    eventually("the Service answers again", answers)
+    eventually("sysctls are set again", lambda: Path("/proc/sys/net/ipv4/vs/conntrack").read_text() == "1\n")
+    agent.said()
+
+    assert run("mount -t tmpfs nothing /lib/modules")
+    take_all_away()
+    time.sleep(10)
+    said = agent.said()
+    assert "controller.failed" in said
+    assert len([event for event in said if event != "repair"]) < 20, "a flood of lines"
+    assert run("umount /lib/modules")
+    eventually("the Service answers when modules can be loaded again", answers)
+    agent.said()
+    agent.stop()
+
+
+if __name__ == "__main__":
+    main()

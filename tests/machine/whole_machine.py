@@ -1,0 +1,16 @@
+"""Runs a module of this folder in a machine of its own, with the kernel that has modules: Debian's 6.1."""
+
+import sys
+
+from tests.lab.run import environment
+from tests.lab.vm.kernels import PACKAGED
+from tests.lab.vm.machine import Machine
+
+
+def run_alone(module: str, within: float) -> int:
+    """Run `tests.machine.MODULE`, print the machine's console, and return the exit code; `within` is in seconds."""
+    with Machine(module.replace("_", "-"), kernel=PACKAGED) as machine:
+        machine.start([sys.executable, "-m", f"tests.machine.{module}"], environment=environment())
+        code = machine.wait(within)
+        print(machine.console.read_text(errors="replace"))
+    return code
