@@ -204,14 +204,15 @@ def write(result: Result, directory: Path) -> None:
 
 
 def publish(result: Result, page: Path, charts_from_page: str) -> None:
-    """Put the tables and the charts into the page, between the two marks.
-
-    Raises ValueError if the marks are missing.
-    """
-    text = page.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{page} has no place for the bench's results: it needs the lines {BEGIN!r} and {END!r}")
+    """Put the tables and the charts into the page. Raises ValueError if it has no place for them."""
     images = "\n".join(f"![{name.removesuffix('.svg')}]({charts_from_page}/{name})" for name in charts(result))
-    page.write_text(f"{before}{begin}\n{markdown(result)}\n{images}\n\n{end}{after}")
+    put_between(page, BEGIN, END, f"{markdown(result)}\n{images}\n")
+
+
+def put_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Put a text into the page, between two marks. Raises ValueError if the marks are missing."""
+    before, found_begin, rest = page.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{page} has no place for the bench's results: it needs the lines {begin!r} and {end!r}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

@@ -9,7 +9,7 @@ Three kinds of figures result:
 - Network programming: from the change of a pod, as its EndpointSlice says, to the same moment. This is an SLI of
   Kubernetes. It includes the clock of the EndpointSlice's writer, so it does not measure kroute alone. Sources:
   kubernetes sig-scalability/slos/network_programming_latency.md, pkg/proxy/endpointschangetracker.go.
-- Counts of changes by kind, and when the last one was read.
+- Counts of changes by kind, when the last one was read, and of how many Services changes are pending.
 
 Changes that are read together have the time of the first of them. A plan that replaces one in progress completes both.
 """
@@ -22,7 +22,8 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.histogram import Histogram
-from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, ObjectKey
+from kroute.model.addresses import Family
+from kroute.model.objects import Applied, Change, Deleted, EndpointSlice, KubernetesObject, ObjectKey, Service
 from kroute.model.plan import Plan
 from kroute.reconcile.stage_gate import GOING_LIVE, Revision, Stage
 from kroute.telemetry.node_eligibility import NodeEligibility
@@ -45,6 +46,12 @@ KEPT = 8192
 
 APART = 4
 """How many plans of one Service are tracked separately while in progress. Further ones replace the last of these."""
+
+FAMILIES = tuple(map(str, Family))
+"""The values of the label `ip_family`, and of an EndpointSlice's addressType."""
+
+_Trigger = tuple[str, float]
+"""A change of a pod: the family of its addresses, and the Unix time."""
 
 MOST_OF_A_SERVICE = 100
 """How many trigger times of one Service are kept at once. Further changes are not measured."""
@@ -99,7 +106,7 @@ class ChangeObserver:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.network_programming = Histogram(NETWORK_BOUNDS)
+        self.network_programming = {family: Histogram(NETWORK_BOUNDS) for family in FAMILIES}
         self.newest: deque[Measurement] = deque(maxlen=KEPT)
         self.counts: Counter[str] = Counter()
         self.last_read = 0.0
@@ -110,8 +117,9 @@ class ChangeObserver:
         self._latency = Histogram(LATENCY_BOUNDS)
         self._read_at: float | None = None
         self._underway: dict[ObjectKey, list[_Underway]] = {}
-        self._triggers_read: dict[ObjectKey, list[float]] = {}
-        self._triggers_underway: dict[ObjectKey, list[float]] = {}
+        self._triggers_read: dict[ObjectKey, list[_Trigger]] = {}
+        self._triggers_underway: dict[ObjectKey, list[_Trigger]] = {}
+        self._pending: dict[str, set[ObjectKey]] = {kind.__name__: set() for kind in (Service, EndpointSlice)}
 
     def read(self, changes: Sequence[Change]) -> None:
         """Record changes that have been read and go to the catalog."""
@@ -121,11 +129,11 @@ class ChangeObserver:
         for change in changes:
             match change:
                 case Applied(item, triggered):
-                    self.counts[type(item).__name__] += 1
+                    self._count(type(item), item.service_key if isinstance(item, EndpointSlice) else item.key)
                     if triggered is not None and triggered >= self._started:
                         self._keep_trigger(item, triggered)
-                case Deleted(kind):
-                    self.counts[kind.__name__] += 1
+                case Deleted(kind, key):
+                    self._count(kind, key)
                 case _:
                     pass
             self._eligibility.read(change)
@@ -150,6 +158,8 @@ class ChangeObserver:
             else:
                 self._observe_triggers(triggered)
         self._triggers_read.clear()
+        for keys in self._pending.values():
+            keys.intersection_update(self._underway)
 
     def passed(self, stage: Stage, plans: Iterable[Revision]) -> None:
         """Record plans that have passed a stage."""
@@ -164,6 +174,13 @@ class ChangeObserver:
                     one.before.discard(stage)
             if not underway[0].before:
                 self._done(plan.key, underway)
+
+    def pending(self, kind: type[Service | EndpointSlice]) -> int:
+        """Of how many Services changes of this kind have been read and are not in the kernel yet.
+
+        A deleted EndpointSlice counts by itself, and until it is planned.
+        """
+        return len(self._pending[kind.__name__])
 
     def ineligible(self) -> str | None:
         """Why load balancers should send no new connections to this node, or None."""
@@ -193,15 +210,21 @@ class ChangeObserver:
         if not underway:
             del self._underway[key]
             self._observe_triggers(self._triggers_underway.pop(key, ()))
+            for keys in self._pending.values():
+                keys.discard(key)
+
+    def _count(self, kind: type[KubernetesObject], key: ObjectKey | None) -> None:
+        self.counts[kind.__name__] += 1
+        if key is not None and kind.__name__ in self._pending:
+            self._pending[kind.__name__].add(key)
 
     def _keep_trigger(self, item: object, triggered: float) -> None:
-        key = item.service_key if isinstance(item, EndpointSlice) else None
-        if key is not None:
+        if isinstance(item, EndpointSlice) and (key := item.service_key) and item.address_type in FAMILIES:
             times = self._triggers_read.setdefault(key, [])
             if len(times) + len(self._triggers_underway.get(key, ())) < MOST_OF_A_SERVICE:
-                times.append(triggered)
+                times.append((item.address_type, triggered))
 
-    def _observe_triggers(self, triggered: Iterable[float]) -> None:
+    def _observe_triggers(self, triggered: Iterable[_Trigger]) -> None:
         now = self._now()
-        for moment in triggered:
-            self.network_programming.observe(max(0.0, now - moment))
+        for family, moment in triggered:
+            self.network_programming[family].observe(max(0.0, now - moment))

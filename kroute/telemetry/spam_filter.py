@@ -21,7 +21,9 @@ class Decision(Enum):
 
     SAY = auto()
     COMBINE = auto()
-    """Say it for all that are like it: these are dropped for a time."""
+    """Say it for all that are like it: these are only counted for a time."""
+    ADD = auto()
+    """Do not say it: count it with what was said for all that are like it."""
     SILENCE = auto()
     """Do not say it, but that nothing more is said about this object for a time."""
     DROP = auto()
@@ -92,7 +94,7 @@ class SpamFilter:
         history.is_silent = False
         count = history.count(reason, now)
         if count > SIMILAR + 1:
-            return Decision.DROP
+            return Decision.ADD
         history.bucket.take()
         self._all.take()
         return Decision.SAY if count <= SIMILAR else Decision.COMBINE

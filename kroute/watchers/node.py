@@ -11,7 +11,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
 from typing import Protocol
 
@@ -32,7 +32,8 @@ log = structlog.get_logger(__name__)
 LOOK_EVERY = 10.0
 """Seconds between two looks at the resolver's files."""
 SHARE = 20
-"""For how many times as long as they took to be read, next hops are not read again; for a second at least."""
+"""For how many times as long as they took to be read, next hops are not read again; for SHORTEST_PAUSE at least."""
+SHORTEST_PAUSE = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts to read addresses that change all the time."""
 
@@ -130,9 +131,10 @@ class NodeWatcher:
             began = time.monotonic()
             if await self._routes_have_changed():
                 self._gateways = await _read(self._next_hops, self._gateways)
-            self._dns_servers = self._resolver()
+            with suppress(OSError):  # the resolver's files cannot be read now: the servers known before stay protected
+                self._dns_servers = self._resolver()
             self._pass_on()
-            await asyncio.sleep(max(1.0, SHARE * (time.monotonic() - began)))
+            await asyncio.sleep(max(SHORTEST_PAUSE, SHARE * (time.monotonic() - began)))
 
     async def _routes_have_changed(self) -> bool:
         try:

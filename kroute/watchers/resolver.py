@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from kroute.backoff import exhaustion
 from kroute.model.addresses import canonical
 
 FILES = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
@@ -13,7 +14,10 @@ LONGEST_FILE = 64 << 10
 
 
 def dns_servers(files: Iterable[Path] = FILES) -> frozenset[str]:
-    """The addresses in these files; a file that cannot be read names none."""
+    """The addresses in these files; a file that cannot be read names none.
+
+    Raises OSError when a file could not be read for lack of a resource: nothing is known then.
+    """
     return frozenset(address for file in files for address in _named(file))
 
 
@@ -21,7 +25,9 @@ def _named(file: Path) -> list[str]:
     try:
         with file.open("rb") as opened:
             text = opened.read(LONGEST_FILE).decode(errors="replace")
-    except OSError:
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise
         return []
     words = [line.split() for line in text.splitlines() if line.startswith("nameserver")]
     return [address for line in words if len(line) > 1 and (address := canonical(line[1])) is not None]

@@ -37,6 +37,18 @@ def labelled(item: dict[str, Any], **labels: str) -> dict[str, Any]:
     return {**item, "metadata": {**item["metadata"], "labels": labels}}
 
 
+def node(name: str, zone: str = "z1") -> dict[str, Any]:
+    return labelled(
+        {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}}, **{"topology.kubernetes.io/zone": zone}
+    )
+
+
+def endpoint_slice(name: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default"}
+    item = {"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": None}
+    return labelled(item, **{"kubernetes.io/service-name": "web", **labels})
+
+
 def key(name: str, namespace: str = "default") -> ObjectKey:
     return ObjectKey(namespace, name)
 
@@ -72,8 +84,8 @@ class Follower:
         changes, self.changes = self.changes, []
         return [words(change) for change in changes]
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
+    async def until(self, condition: Callable[[], bool], within: float = PATIENCE) -> None:
+        async with asyncio.timeout(within):
             while not condition():
                 self._arrived.clear()
                 await self._arrived.wait()

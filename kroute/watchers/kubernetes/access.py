@@ -46,9 +46,9 @@ SERVICE_CIDRS = Permission("list", "networking.k8s.io", "servicecidrs")
 
 
 def needed(kinds: Iterable[WatchedKind] = WATCHED) -> list[Permission]:
-    """The permissions that an agent needs: it lists and watches the kinds, and creates Events."""
+    """The permissions that an agent needs: it lists and watches the kinds, and writes Events."""
     permissions = [Permission(verb, kind.group, kind.plural) for kind in kinds for verb in ("list", "watch")]
-    return [*permissions, Permission("create", "events.k8s.io", "events")]
+    return [*permissions, *(Permission(verb, "events.k8s.io", "events") for verb in ("create", "patch"))]
 
 
 async def denied(api: Reviewer, permissions: Iterable[Permission]) -> list[Permission]:

@@ -4,22 +4,25 @@ kubernetes-asyncio provides the TLS session and the authentication. Bodies are l
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
 import aiohttp
 
 from kroute import __version__
+from kroute.backoff import exhaustion
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.client_package import RESTClientObject
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.peers import Peers
+from kroute.watchers.kubernetes.requests import RequestStatistics
+from kroute.watchers.kubernetes.server_presence import ServerPresence, costs_nothing
 
-CONNECT_TIMEOUT = 30.0
-"""Seconds that a connection may take to open."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take to open, TLS included, which client-go gives as long."""
 READ_TIMEOUT = 60.0
 """Seconds that an ordinary answer may pause. The API server's own limit is as long."""
 
@@ -35,6 +38,11 @@ memory twice."""
 LONGEST_REFUSAL = 1 << 20
 """Bytes of the body of an error."""
 
+_CONTENT_TYPE = {"PATCH": {"Content-Type": "application/merge-patch+json"}}
+
+_FAILURES = (aiohttp.ClientError, OSError, MemoryError, RuntimeError)
+"""Errors with which a request ends. RuntimeError: there is no thread in which to resolve the server's name."""
+
 Parameters = Mapping[str, str]
 
 
@@ -48,6 +56,9 @@ class Api:
         self._rest: Any = None
         self._renewing = asyncio.Lock()
         self.peers = Peers()
+        self.presence = ServerPresence()
+        self.requests = RequestStatistics()
+        self.when_up = WritesWhenUp(self)
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -92,6 +103,10 @@ class Api:
         """POST an object into the collection at `path`. Raises as `get` does."""
         await self._exchange("POST", path, {}, body=body)
 
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        """PATCH the object at `path` with a JSON merge patch (RFC 7396). Raises as `get` does."""
+        await self._exchange("PATCH", path, {}, body=patch)
+
     async def review(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a `…Review` to `path`. Returns it with the server's answer. Raises as `get` does."""
         return await self._exchange("POST", path, {}, body=body)
@@ -123,7 +138,7 @@ class Api:
             async for piece in response.content.iter_any():
                 if lines := buffer.take(piece):
                     yield lines
-        except (aiohttp.ClientError, OSError) as error:
+        except _FAILURES as error:
             raise UnreachableError(f"the stream from {self.server} broke: {_what(error)}") from error
         finally:
             response.close()
@@ -142,7 +157,7 @@ class Api:
         try:
             async with response:
                 return await _read(response, LONGEST_ANSWER)
-        except (aiohttp.ClientError, OSError) as error:
+        except _FAILURES as error:
             raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
 
     async def _request(
@@ -157,26 +172,36 @@ class Api:
         """Send a request. Returns when the headers of an answer without error have arrived."""
         try:
             rest, headers = await self._session()
-        except ConfigurationError as error:  # a rotation is half done: the next try finds the other half
-            raise UnreachableError(str(error)) from error
+        except (ConfigurationError, *_FAILURES) as error:
+            raise UnreachableError(_what(error)) from error  # a rotation may be half done: the next try finds the rest
+        with self.requests.measured(self.server, method) as request:
+            try:
+                response: aiohttp.ClientResponse = await rest.request(
+                    method,
+                    self.server + path,
+                    query_params=params,
+                    headers=headers | _CONTENT_TYPE.get(method, {}),
+                    body=body,
+                    _preload_content=False,
+                    _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
+                )
+            except _FAILURES as error:
+                unreachable = UnreachableError(f"{self.server} does not answer: {_what(error)}")
+                self.presence.missed(str(unreachable), refused=costs_nothing(error))
+                raise unreachable from error
+            except ValueError as error:
+                raise UnreachableError(f"{self.server} cannot be asked: {_what(error)}") from error
+            request.status = response.status
+        self.presence.answered()
+        if response.connection is not None:
+            self.peers.saw(response.connection.transport)
+        if response.ok:
+            return response
         try:
-            response: aiohttp.ClientResponse = await rest.request(
-                method,
-                self.server + path,
-                query_params=params,
-                headers=headers,
-                body=body,
-                _preload_content=False,
-                _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
-            )
-            if response.connection is not None:
-                self.peers.saw(response.connection.transport)
-            if response.ok:
-                return response
             async with response:
                 text = await _read(response, LONGEST_REFUSAL)
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the request cannot be sent
-            raise UnreachableError(f"{self.server} does not answer: {_what(error)}") from error
+        except _FAILURES as error:
+            raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("Retry-After"))
 
@@ -197,6 +222,30 @@ class Api:
                 self._tls = tls
             headers = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
             return self._rest, headers | await self._credentials.headers()
+
+
+class WritesWhenUp:
+    """Writes that wait while the server is away, and are made again if the connection was refused."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """`Api.create` once the server is there."""
+        await self._insist(lambda: self._api.create(path, body))
+
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        """`Api.patch` once the server is there."""
+        await self._insist(lambda: self._api.patch(path, patch))
+
+    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._api.presence.returned()
+            try:
+                return await write()
+            except UnreachableError as error:
+                if not costs_nothing(error):  # it may have been written
+                    raise
 
 
 class _Session:
@@ -247,4 +296,5 @@ def _tls_settings(configuration: Any) -> tuple[Any, ...]:
 
 
 def _what(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    words, next_step = str(error) or type(error).__name__, exhaustion(error)
+    return f"{words}; {next_step}" if next_step else words

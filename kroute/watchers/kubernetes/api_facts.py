@@ -65,13 +65,18 @@ class ApiFactsWatcher:
             await self._until_due()
 
     async def _until_due(self) -> None:
-        """Wait until the name is to be resolved again; a connection to another address is passed on at once."""
+        """Wait until the name is to be resolved again, or somebody answers of whom nothing could be asked yet.
+
+        A connection to another address is passed on at once.
+        """
         try:
             async with asyncio.timeout(RESOLVE_EVERY):
                 while True:
                     await self._api.peers.changed.wait()
                     self._api.peers.changed.clear()
                     self._pass_on()
+                    if self._listed_at is None:
+                        return
         except TimeoutError:
             return
 
@@ -133,7 +138,7 @@ async def resolved(server: str) -> frozenset[str]:
     try:
         host = urlsplit(server).hostname or ""
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, ValueError):  # UnicodeError is one: a host that is no name
+    except (OSError, ValueError, MemoryError, RuntimeError):  # no name (UnicodeError), no memory, no thread
         return frozenset()
     addresses = (canonical(str(address[0])) for *_, address in found)
     return frozenset(it for it in addresses if it is not None)

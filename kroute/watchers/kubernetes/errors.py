@@ -8,6 +8,8 @@ from kroute.watchers.json_text import decoded
 
 LONGEST_MESSAGE = 1000
 """Characters that are kept of a server's message."""
+NO_STREAMING = frozenset({400, 403, 404, 422})
+"""Status codes for a streaming list from servers or proxies that do not support it."""
 LONGEST_PAUSE = 300.0
 """The longest pause in seconds that a server may ask for before the next try."""
 
@@ -38,7 +40,11 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 class StreamingUnsupportedError(Exception):
-    """The server does not answer a streaming list as one."""
+    """The server does not answer a streaming list as one. `is_denial`: perhaps because it denies everything now."""
+
+    def __init__(self, message: str, *, is_denial: bool = False) -> None:
+        super().__init__(message)
+        self.is_denial = is_denial
 
 
 class ApiError(Exception):
@@ -84,9 +90,19 @@ class ApiError(Exception):
         return self.status in {401, 403}
 
     @property
+    def is_final(self) -> bool:
+        """Whether the same request would be refused again: it is the request that the server objects to."""
+        return 400 <= self.status < 500 and self.status != 429
+
+    @property
     def lacks_field_selector(self) -> bool:
         """Whether the server cannot select by a field. Servers before 1.32 cannot select Services by clusterIP."""
         return self.status == 400 and "field label not supported" in self.message
+
+    @property
+    def may_lack_streaming(self) -> bool:
+        """Whether this answer to a streaming list may only mean that the server has none."""
+        return self.status in NO_STREAMING and not self.lacks_field_selector
 
 
 def _pause(header: str | None, in_status: float | None) -> float | None:

@@ -36,9 +36,8 @@ from kroute.watchers.kubernetes.errors import (
     UntrustedStreamError,
 )
 from kroute.watchers.kubernetes.inventory import Inventory, Listing
-from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, NO_STREAMING, LineStream, Requests
-from kroute.watchers.kubernetes.statistics import ReflectorStatistics
-from kroute.watchers.kubernetes.timing import Timing
+from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, LineStream, Queries, ReflectorStatistics, Requests
+from kroute.watchers.kubernetes.timing import RetryPolicy, Timing
 from kroute.watchers.sink import BATCH, Sink
 
 log = structlog.get_logger(__name__)
@@ -58,15 +57,16 @@ class Reflector:
         self._kind = kind
         self._sink = sink
         self._timing = timing or Timing()
-        self._backoff = self._timing.backoff()
+        self._retry_policy = RetryPolicy(self._timing)
         self._decoder = ObjectDecoder(kind.type)
         self._inventory = Inventory(kind.type)
         self._pending: list[Change] = []
         self._must_list = True
         self._page_size = PAGE_SIZE
         self._resource_version: str | None = None
-        self._selectors = kind.selectors
+        self._queries = Queries(kind)
         self._streaming_offered = True
+        self._streaming_denied = False
         self._paging_honoured = False
         self._log = log.bind(kind=kind.name)
         self.statistics = ReflectorStatistics()
@@ -80,6 +80,11 @@ class Reflector:
         return len(self._inventory)
 
     @property
+    def is_denied(self) -> bool:
+        """Whether the server refuses to list or watch this kind, and has for some time."""
+        return self._retry_policy.is_denied
+
+    @property
     def resource_version(self) -> str:
         """The newest resourceVersion that was read; empty before the first list is complete."""
         return "" if self._must_list or self._resource_version is None else self._resource_version
@@ -90,7 +95,7 @@ class Reflector:
             try:
                 await self._advance()
             except StreamingUnsupportedError as reason:
-                self._streaming_offered = False
+                self._streaming_offered, self._streaming_denied = False, reason.is_denial
                 self._log.info("list.streaming_unsupported", reason=str(reason), instead="paged list")
             except ApiError as error:
                 await self._recover(error)
@@ -111,8 +116,7 @@ class Reflector:
         """Decide whether to list or to watch after a failure, and pause."""
         self.statistics.failures += 1
         self.statistics.denied += error.is_denied
-        if error.lacks_field_selector and "fieldSelector" in self._selectors:  # `WatchedKind.selects` remains
-            del self._selectors["fieldSelector"]
+        if self._queries.refused(error):
             return
         if isinstance(error, AnswerTooLongError) and self._must_list:  # anybody may write objects of 1 MiB and more
             self._resource_version, self._page_size = NEWEST, max(SMALLEST_PAGE, self._page_size // 10)
@@ -121,14 +125,19 @@ class Reflector:
             if self._must_list:
                 self._resource_version = NEWEST  # even a list is older: the cluster was restored
             self._must_list = True
-        delay = self._backoff.delay(error.retry_after or 0.0)
+        self._streaming_offered |= self._streaming_denied and error.is_denied  # like everything else
+        if self._requests.presence.is_away:
+            await self._requests.presence.turn()
+            return
+        pause = self._retry_policy.pause(error, while_watching=failed == "watch")
         self._log.warning(
             f"{failed}.failed",
             error=str(error),
             next="list" if self._must_list else "watch",
-            retry_in=round(delay, 1),
+            retry_in=round(pause, 1),
         )
-        await self._timing.sleep(delay)
+        if pause:
+            await self._timing.sleep(pause)
 
     # Listing
 
@@ -147,8 +156,7 @@ class Reflector:
 
     async def _list_pages(self, version: str, limit: int) -> None:
         listing = self._inventory.listing()
-        size = {"limit": str(limit)} if limit else {}
-        params = {**self._selectors, **size, **({"resourceVersion": version} if version else {})}
+        params = self._queries.first_page(version, limit)
         for _ in range(MOST_PAGES):
             metadata = await self._list_page(params, listing)
             if not metadata.token:
@@ -157,7 +165,7 @@ class Reflector:
             if metadata.token == params.get("continue"):
                 break
             self._paging_honoured = True
-            params = {**self._selectors, **size, "continue": metadata.token}
+            params = self._queries.next_page(metadata.token, limit)
         raise UnreachableError(f"the list has no end: a page leads to itself, or there are more than {MOST_PAGES:,}")
 
     async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
@@ -180,6 +188,7 @@ class Reflector:
         self._pass_on()
         self._resource_version = version
         self._must_list = False
+        self._retry_policy.listed()
         self._log.info("list.complete", objects=self.known, resource_version=version)
 
     # Watching
@@ -189,7 +198,9 @@ class Reflector:
         started = self._timing.clock()
         events = self.statistics.events
         self.statistics.watches += 1
-        stream = self._requests.stream(self._kind.path, self._watch_parameters(streaming=listing is not None))
+        seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
+        query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
+        stream = self._requests.stream(self._kind.path, query)
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing):
@@ -200,24 +211,11 @@ class Reflector:
                     self._pass_on()
         finally:
             self._pass_on()  # changes that arrived before a failure are valid
+        self._retry_policy.allowed()
         if listing is not None:
             raise StreamingUnsupportedError("the stream ended before its initial events did")
         if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
             raise UnreachableError("the server ended a watch at once, without a word")
-
-    def _watch_parameters(self, *, streaming: bool) -> dict[str, str]:
-        timeout = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
-        params = {
-            **self._selectors,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(timeout)),
-        }
-        if streaming:
-            params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-        if self._resource_version:
-            params["resourceVersion"] = self._resource_version
-        return params
 
     async def _next(self, stream: LineStream, listing: Listing | None) -> Sequence[bytes] | None:
         """The next lines, or None at the end of the stream."""
@@ -228,8 +226,8 @@ class Reflector:
             silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
             raise UntrustedStreamError(silence) from error
         except ApiError as error:
-            if listing is not None and error.status in NO_STREAMING and not error.lacks_field_selector:
-                raise StreamingUnsupportedError(str(error)) from error
+            if listing is not None and error.may_lack_streaming:
+                raise StreamingUnsupportedError(str(error), is_denial=error.is_denied) from error
             raise
 
     def _take(self, line: bytes, listing: Listing | None) -> bool:
@@ -248,7 +246,7 @@ class Reflector:
 
     def _take_bookmark(self, event: Event, listing: Listing | None) -> bool:
         bookmark = read_identity(event.object)
-        self._backoff.reset()
+        self._retry_policy.progressed()
         self.statistics.events += 1
         if listing is None:
             self._resource_version = bookmark.resource_version
@@ -271,7 +269,7 @@ class Reflector:
             raise UntrustedStreamError(f"the server sent an event of the unknown type {event.type!r}")
         if listing is None:  # initial events are sorted by name, so their versions are in no order
             self._resource_version = version or self._resource_version
-            self._backoff.reset()
+            self._retry_policy.progressed()
 
     def _saw(self, raw: msgspec.Raw, listing: Listing | None) -> str:
         """Record an object that exists. Returns its resourceVersion."""

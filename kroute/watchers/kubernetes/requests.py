@@ -1,22 +1,132 @@
-"""The requests that a reflector makes."""
+"""The requests that a reflector makes, and their counts."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kroute.histogram import Histogram
+from kroute.model.kinds import WatchedKind
+from kroute.watchers.kubernetes.errors import ApiError
+from kroute.watchers.kubernetes.server_presence import ServerPresence
 
 FROM_CACHE = "0"
 """The resourceVersion of the first list: any state in the API server's cache, which spares etcd."""
 NEWEST = ""
 """The resourceVersion of a list that must be consistent."""
-NO_STREAMING = frozenset({400, 403, 404, 422})
-"""Status codes for a streaming list from servers or proxies that do not support it."""
 
 LineStream = AsyncGenerator[Sequence[bytes], None]
 
 
 class Requests(Protocol):
-    """The methods of an API client that a reflector uses."""
+    """The part of an API client that a reflector uses."""
+
+    @property
+    def presence(self) -> ServerPresence:
+        """What all requests have found out about the server."""
 
     async def get(self, path: str, params: Mapping[str, str]) -> bytes: ...
 
     def stream(self, path: str, params: Mapping[str, str]) -> LineStream:
         """The lines of an answer, as they arrive."""
+
+
+class Queries:
+    """The query parameters of one kind's requests."""
+
+    def __init__(self, kind: WatchedKind) -> None:
+        self._selectors = kind.selectors
+
+    def refused(self, error: ApiError) -> bool:
+        """Leave the field selector out from now on if the server refused it. Returns whether it did.
+
+        `WatchedKind.selects` still applies.
+        """
+        return error.lacks_field_selector and self._selectors.pop("fieldSelector", None) is not None
+
+    def first_page(self, version: str, limit: int) -> dict[str, str]:
+        """A list that is at least as new as `version`, in pages of `limit` objects (0: in one)."""
+        query = {**self._selectors, "limit": str(limit)} if limit else dict(self._selectors)
+        return query | ({"resourceVersion": version} if version else {})
+
+    def next_page(self, token: str, limit: int) -> dict[str, str]:
+        """The page that the token of the page before leads to."""
+        return self.first_page(NEWEST, limit) | {"continue": token}
+
+    def watch(self, version: str | None, seconds: float, *, streaming: bool) -> dict[str, str]:
+        """A watch from `version` on that the server ends after so many seconds; `streaming`: it lists first."""
+        query = self._selectors | {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
+        if streaming:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        return query | ({"resourceVersion": version} if version else {})
+
+
+@dataclass
+class ReflectorStatistics:
+    """The counts since the reflector was created. `denied` counts the failures with status 401 or 403."""
+
+    lists: int = 0
+    watches: int = 0
+    events: int = 0
+    failures: int = 0
+    denied: int = 0
+
+
+LATENCY_BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Upper bounds, in seconds, of the histogram of latencies: those of client-go
+(component-base/metrics/prometheus/restclient)."""
+
+NO_ANSWER = "<error>"
+"""The status of a request without an answer, as client-go writes it."""
+
+
+class RequestSeries(msgspec.Struct):
+    """The requests of one method to one server: by status, how many took how long in each range, and all seconds."""
+
+    host: str
+    method: str
+    codes: dict[str, int]
+    buckets: list[int]
+    seconds: float
+
+
+class RequestUnderway:
+    """A request that is being made; `status` is set when the head of its answer arrives."""
+
+    status: int | None = None
+
+
+class RequestStatistics:
+    """The counts since the start. A request is over when the head of its answer has arrived: a watch goes on then."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], dict[str, int]] = {}
+        self._latencies: dict[tuple[str, str], Histogram] = {}
+
+    @contextmanager
+    def measured(self, server: str, method: str) -> Iterator[RequestUnderway]:
+        """Count the request that the block makes to the server of this URL."""
+        began, request = time.monotonic(), RequestUnderway()
+        try:
+            yield request
+        finally:
+            self.answered(urlsplit(server).netloc, method, request.status, time.monotonic() - began)
+
+    def answered(self, host: str, method: str, status: int | None, seconds: float) -> None:
+        """Count a request; `status` is None if no answer arrived."""
+        codes = self._codes.setdefault((host, method), {})
+        code = NO_ANSWER if status is None else str(status)
+        codes[code] = codes.get(code, 0) + 1
+        self._latencies.setdefault((host, method), Histogram(LATENCY_BOUNDS)).observe(seconds)
+
+    def series(self) -> list[RequestSeries]:
+        """The counts by server and method."""
+        return [
+            RequestSeries(host, method, dict(codes), latency.counts, latency.sum)
+            for (host, method), codes in self._codes.items()
+            for latency in (self._latencies[host, method],)
+        ]

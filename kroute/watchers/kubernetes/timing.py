@@ -1,15 +1,32 @@
-"""How long a reflector waits, and for what."""
+"""How long a reflector waits, and for what.
+
+An API server that has just started answers 403 for everything until it has read its roles, and 410 to a watch although
+nothing was missed. So a refusal is asked about again within seconds, and counts when it has lasted; and a kind whose
+resourceVersion is too old is listed at once. Where a server wants to be spared, it says so: a pause that it asks for
+(Retry-After) is kept, and a random part of it added, which spreads the agents of a cluster. How long a server that does
+not answer is waited for is said in `server_presence`.
+"""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kroute.backoff import Backoff
+from kroute.watchers.kubernetes.errors import ApiError
 
-FIRST_RETRY, LAST_RETRY = 0.8, 30.0
-"""Seconds, as in client-go's reflector. Each pause is lengthened by a random part of itself, so the longest is 60 s."""
+FIRST_RETRY, LAST_RETRY = 0.8, 8.0
+"""Seconds. Each pause is lengthened by a random part of itself. client-go's reflector begins alike, but grows to 30 s,
+also where nothing listens; here only what the server has answered with an error waits so."""
+FIRST_DOUBT, LAST_DOUBT = 0.25, 1.0
+"""Seconds between a refusal (401, 403) and the next try while it may be a starting server's; a random part is added."""
+DOUBTED_FOR = 10.0
+"""Seconds that a refusal must last to count as one."""
+RELISTED_AT_ONCE_AFTER = 10.0
+"""Seconds since the last list from which on a kind is listed again at once. A server that expires every version at once
+is asked ever more slowly."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +46,52 @@ class Timing:
 
     def backoff(self) -> Backoff:
         return Backoff(FIRST_RETRY, LAST_RETRY, self.rng)
+
+
+class RetryPolicy:
+    """The failures of one reflector."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._backoff = timing.backoff()
+        self._doubt = Backoff(FIRST_DOUBT, LAST_DOUBT, timing.rng)
+        self._denied_since: float | None = None
+        self._listed_at = -math.inf
+        self.is_denied = False
+        """Whether the server has refused for so long that it means it."""
+
+    def listed(self) -> None:
+        """Note that a list was complete."""
+        self._listed_at = self._timing.clock()
+        self.allowed()
+
+    def progressed(self) -> None:
+        """Note a change or a bookmark: the next failure is the first one again."""
+        self._backoff.reset()
+        self.allowed()
+
+    def allowed(self) -> None:
+        """Note that the server has answered otherwise than with a refusal."""
+        self._denied_since, self.is_denied = None, False
+        self._doubt.reset()
+
+    def pause(self, error: ApiError, *, while_watching: bool) -> float:
+        """Seconds until the next try after this failure of a list or of a watch."""
+        if error.is_denied:
+            return self._pause_after_refusal()
+        self.allowed()
+        if error.retry_after is not None:
+            return max(error.retry_after, FIRST_RETRY) * (1.0 + self._timing.rng.random())
+        if error.is_expired and while_watching and self._has_list_for(RELISTED_AT_ONCE_AFTER):
+            return 0.0
+        return self._backoff.delay()
+
+    def _pause_after_refusal(self) -> float:
+        now = self._timing.clock()
+        if self._denied_since is None:
+            self._denied_since = now
+        self.is_denied = now - self._denied_since >= DOUBTED_FOR
+        return self._backoff.delay() if self.is_denied else self._doubt.delay()
+
+    def _has_list_for(self, seconds: float) -> bool:
+        return self._timing.clock() - self._listed_at >= seconds

@@ -22,6 +22,7 @@ from kroute.watchers.kubernetes.decoding import Malformed, ObjectDecoder, read_e
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, LONGEST_PAUSE, ApiError
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.kubernetes.server_presence import ServerPresence
 from kroute.watchers.manifests.file import UnreadableError, read_manifest
 from tests.apiserver.encoding import encode
 from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
@@ -49,6 +50,7 @@ class Answers:
         self._lists = [before]
         self._watches: list[list[bytes] | ApiError] = [REFUSED, *([lines] if lines else [])]
         self._after = after
+        self.presence = ServerPresence()
         self.done = asyncio.Event()
 
     async def get(self, _path: str, _params: Mapping[str, str]) -> bytes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.model.objects import SERVICE_NAME_LABEL, Applied, EndpointSlice, ObjectKey, ObjectMeta, Service
+from kroute.model.objects import SERVICE_NAME_LABEL, Applied, Deleted, EndpointSlice, ObjectKey, ObjectMeta, Service
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.stage_gate import GOING_LIVE, Stage
 from kroute.telemetry.changes import MOST_OF_A_SERVICE, NETWORK_BOUNDS, ChangeObserver
@@ -18,7 +18,7 @@ class Node:
     def __init__(self) -> None:
         self.now = START
         self.changes = ChangeObserver("node", lambda: self.now, lambda: self.now)
-        self.programming = self.changes.network_programming
+        self.programming = self.changes.network_programming["IPv4"]
 
     def reads(self, triggered: float | None, *, name: str = "web") -> None:
         labels = {SERVICE_NAME_LABEL: name}
@@ -124,3 +124,25 @@ def test_the_time_is_read_out_of_the_annotation(metadata: str, seconds: float | 
     raw = f'{{"metadata":{metadata}}}'.encode()
     assert ObjectDecoder(EndpointSlice).trigger_time(raw) == seconds
     assert ObjectDecoder(Service).trigger_time(raw) is None
+
+
+def test_each_family_is_measured_by_itself(node: Node) -> None:
+    item = EndpointSlice(ObjectMeta("web-6", "default", labels={SERVICE_NAME_LABEL: "web"}), "IPv6")
+    named = EndpointSlice(ObjectMeta("web-n", "default", labels={SERVICE_NAME_LABEL: "web"}), "FQDN")
+    node.changes.read([Applied(item, START), Applied(named, START)])
+    node.passes(node.plans(1), *GOING_LIVE)
+    assert [node.changes.network_programming[family].count for family in ("IPv4", "IPv6")] == [0, 1]
+
+
+def test_changes_are_pending_until_every_stage_is_passed(node: Node) -> None:
+    node.reads(None)
+    node.changes.read([Applied(Service(ObjectMeta("web", "default"))), Applied(Service(ObjectMeta("same", "default")))])
+    assert (node.changes.pending(Service), node.changes.pending(EndpointSlice)) == (2, 1)
+    plans = node.plans(1)
+    assert (node.changes.pending(Service), node.changes.pending(EndpointSlice)) == (1, 1)
+    node.passes(plans, *GOING_LIVE)
+    assert (node.changes.pending(Service), node.changes.pending(EndpointSlice)) == (0, 0)
+    node.changes.read([Deleted(EndpointSlice, ObjectKey("default", "web-1"))])
+    assert node.changes.pending(EndpointSlice) == 1
+    node.plans()
+    assert node.changes.pending(EndpointSlice) == 0

@@ -1,50 +1,31 @@
 """A problem becomes one log line and one Event, once for each Service and cause."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
+import re
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
-from kroute.settings import Settings
-from kroute.telemetry.events import NOTE_LIMIT, EventRecorder
-from kroute.watchers.kubernetes.api import Api as KubernetesApi
-from tests.apiserver.server import ApiServer
+from kroute.telemetry.event_writer import NOTE_LIMIT
+from kroute.telemetry.events import EventRecorder
+from kroute.telemetry.spam_filter import SIMILAR
+from kroute.watchers.kubernetes.errors import ApiError
+from tests.fakes.events import Events
 
 KEY = ObjectKey("default", "web")
 PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=fast", "fast is not a scheduler. " * 100)
 
 
-class Api:
-    """Keeps what was created; refuses what a test says."""
-
-    def __init__(self) -> None:
-        self.created: list[tuple[str, dict[str, Any]]] = []
-        self.refuse = 0
-        self._arrived = asyncio.Semaphore(0)
-
-    async def create(self, path: str, body: dict[str, Any]) -> None:
-        if self.refuse:
-            self.refuse -= 1
-            raise ConnectionError("refused")
-        self.created.append((path, body))
-        self._arrived.release()
-
-    async def holds(self, count: int) -> None:
-        for _ in range(count):
-            await self._arrived.acquire()
-
-
-async def written(recorder: EventRecorder, api: Api, count: int) -> None:
+async def written(recorder: EventRecorder, api: Events, count: int) -> None:
+    """Let the recorder run until there were so many answers."""
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         task = group.create_task(recorder.run())
-        await api.holds(count)
+        await api.answers(count)
         task.cancel()
 
 
 async def test_an_event_names_the_service_the_cause_and_the_node() -> None:
-    api = Api()
-    recorder = EventRecorder("node1", lambda key: f"uid-of-{key.name}", api.create)
+    api = Events()
+    recorder = EventRecorder("node1", lambda key: f"uid-of-{key.name}", api)
     recorder.report(KEY, PROBLEM)
     await written(recorder, api, 1)
     [(path, event)] = api.created
@@ -52,14 +33,15 @@ async def test_an_event_names_the_service_the_cause_and_the_node() -> None:
     assert event["type"] == "Warning"
     assert event["reason"] == "InvalidAnnotation"
     assert len(event["note"]) == NOTE_LIMIT
+    assert re.fullmatch(r"web\.[0-9a-f]{16}", event["metadata"]["name"])
     assert event["regarding"]["name"] == "web"
     assert event["regarding"]["uid"] == "uid-of-web"
     assert event["reportingInstance"] == "node1"
 
 
 async def test_the_same_problem_is_said_once_and_another_value_again() -> None:
-    api = Api()
-    recorder = EventRecorder("node1", lambda _: "", api.create)
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "", api)
     recorder.report(KEY, PROBLEM)
     recorder.report(KEY, PROBLEM)
     recorder.report(KEY, PROBLEM._replace(subject="annotation kroute.io/service.scheduler=slow"))
@@ -68,8 +50,9 @@ async def test_the_same_problem_is_said_once_and_another_value_again() -> None:
 
 
 async def test_a_service_that_comes_back_starts_anew() -> None:
-    api = Api()
-    recorder = EventRecorder("node1", lambda _: "", api.create)
+    api = Events()
+    uids = iter(("uid-1", "uid-2"))
+    recorder = EventRecorder("node1", lambda _: next(uids), api)
     recorder.report(KEY, PROBLEM)
     recorder.forget(KEY)
     recorder.report(KEY, PROBLEM)
@@ -78,12 +61,12 @@ async def test_a_service_that_comes_back_starts_anew() -> None:
 
 
 async def test_an_event_that_is_refused_does_not_stop_the_next() -> None:
-    api = Api()
-    api.refuse = 1
-    recorder = EventRecorder("node1", lambda _: "", api.create)
+    api = Events()
+    api.refusals = [ApiError(403, "Forbidden", "no")]
+    recorder = EventRecorder("node1", lambda _: "", api)
     recorder.report(KEY, PROBLEM)
     recorder.report(ObjectKey("default", "other"), PROBLEM)
-    await written(recorder, api, 1)
+    await written(recorder, api, 2)
     assert [event["regarding"]["name"] for _, event in api.created] == ["other"]
 
 
@@ -93,18 +76,25 @@ async def test_without_an_api_server_problems_are_only_logged() -> None:
     await recorder.run()
 
 
-async def test_the_api_server_takes_the_event(tmp_path: Path) -> None:
-    async with ApiServer() as server:
-        settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"))
-        async with await KubernetesApi.open(settings) as api:
-            api_calls = Api()
+async def test_the_same_problem_again_is_counted() -> None:
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "", api)
+    recorder.report(KEY, PROBLEM)
+    await written(recorder, api, 1)
+    recorder.report(KEY, PROBLEM)
+    await written(recorder, api, 1)
+    [event] = api.objects.values()
+    assert event["series"]["count"] == 2
 
-            async def create(path: str, body: dict[str, Any]) -> None:
-                await api.create(path, body)
-                await api_calls.create(path, body)
 
-            recorder = EventRecorder("node1", lambda _: "", create)
-            recorder.report(KEY, PROBLEM)
-            await written(recorder, api_calls, 1)
-        [event] = server.objects("Event")
-    assert event["metadata"]["name"].startswith("web.")
+async def test_similar_problems_are_counted_with_the_event_for_all_of_them() -> None:
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "", api)
+    for number in range(SIMILAR + 5):
+        recorder.report(KEY, PROBLEM._replace(subject=f"annotation {number}"))
+    recorder.report(KEY, PROBLEM._replace(subject=f"annotation {SIMILAR}"))
+    await written(recorder, api, SIMILAR + 1)
+    *others, combined = api.objects.values()
+    assert combined["note"].startswith("(combined from similar problems)")
+    assert combined["series"]["count"] == 6
+    assert not any("series" in event for event in others)

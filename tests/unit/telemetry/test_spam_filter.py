@@ -6,7 +6,8 @@ import structlog
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
-from kroute.telemetry.events import MOST_SAID, QUEUE_LIMIT, EventRecorder
+from kroute.telemetry.event_writer import QUEUE_LIMIT
+from kroute.telemetry.events import MOST_SAID, EventRecorder
 from kroute.telemetry.spam_filter import (
     BURST,
     BURST_IN_ALL,
@@ -17,7 +18,8 @@ from kroute.telemetry.spam_filter import (
     Decision,
     SpamFilter,
 )
-from tests.unit.telemetry.test_events import Api, written
+from tests.fakes.events import Events
+from tests.unit.telemetry.test_events import written
 
 KEY, VICTIM = ObjectKey("default", "web"), ObjectKey("default", "victim")
 
@@ -48,7 +50,7 @@ def test_similar_ones_become_one_for_a_time() -> None:
     clock = Clock()
     spam_filter = SpamFilter(clock)
     decisions = [spam_filter.judge(KEY, "InvalidExternalIP") for _ in range(20)]
-    assert decisions == [Decision.SAY] * SIMILAR + [Decision.COMBINE] + [Decision.DROP] * 9
+    assert decisions == [Decision.SAY] * SIMILAR + [Decision.COMBINE] + [Decision.ADD] * 9
     assert spam_filter.judge(KEY, "InvalidPort") is Decision.SAY
     clock.now += SIMILAR_WITHIN
     assert spam_filter.judge(KEY, "InvalidExternalIP") is Decision.SAY
@@ -71,8 +73,8 @@ def test_so_many_objects_are_remembered() -> None:
 
 
 async def test_sixty_thousand_problems_make_a_handful_of_lines_and_events() -> None:
-    api = Api()
-    recorder = EventRecorder("node1", lambda _: "", api.create, Clock())
+    api = Events()
+    recorder = EventRecorder("node1", lambda _: "", api, Clock())
     with structlog.testing.capture_logs() as lines:
         for number in range(60_000):
             recorder.report(KEY, Problem("InvalidExternalIP", f"externalIP {number}", f"{number} is not served"))
@@ -102,7 +104,7 @@ def test_edits_do_not_fill_the_memory_and_a_new_service_does_not_empty_the_bucke
 
 def test_a_full_queue_is_one_line() -> None:
     clock = Clock()
-    recorder = EventRecorder("node1", lambda _: "", Api().create, clock)
+    recorder = EventRecorder("node1", lambda _: "", Events(), clock)
     with structlog.testing.capture_logs() as lines:
         for number in range(QUEUE_LIMIT + 50):
             clock.now += 1

@@ -91,7 +91,7 @@ async def test_the_plans_are_those_of_an_agent(manifests: Settings, monkeypatch:
     assert [str(it.key) for it in await plan.plans_of(manifests)] == [str(NodePlan.key), "default/web"]
 
 
-CHANGE = PlannedChange("default/web", "address", "add", "bind 10.96.0.10 (kube-dummy-if)")
+CHANGE = PlannedChange("default/web", "address", "add", "bind 10.96.0.10 (kube-ipvs0)")
 RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
 
 
@@ -104,7 +104,7 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
             2,
             [
                 "default/web",
-                "  + bind 10.96.0.10 (kube-dummy-if)",
+                "  + bind 10.96.0.10 (kube-ipvs0)",
                 "(no Service)",
                 "  ~ write the IPv4 rules",
                 "2 changes",

@@ -16,7 +16,7 @@ from tests.fakes.monitor import FakeMonitor
 from tests.fakes.next_hops import FakeNextHops
 from tests.unit.watching import eventually, running
 
-DUMMY = "kube-dummy-if"
+DUMMY = "kube-ipvs0"
 
 
 def no_default_route(_family: socket.AddressFamily) -> str | None:
@@ -83,13 +83,13 @@ async def test_an_interface_keeps_its_place_while_it_has_no_address(kernel: Fake
 
 
 async def test_vips_of_a_proxy_that_is_leaving_are_not_the_nodes_own(kernel: FakeKernel) -> None:
-    kernel.add_link("kube-ipvs0", kind="dummy", up=False)
-    kernel.add_address("kube-ipvs0", "10.96.0.2", 32)
+    kernel.add_link("kube-dummy-if", kind="dummy", up=False)
+    kernel.add_address("kube-dummy-if", "10.96.0.2", 32)
     told: list[NodeInterfaces] = []
     async with running(watcher(kernel, told).run()):
         await eventually(lambda: len(told) == 1)
-        kernel.add_address("kube-ipvs0", "10.96.0.3", 32)
-        kernel.delete_link("kube-ipvs0")
+        kernel.add_address("kube-dummy-if", "10.96.0.3", 32)
+        kernel.delete_link("kube-dummy-if")
         kernel.add_address("eth0", "192.168.123.7", 24)
         await eventually(lambda: len(told) == 2)
     assert [it.own for it in told] == [{"192.168.123.249"}, {"192.168.123.249", "192.168.123.7"}]

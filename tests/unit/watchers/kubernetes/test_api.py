@@ -242,27 +242,38 @@ class TestAnswers:
 
     async def test_objects_are_created(self) -> None:
         async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
-            path = "/apis/events.k8s.io/v1/namespaces/shop/events"
-            await api.create(path, {"metadata": {"name": "e"}, "reason": "UnknownScheduler"})
-            (event,) = server.objects("Event")
-            assert event["reason"] == "UnknownScheduler"
+            path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+            lease = {"metadata": {"name": "director"}, "spec": {"holderIdentity": "one"}}
+            await api.create(path, lease)
             with pytest.raises(ApiError, match="409 AlreadyExists"):
-                await api.create(path, {"metadata": {"name": "e"}})
+                await api.create(path, lease)
+            (stored,) = server.objects("Lease")
+            assert stored["spec"] == lease["spec"]
+
+    async def test_objects_are_patched(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            server.apply(service("web", annotation="old"))
+            path = "/api/v1/namespaces/default/services"
+            await api.patch(f"{path}/web", {"spec": {"annotation": "new"}})
+            (patched,) = server.objects("Service")
+            assert patched["spec"]["annotation"] == "new"
+            with pytest.raises(ApiError, match="404 NotFound"):
+                await api.patch(f"{path}/other", {"spec": {}})
 
     async def test_lines_come_whole_whatever_the_pieces(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer(second=0.1) as server, await Api.open(settings(master=server.url)) as api:
             sizes = [1, 70_000, 3_000_000, 10]
             for number, size in enumerate(sizes):
                 server.apply(service(f"s{number}", annotation="x" * size))
-            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
+            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "1"})
             lines = [line async for batch in stream for line in batch]
         assert [len(json.loads(line)["object"]["spec"]["annotation"]) for line in lines] == sizes
 
     async def test_a_slow_reader_is_not_read_ahead_of(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer(second=0.1) as server, await Api.open(settings(master=server.url)) as api:
             for number in range(300):
                 server.apply(service(f"s{number}", annotation="x" * 30_000))
-            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "0.1"})
+            stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "1"})
             pieces = []
             async for lines in stream:
                 pieces.append(sum(map(len, lines)))
@@ -296,3 +307,20 @@ def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> N
         "print(V1Service(kind='Service').kind, watch.Watch.__name__)\n"
     )
     assert lines == ["False False", "http://127.0.0.1:1", "0", "Service Watch"]
+
+
+async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them() -> None:
+    async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        await api.get(NODES)
+        await api.get(NODES)
+        with pytest.raises(ApiError):
+            await api.get("/api/v1/no-such-kind")
+        host = server.url.removeprefix("http://")
+        await server.close_port()
+        with pytest.raises(UnreachableError):
+            await api.get(NODES)
+    [series] = api.requests.series()
+    assert (series.host, series.method) == (host, "GET")
+    assert series.codes == {"200": 2, "404": 1, "<error>": 1}
+    assert sum(series.buckets) == 4
+    assert series.seconds > 0

@@ -10,7 +10,7 @@ from kroute.model.kinds import ENDPOINT_SLICES
 from kroute.model.objects import Applied, EndpointSlice, Service
 from kroute.watchers.kubernetes import reflector as reflector_module
 from tests.apiserver import ApiServer, Features
-from tests.unit.watching import Follower, Pauses, eventually, key, labelled, quick, reflecting, service
+from tests.unit.watching import Follower, Pauses, endpoint_slice, eventually, key, quick, reflecting, service
 
 PLAIN = Features(streaming_lists=False)
 
@@ -86,10 +86,7 @@ async def test_requests_name_their_selectors_and_versions(tmp_path: Path, follow
         server.apply(service("a"))
         await follower.until(lambda: bool(follower.items))
         first, second = watches(server)
-        selectors = {
-            "labelSelector": "!service.kubernetes.io/headless",
-            "fieldSelector": "spec.clusterIP!=None",
-        }
+        selectors = {"fieldSelector": "spec.clusterIP!=None"}
         follow = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300", **selectors}
         assert lists(server) == [{**selectors, "limit": "500", "resourceVersion": "0"}]
         assert first == {**follow, "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
@@ -159,7 +156,7 @@ async def test_an_expired_page_leads_to_a_full_list(
         async with reflecting(server, tmp_path, follower, quick(pauses)):
             await follower.until_listed()
             assert follower.names == set("bcde")
-            assert lists(server)[-1].keys() == {"labelSelector", "fieldSelector"}
+            assert lists(server)[-1].keys() == {"fieldSelector"}
             assert pauses.taken == []
 
 
@@ -203,14 +200,15 @@ async def test_an_object_that_the_selector_excludes_is_deleted_and_comes_back(
     tmp_path: Path, follower: Follower, pauses: Pauses
 ) -> None:
     async with ApiServer() as server:
-        server.apply(service("a"))
-        async with reflecting(server, tmp_path, follower, quick(pauses)):
+        server.apply(endpoint_slice("a"))
+        async with reflecting(server, tmp_path, follower, quick(pauses), ENDPOINT_SLICES):
             await follower.until_listed()
-            server.apply(labelled(service("a"), **{"service.kubernetes.io/headless": ""}))
+            assert watches(server)[0]["labelSelector"] == "!service.kubernetes.io/headless"
+            server.apply(endpoint_slice("a", **{"service.kubernetes.io/headless": ""}))
             await follower.until(lambda: not follower.items)
-            server.apply(service("a"))
+            server.apply(endpoint_slice("a"))
             await follower.until(lambda: bool(follower.items))
-    assert follower.take() == ["applied a", "listed Service", "deleted a", "applied a"]
+    assert follower.take() == ["applied a", "listed EndpointSlice", "deleted a", "applied a"]
 
 
 async def test_a_server_that_cannot_select_by_cluster_ip_is_helped_out(

@@ -11,6 +11,7 @@ from kroute.model.kinds import SERVICES
 from kroute.model.objects import Service
 from kroute.watchers.kubernetes.errors import ApiError
 from kroute.watchers.kubernetes.reflector import Reflector
+from kroute.watchers.kubernetes.server_presence import ServerPresence
 from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflecting, running, service
@@ -23,13 +24,13 @@ def listed(server: ApiServer) -> int:
     return sum("sendInitialEvents" in seen.query or "watch" not in seen.query for seen in server.requests)
 
 
-def test_pauses_double_up_to_half_a_minute_and_start_over_after_success() -> None:
+def test_pauses_double_up_to_some_seconds_and_start_over_after_success() -> None:
     class Dice(random.Random):
         def random(self) -> float:
             return 0.5
 
     backoff = Timing(rng=Dice()).backoff()
-    assert [backoff.delay() for _ in range(7)] == [1.5 * base for base in (0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0)]
+    assert [backoff.delay() for _ in range(6)] == [1.5 * base for base in (0.8, 1.6, 3.2, 6.4, 8.0, 8.0)]
     backoff.reset()
     assert backoff.delay() == 1.5 * 0.8
 
@@ -66,6 +67,34 @@ async def test_the_server_says_when_to_come_back(
     assert pauses.taken == [17.0]
 
 
+async def test_a_pause_that_the_server_asks_for_does_not_grow(
+    tmp_path: Path, follower: Follower, pauses: Pauses
+) -> None:
+    async with ApiServer() as server:
+        server.faults.add("answer", status=429, retry_after=1, times=5)
+        async with reflecting(server, tmp_path, follower, quick(pauses)):
+            await follower.until_listed()
+    assert pauses.taken == [1.0] * 5
+
+
+async def test_a_version_that_is_too_old_leads_to_a_list_at_once_but_not_again_and_again(
+    tmp_path: Path, follower: Follower, pauses: Pauses
+) -> None:
+    clock = [0.0]
+    async with ApiServer(features=PLAIN) as server:
+        server.apply(service("a"))
+        async with reflecting(server, tmp_path, follower, quick(pauses, clock=lambda: clock[0])):
+            await follower.until_listed()
+            clock[0] = 100.0
+            for number in range(4):
+                server.store.advance(100 + number)
+                server.compact()
+                server.faults.add("answer", status=410, where="watch")
+                server.end_watches()
+                await eventually(lambda: not server.faults.due and server.watching == 1)
+    assert pauses.taken == [0.8, 1.6, 3.2]
+
+
 async def test_a_change_after_trouble_makes_the_next_pause_short_again(
     tmp_path: Path, follower: Follower, pauses: Pauses
 ) -> None:
@@ -83,10 +112,10 @@ async def test_a_change_after_trouble_makes_the_next_pause_short_again(
 async def test_a_server_that_is_away_is_found_again(tmp_path: Path, follower: Follower, pauses: Pauses) -> None:
     async with ApiServer() as server:
         server.apply(service("a"))
-        async with reflecting(server, tmp_path, follower, quick(pauses)):
+        async with reflecting(server, tmp_path, follower, quick(pauses)) as reflector:
             await follower.until_listed()
             async with server.out_of_reach():
-                await pauses.until(3)
+                await eventually(lambda: reflector.statistics.failures >= 3)
                 server.apply(service("b"))
             await follower.until(lambda: follower.names == {"a", "b"})
             assert listed(server) == 1
@@ -187,6 +216,7 @@ class Scripted:
     """Requests that are answered from a script; after its end every request hangs."""
 
     def __init__(self, *answers: bytes | list[bytes] | ApiError) -> None:
+        self.presence = ServerPresence()
         self._answers = list(answers)
         self.done = asyncio.Event()
 

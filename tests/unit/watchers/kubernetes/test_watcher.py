@@ -1,26 +1,13 @@
 """The cluster is followed by one reflector for each resource."""
 
 from pathlib import Path
-from typing import Any
 
 from kroute.model.objects import EndpointSlice, Node, Service
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
 from tests.apiserver import ApiServer
-from tests.unit.watching import Follower, Pauses, key, labelled, quick, running, service
-
-
-def node(name: str, zone: str = "z1") -> dict[str, Any]:
-    return labelled(
-        {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}}, **{"topology.kubernetes.io/zone": zone}
-    )
-
-
-def endpoint_slice(name: str, **labels: str) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "default"}
-    item = {"kind": "EndpointSlice", "metadata": metadata, "addressType": "IPv4", "endpoints": None}
-    return labelled(item, **{"kubernetes.io/service-name": "web", **labels})
+from tests.unit.watching import Follower, Pauses, endpoint_slice, key, labelled, node, quick, running, service
 
 
 async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: Follower) -> None:
@@ -28,7 +15,7 @@ async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: 
         for item in (service("web"), endpoint_slice("web-1"), node("node1"), node("node2")):
             server.apply(item)
         server.apply(endpoint_slice("headless-1", **{"service.kubernetes.io/headless": ""}))
-        server.apply(labelled(service("headless"), **{"service.kubernetes.io/headless": ""}))
+        server.apply(labelled(service("labelled"), **{"service.kubernetes.io/headless": ""}))
         server.apply(service("none", clusterIP="None"))
         settings = Settings(node_name="node1", kubeconfig=server.kubeconfig(tmp_path / "config"))
         async with await Api.open(settings) as api:
@@ -37,15 +24,16 @@ async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: 
                 await follower.until(lambda: len(follower.listed) == 3)
                 assert follower.items.keys() == {
                     (Service, key("web")),
+                    (Service, key("labelled")),
                     (EndpointSlice, key("web-1")),
                     (Node, key("node1", "")),
                     (Node, key("node2", "")),
                 }
                 server.apply(node("node1", zone="z2"))
                 server.delete("EndpointSlice", "web-1", "default")
-                await follower.until(lambda: len(follower.items) == 3 and "z2" in str(follower.items))
+                await follower.until(lambda: len(follower.items) == 4 and "z2" in str(follower.items))
                 assert {kind: it.known for kind, it in watcher.reflectors.items()} == {
-                    "Service": 1,
+                    "Service": 2,
                     "EndpointSlice": 0,
                     "Node": 2,
                 }

@@ -213,7 +213,6 @@ async def test_what_does_not_concern_this_proxy_is_left_out(tmp_path: Path) -> N
         tmp_path,
         "a.json",
         service("headless", clusterIP="None"),
-        labelled(service("other"), **{"service.kubernetes.io/headless": ""}),
         labelled(slice_, **{"service.kubernetes.io/headless": ""}),
         {"kind": "Deployment", "metadata": {"name": "web"}},
         service("web"),

@@ -1,0 +1,56 @@
+"""One agent, one restart of the API stand-in: when a change that was made meanwhile is in the kernel."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import phases
+from bench.node import node_under_test
+from bench.session import Session
+from bench.workload import PORT, TARGET_PORT, Workload
+from tests.apiserver.restart import Restart
+
+SERVICES, ENDPOINTS = 100, 10
+AWAY = (10.0, 29.0)
+"""Seconds for which the port is closed, as kube-proxy and kube-router were measured."""
+_LATEST = 120.0
+_LOOK_EVERY = 0.05
+
+
+async def measure(runs: int, say: Callable[[str], None]) -> list[dict[str, float]]:
+    """Seconds from /readyz to the changed endpoint in the kernel (negative: before), for each run of each outage."""
+    figures = []
+    async with node_under_test() as node, Session.open(node, Workload(SERVICES, ENDPOINTS)) as session:
+        await session.start_agent(phases.NEVER)
+        for number in range(runs):
+            for away in AWAY:
+                seconds = await _one(session, away, number)
+                figures.append({"away": away, "seconds": seconds})
+                say(f"away for {away:g} s: the change was in the kernel {seconds:+.2f} s after /readyz")
+        await node.ask("stop")
+    return figures
+
+
+async def _one(session: Session, away: float, number: int) -> float:
+    restart = Restart.recorded().lasting(away)
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        restarting = group.create_task(_moment_of(restart.of(session.api)))
+        await asyncio.sleep((restart.broken + restart.listening) / 2)
+        session.change_slice(session.next_slice(number))
+        await asyncio.sleep(began + restart.listening - time.monotonic())
+        changed = group.create_task(_moment_of(_in_kernel(session)))
+    return changed.result() - restarting.result()
+
+
+async def _in_kernel(session: Session) -> None:
+    expected: dict[str, Any] = {"expected": session.expected_table(), "port": PORT, "target_port": TARGET_PORT}
+    async with asyncio.timeout(_LATEST):
+        while await session.node.ask("differences", **expected):  # noqa: ASYNC110  the kernel sets no event
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+async def _moment_of(step: Any) -> float:
+    await step
+    return time.monotonic()

@@ -1,0 +1,67 @@
+"""The figures of an outage as tables, and their place in docs/performance.md."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.outage.measure import ENDPOINTS, SERVICES
+from bench.report import put_between
+
+BEGIN = "<!-- written by make bench, outage: begin -->\n"
+END = "<!-- written by make bench, outage: end -->\n"
+
+PEERS: Sequence[tuple[str, Mapping[float, float]]] = (
+    ("kube-proxy 1.36", {10.0: 11.0, 29.0: 45.0}),
+    ("kube-router 2.11", {10.0: 14.0, 29.0: 30.0}),
+    ("kroute with client-go's back-off", {10.0: 30.0, 29.0: 61.0}),
+)
+"""Seconds with a real kube-apiserver of 1.36, by how long it was away."""
+
+_COLUMNS: Sequence[tuple[str, str]] = (
+    ("half", "half of them"),
+    ("nearly_all", "99 %"),
+    ("all", "all"),
+    ("lists", "lists"),
+    ("answered", "requests"),
+    ("denied", "of these 403"),
+    ("refused", "429"),
+    ("peak", "in flight"),
+    ("connections_refused", "connections refused"),
+)
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The tables of one result."""
+    lines = [f"Measured {result['when']} at `{result['commit']}`, lab `{result['lab']}`.", ""]
+    lines += ["| /readyz to the changed endpoint in the kernel | away for 10 s | away for 29 s |", "|---|---:|---:|"]
+    lines.append(f"| **kroute**, {SERVICES} Services x {ENDPOINTS} | {' | '.join(_spans(result.get('agent', ())))} |")
+    lines += [f"| {name} | {seconds[10.0]:.0f} s | {seconds[29.0]:.0f} s |" for name, seconds in PEERS]
+    lines += ["", f"| away | a list costs | processors | agents | {' | '.join(title for _, title in _COLUMNS)} |"]
+    lines.append(f"|---|---|---:|---|{'---:|' * len(_COLUMNS)}")
+    lines += [_herd_row(run) for run in result.get("herd", ())]
+    return "\n".join(lines) + "\n"
+
+
+def _spans(agent: Sequence[Mapping[str, float]]) -> list[str]:
+    """For each outage the earliest and the latest moment."""
+    spans = []
+    for away in sorted({run["away"] for run in agent}):
+        seconds = [run["seconds"] for run in agent if run["away"] == away]
+        spans.append(f"{min(seconds):.2f} to {max(seconds):.2f} s")
+    return spans
+
+
+def _herd_row(run: Mapping[str, Any]) -> str:
+    outcome = run["outcome"]
+    cells = (
+        f"{outcome[name]:.1f} s" if isinstance(outcome[name], float) else f"{outcome[name]:,}" for name, _ in _COLUMNS
+    )
+    name = f"{run['agents']:,} {outcome['client']}"
+    capacity = run["capacity"]
+    cost = f"{capacity['list_seconds'] * 1000:g} ms | {capacity['processors']}"
+    return f"| {run['away']:g} s | {cost} | {name} | {' | '.join(cells)} |"
+
+
+def publish(result: Mapping[str, Any], page: Path) -> None:
+    """Put the tables into the page. Raises ValueError if it has no place for them."""
+    put_between(page, BEGIN, END, markdown(result))

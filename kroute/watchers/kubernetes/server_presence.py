@@ -1,0 +1,109 @@
+"""Whether the API server answers: one knowledge for all that ask it, so that they find a returning server together.
+
+While it is away, requests take turns: one asks on behalf of all, after a pause that depends on what asking costs. Where
+nothing listens, the kernel refuses the connection, which costs a server nothing, so the pauses are short, and their
+random lengths are what spreads the agents of a cluster over the first second after its return. Where nobody answers at
+all, a connection may be lost halfway, at a load balancer that has no server left, for example, so the pauses grow. The
+first answer, whatever it says, ends the waiting of all.
+
+A watch that is open when the server closes its port lives on until the server has ended. It needs nothing, and nobody
+asks.
+"""
+
+import asyncio
+import errno
+import random
+
+import structlog
+
+from kroute.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+REFUSED_PAUSE = 0.5
+"""Seconds between two refused connections; a random part of it is added. The SYN and the kernel's reset are all that
+they cost."""
+FIRST_SILENT_PAUSE, LAST_SILENT_PAUSE = 0.8, 2.0
+"""Seconds between attempts that nobody answers; a random part is added. An attempt itself takes up to
+`api.CONNECT_TIMEOUT`, in which the kernel sends its SYN after 0, 1, 3 and 7 s: a server that returns is found within
+some 5 s."""
+_COSTS_NOTHING = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE, errno.ENFILE})
+
+
+class ServerPresence:
+    """Presence of one server. All methods are called in the event loop, whose clock counts."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()  # noqa: S311  it spreads attempts, and guards nothing
+        self._present = asyncio.Event()
+        self._present.set()
+        self._since = 0.0
+        self._refuses = False
+        self._due = 0.0
+        self._silent = Backoff(FIRST_SILENT_PAUSE, LAST_SILENT_PAUSE, self._rng)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last request had no answer."""
+        return not self._present.is_set()
+
+    def answered(self) -> None:
+        """Note an answer of any kind: the server is there, and everybody who waits goes on."""
+        if self.is_away:
+            log.info("api.back", away_for=round(_now() - self._since, 1))
+            self._silent.reset()
+            self._present.set()
+
+    def missed(self, said: str, *, refused: bool) -> None:
+        """Note that a request had no answer; `said` says it to people. `refused`: it has cost no server anything."""
+        if not self.is_away:
+            log.warning("api.away", error=said, next="asked until it answers; what is in the kernel stays")
+            self._since = _now()
+            self._present.clear()
+        elif refused == self._refuses:
+            return
+        self._refuses = refused
+        self._due = _now() + self.pause()
+
+    def pause(self) -> float:
+        """Seconds until the server, which is away, is asked again."""
+        return REFUSED_PAUSE * (1.0 + self._rng.random()) if self._refuses else self._silent.delay()
+
+    async def turn(self) -> None:
+        """Return when the caller may ask: at once if the server is there, else when it has answered, or is to be asked.
+
+        Of all that wait, one returns whenever it is to be asked. The others do not depend on what becomes of it.
+        """
+        while self.is_away:
+            if (left := self._due - _now()) <= 0:
+                self._due = _now() + self.pause()
+                return
+            await self.sleep(left)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, but if the server is away, only until it answers."""
+        if not self.is_away:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._present.wait()
+        except TimeoutError:
+            return
+
+    async def returned(self) -> None:
+        """Wait, without asking, until the server is there."""
+        await self._present.wait()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def costs_nothing(error: BaseException | None) -> bool:
+    """Whether no server has worked for this attempt: it was refused, or could not leave this machine."""
+    while error is not None:
+        if getattr(error, "errno", None) in _COSTS_NOTHING:
+            return True
+        error = error.__cause__
+    return False
