@@ -16,6 +16,8 @@ class Access:
 
     def __init__(self) -> None:
         self._forbidden: set[tuple[str, str]] = set()
+        self.denies_everything = False
+        """As a server does that has not read its roles yet."""
 
     def forbid(self, verb: str, plural: str) -> None:
         """From now on such a request is answered with 403."""
@@ -24,6 +26,7 @@ class Access:
     def allow_all(self) -> None:
         """Forget every `forbid`."""
         self._forbidden.clear()
+        self.denies_everything = False
 
     def check(self, target: Target, verb: str) -> None:
         """Raises StatusError for what is forbidden."""
@@ -32,7 +35,7 @@ class Access:
 
     def allows(self, verb: str, plural: str) -> bool:
         """Whether a request of this verb is answered."""
-        return (verb, plural) not in self._forbidden
+        return not self.denies_everything and (verb, plural) not in self._forbidden
 
     async def review(self, request: web.Request) -> Object:
         """The review with its status, as the API server writes it."""

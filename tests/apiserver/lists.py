@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tests.apiserver import status
+from tests.apiserver.options import EXACT
 from tests.apiserver.resources import Object, Target
 from tests.apiserver.selectors import Selection
 from tests.apiserver.store import Store
@@ -31,7 +32,8 @@ def list_objects(
     token = _decode_token(query["continue"]) if query.get("continue") else None
     version = query.get("resourceVersion", "")
     if token is None:
-        revision = _revision_to_list(store, version, query.get("resourceVersionMatch", ""))
+        match = query.get("resourceVersionMatch", "")
+        revision = _revision_to_list(store, version, exact=match == EXACT or (not match and limit > 0))
         if version == "0" and watch_cache:
             limit = 0  # what is at hand is given away whole
     else:
@@ -75,13 +77,14 @@ def _page(
     }
 
 
-def _revision_to_list(store: Store, version: str, match: str) -> int:
+def _revision_to_list(store: Store, version: str, *, exact: bool) -> int:
+    """The revision to list. Pages of a version that is not said to match in any way match exactly."""
     if version in {"", "0"}:
         return store.revision
     number = parse_version(version)
     if number > store.revision:
         raise status.version_too_large(number, store.revision)
-    if match != "Exact":
+    if not exact:
         return store.revision
     if number < store.compacted:
         raise status.version_expired(number, store.compacted)
@@ -95,12 +98,18 @@ def parse_version(text: str) -> int:
 
 
 def _decode_token(text: str) -> _Token:
+    """What a token of `_Token.encode` says; raises StatusError for anything else."""
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:
         raise status.bad_continue_token("illegal base64 data at input byte 0") from None
     try:
         value = json.loads(raw)
-        return _Token(value["rv"], value["start"].removeprefix("/").removesuffix("\0"))
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         raise status.bad_continue_token(f"invalid character '\\u{raw[0]:04x}' looking for beginning of value") from None
+    if not isinstance(value, dict) or value.get("v") != "meta.k8s.io/v1" or not value.get("rv"):
+        raise status.bad_continue_token("server does not recognize this encoded version")
+    start = value.get("start") or ""
+    if not start.endswith("\0") or ".." in start:
+        raise status.bad_continue_token(start)
+    return _Token(value["rv"], start.removeprefix("/").removesuffix("\0"))

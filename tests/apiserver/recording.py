@@ -19,8 +19,11 @@ class Recording:
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.name: str = content["name"]
-        self.path: str = content["request"]["path"]
-        self.request_headers: dict[str, str] = content["request"]["headers"]
+        request = content["request"]
+        self.method: str = request.get("method", "GET")
+        self.path: str = request["path"]
+        self.request_headers: dict[str, str] = request.get("headers", {})
+        self.request_body: str | None = request.get("body")
         self._response: dict[str, Any] = content["response"]
         self.status: int = self._response["status"]
         self.headers: dict[str, str] = self._response["headers"]
@@ -28,6 +31,10 @@ class Recording:
     @classmethod
     def load(cls, name: str) -> Self:
         return cls(json.loads((DIRECTORY / f"{name}.json").read_text()))
+
+    @property
+    def is_write(self) -> bool:
+        return self.method != "GET"
 
     @property
     def is_stream(self) -> bool:
@@ -48,6 +55,12 @@ class Recording:
         if "body_base64" in self._response:
             return gzip.decompress(base64.b64decode(self._response["body_base64"]))
         return str(self._response["body"]).encode()
+
+    @property
+    def item(self) -> Object:
+        """The object in any other answer."""
+        item: Object = json.loads(self.body)
+        return item
 
     @property
     def items(self) -> list[Object]:

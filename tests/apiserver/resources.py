@@ -7,7 +7,7 @@ from typing import Any
 Object = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ResourceType:
     kind: str
     plural: str
@@ -19,6 +19,9 @@ class ResourceType:
     zero: Object = field(default_factory=dict)
     """What Go writes for an object of this kind that only has metadata: the rest of a BOOKMARK."""
 
+    core_inside: bool = False
+    """Whether the API server's own type is in the core group, as it then says in what it refuses."""
+
     created_on_update: bool = False
     """Whether PUT makes an object that is not there."""
     unconditional_update: bool = True
@@ -27,6 +30,10 @@ class ResourceType:
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def internal_group(self) -> str:
+        return "" if self.core_inside else self.group
 
     @property
     def qualified(self) -> str:
@@ -57,7 +64,7 @@ LEASES = ResourceType(
     created_on_update=True,
     unconditional_update=False,
 )
-EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None})
+EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None}, core_inside=True)
 
 TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS)
 BY_KIND = {type_.kind: type_ for type_ in TYPES}

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.apiserver.resources import Object, ResourceType
 from tests.apiserver.status import bad_request
+from tests.apiserver.validation import is_label_value, is_qualified_name
 
 Selection = Callable[[Object], bool]
 
@@ -14,24 +15,32 @@ _EQUALITY = re.compile(r"(?P<name>[^=!,]+)(?P<operator>==|=|!=)(?P<value>[^=!,]*
 
 
 def select_labels(text: str) -> Selection:
-    conditions = [_label_condition(term.strip()) for term in re.split(r",(?![^(]*\))", text) if term.strip()]
+    conditions = [_label_condition(term.strip()) for term in re.split(r",(?![^(]*\))", text)] if text.strip() else []
     return lambda item: all(condition(item["metadata"].get("labels") or {}) for condition in conditions)
 
 
 def _label_condition(term: str) -> Callable[[dict[str, str]], bool]:
     if match := _SET.fullmatch(term):
         name, values = match["name"], {value.strip() for value in match["values"].split(",")}
+        _check_term(term, name, *values)
         if match["operator"] == "in":
             return lambda labels: labels.get(name) in values
         return lambda labels: labels.get(name) not in values
     if match := _EQUALITY.fullmatch(term):
-        name, value = match["name"], match["value"]
+        name, value = match["name"].strip(), match["value"].strip()
+        _check_term(term, name, value)
         if match["operator"] == "!=":
             return lambda labels: labels.get(name) != value
         return lambda labels: labels.get(name) == value
+    _check_term(term, term.removeprefix("!"))
     if term.startswith("!"):
         return lambda labels: term[1:] not in labels
     return lambda labels: term in labels
+
+
+def _check_term(term: str, name: str, *values: str) -> None:
+    if not is_qualified_name(name) or not all(map(is_label_value, values)):
+        raise bad_request(f"unable to parse requirement: {term}: this can be neither a label nor its value")
 
 
 def select_fields(text: str, type_: ResourceType, extra_fields: bool) -> Selection:

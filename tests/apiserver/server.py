@@ -1,7 +1,6 @@
 """The stand-in API server itself."""
 
 import asyncio
-import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple, Self
 from aiohttp import web
 from multidict import CIMultiDict
 
-from tests.apiserver import status, writes
-from tests.apiserver.access import ANONYMOUS, REVIEWS, Access
+from tests.apiserver import kubeconfig, options, status, writes
+from tests.apiserver.access import ANONYMOUS, REVIEWS, USER, Access
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
 from tests.apiserver.encoding import EventEncoder, encode, nested
 from tests.apiserver.faults import Fault, Faults, Where
@@ -69,6 +68,7 @@ class ApiServer:
         self.access = Access()
         self.token = token
         self.features = features or Features()
+        self.is_ready = True
         self.requests: list[RequestSeen] = []
         self._host, self._port, self._tls, self._second = host, port, tls, second
         self._watches: dict[Watch, web.Request] = {}
@@ -81,33 +81,45 @@ class ApiServer:
         application.router.add_post("/faults", self._add_fault)
         application.router.add_post("/forbidden", self._forbid)
         application.router.add_post("/deep", self._store_deep)
+        application.router.add_post("/clear", self._clear)
         application.router.add_post(REVIEWS, self._review)
         application.router.add_get("/readyz", self._ready)
         application.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
-        await self._listen()
+        await self.open_port()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         self.end_watches()
         await self._runner.cleanup()
 
-    async def _listen(self) -> None:
+    async def open_port(self) -> None:
+        """Listen. `close_port` ends that; watches that are open stay open."""
         self._site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
         await self._site.start()
         self._port = self._runner.addresses[0][1]
 
+    async def close_port(self) -> None:
+        """Refuse connections, and end those that are idle."""
+        await self._site.stop()
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()
+
+    def break_watches(self) -> None:
+        """Reset the connection of every watch."""
+        for request in self._watches.values():
+            abort(request)
+
     @asynccontextmanager
     async def out_of_reach(self) -> AsyncIterator[None]:
         """Refuse connections; those that are there are reset."""
-        await self._site.stop()
-        for request in self._watches.values():
-            abort(request)
+        await self.close_port()
+        self.break_watches()
         try:
             yield
         finally:
-            await self._listen()
+            await self.open_port()
 
     @property
     def port(self) -> int:
@@ -121,19 +133,7 @@ class ApiServer:
     def kubeconfig(self, path: Path, **user: str) -> Path:
         """Write a kubeconfig file for this server; `user` are fields of the user (default: the server's token)."""
         credentials = user or ({"token": self.token} if self.token else {})
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "test",
-                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-                    "clusters": [{"name": "test", "cluster": {"server": self.url}}],
-                    "users": [{"name": "test", "user": credentials}],
-                }
-            )
-        )
-        return path
+        return kubeconfig.write(path, self.url, credentials)
 
     # Changes, as some other client would make them
 
@@ -172,7 +172,9 @@ class ApiServer:
     # Requests
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok")
+        if self.access.denies_everything:
+            return error_answer(status.forbidden_path("/readyz", USER))
+        return web.Response(text="ok") if self.is_ready else web.Response(status=500, text="[+]ping ok\n")
 
     async def _add_fault(self, request: web.Request) -> web.Response:
         """POST /faults {"kind": "answer", "status": 503, "where": "list", "times": 3}: for a server of its own."""
@@ -185,6 +187,12 @@ class ApiServer:
         wanted: dict[str, Any] = await request.json()
         item = wanted["item"]
         self.apply({**item, "metadata": {**item["metadata"], "managedFields": nested(wanted["levels"])}})
+        return web.json_response({}, status=201)
+
+    async def _clear(self, _request: web.Request) -> web.Response:
+        """POST /clear: forget every object and the history; for a server of its own."""
+        self.store.restore([], self.store.revision + 1)
+        self._encoder.clear()
         return web.json_response({}, status=201)
 
     async def _forbid(self, request: web.Request) -> web.Response:
@@ -240,6 +248,7 @@ class ApiServer:
             return await send_body(request, encode(item), fault, code)
         if target.name is not None:
             return await send_body(request, encode(self._get(target)), fault)
+        options.check(request.query, streaming_lists=self.features.streaming_lists)
         selection = self._selection(request, target)
         if where == "watch":
             return await self._send_watch(request, target, selection, fault)
@@ -260,11 +269,6 @@ class ApiServer:
     async def _send_watch(
         self, request: web.Request, target: Target, selection: Selection, fault: Fault | None
     ) -> web.StreamResponse:
-        if "sendInitialEvents" in request.query and not self.features.streaming_lists:
-            raise status.invalid_options(
-                "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature "
-                "gate is enabled"
-            )
         watch = Watch(self.store, target, request.query, selection, self._second)
         writer = LineWriter(request, fault)
         self._watches[watch] = request
@@ -284,7 +288,7 @@ class ApiServer:
 def _where(request: web.Request) -> Where:
     if request.method != "GET":
         return "write"
-    return "watch" if request.query.get("watch") in {"true", "1"} else "list"
+    return "watch" if request.query.get("watch") in options.TRUE else "list"
 
 
 def _verb(request: web.Request, target: Target) -> str:

@@ -1,5 +1,6 @@
 """Errors as the API answers them."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.apiserver.resources import ResourceType, Target
@@ -58,15 +59,16 @@ def forbidden(target: Target, verb: str, user: str) -> StatusError:
     )
 
 
+def forbidden_path(path: str, user: str) -> StatusError:
+    return StatusError(403, "Forbidden", f'forbidden: User "{user}" cannot get path "{path}"')
+
+
 def no_such_path() -> StatusError:
     return StatusError(404, "NotFound", "the server could not find the requested resource", details={})
 
 
 def no_such_object(type_: ResourceType, name: str) -> StatusError:
-    group = {"group": type_.group} if type_.group else {}
-    return StatusError(
-        404, "NotFound", f'{type_.qualified} "{name}" not found', details={"name": name, **group, "kind": type_.plural}
-    )
+    return StatusError(404, "NotFound", f'{type_.qualified} "{name}" not found', details=_resource(type_, name))
 
 
 def bad_request(message: str) -> StatusError:
@@ -112,7 +114,42 @@ def invalid_options(problem: str) -> StatusError:
 
 def already_exists(type_: ResourceType, name: str) -> StatusError:
     return StatusError(
-        409, "AlreadyExists", f'{type_.qualified} "{name}" already exists', details={"name": name, "kind": type_.plural}
+        409, "AlreadyExists", f'{type_.qualified} "{name}" already exists', details=_resource(type_, name)
+    )
+
+
+def invalid(type_: ResourceType, name: str, causes: Sequence[Mapping[str, str]]) -> StatusError:
+    """Each cause has a field, a reason and a problem."""
+    problems = [f"{cause['field']}: {cause['problem']}" for cause in causes]
+    kind = f"{type_.kind}.{type_.internal_group}" if type_.internal_group else type_.kind
+    return StatusError(
+        422,
+        "Invalid",
+        f'{kind} "{name}" is invalid: {problems[0] if len(problems) == 1 else "[" + ", ".join(problems) + "]"}',
+        details={
+            "name": name,
+            **({"group": type_.internal_group} if type_.internal_group else {}),
+            "kind": type_.kind,
+            "causes": [
+                {"reason": cause["reason"], "message": cause["problem"], "field": cause["field"]} for cause in causes
+            ],
+        },
+    )
+
+
+def version_on_create() -> StatusError:
+    return StatusError(500, "", "resourceVersion should not be set on objects to be created")
+
+
+def undecodable(type_: ResourceType, problem: str) -> StatusError:
+    return bad_request(f'{type_.kind} in version "{type_.version}" cannot be handled as a {type_.kind}: {problem}')
+
+
+def wrong_media_type(accepted: Sequence[str]) -> StatusError:
+    return StatusError(
+        415,
+        "UnsupportedMediaType",
+        "the body of the request was in an unknown format - accepted media types include: " + ", ".join(accepted),
     )
 
 
@@ -131,4 +168,8 @@ def conflict(type_: ResourceType, name: str) -> StatusError:
         f'Operation cannot be fulfilled on {type_.qualified} "{name}": the object has been modified; '
         "please apply your changes to the latest version and try again"
     )
-    return StatusError(409, "Conflict", message, details={"name": name, "kind": type_.plural})
+    return StatusError(409, "Conflict", message, details=_resource(type_, name))
+
+
+def _resource(type_: ResourceType, name: str) -> dict[str, Any]:
+    return {"name": name, **({"group": type_.group} if type_.group else {}), "kind": type_.plural}

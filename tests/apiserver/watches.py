@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from tests.apiserver import status
 from tests.apiserver.lists import parse_version
+from tests.apiserver.options import TRUE
 from tests.apiserver.resources import Object, Target
 from tests.apiserver.selectors import Selection
 from tests.apiserver.store import Store, StoredEvent
@@ -32,21 +33,15 @@ class Watch:
         self._target = target
         self._selection = selection
         self._second = second
-        self._bookmarks = query.get("allowWatchBookmarks") in {"true", "1"}
-        self._initial_events = query.get("sendInitialEvents") in {"true", "1"}
+        self._bookmarks = query.get("allowWatchBookmarks") in TRUE
+        self._initial_events = query.get("sendInitialEvents") in TRUE
         self._timeout = float(query.get("timeoutSeconds") or DEFAULT_TIMEOUT)
         version = query.get("resourceVersion", "")
         self._from_now = version in {"", "0"} or self._initial_events
         self._position = store.revision if self._from_now else parse_version(version)
         wanted = parse_version(version or "0")
-        if self._initial_events:
-            if query.get("resourceVersionMatch") != "NotOlderThan":
-                raise status.invalid_options(
-                    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to "
-                    "NotOlderThan"
-                )
-            if wanted > store.revision:
-                raise status.version_too_large(wanted, store.revision)
+        if self._initial_events and wanted > store.revision:
+            raise status.version_too_large(wanted, store.revision)
         self.ended = False
 
     def end(self) -> None:

@@ -8,26 +8,29 @@ from aiohttp import web
 from tests.apiserver import status
 from tests.apiserver.resources import Object, Target
 from tests.apiserver.store import Store
+from tests.apiserver.validation import validate
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """Of which the API server makes the end of a generated name: no vowels, so no words."""
+_LONGEST_PREFIX = 58
+"""Characters of a generateName that are used."""
+_MERGE_PATCH = "application/merge-patch+json"
+"""The only patches that the stand-in carries out; the API server also takes JSON, strategic and apply patches."""
 
 
 async def write(store: Store, request: web.Request, target: Target) -> tuple[int, Object]:
     """Carry out a write; returns the status code and the object. Raises StatusError."""
     if request.method == "DELETE":
         return 200, store.delete(target.type, _existing(store, target))
-    try:
-        body = await request.json()
-    except ValueError as error:
-        raise status.bad_request(f"the object provided is unrecognized: {error}") from None
+    body = await _read_body(request)
     if request.method == "PATCH":
         key = _existing(store, target)
-        return 200, store.put(merge(store.current(target.type)[key], body))
-    item = {"kind": target.type.kind, "apiVersion": target.type.api_version, **body}
-    item["metadata"] = {**body.get("metadata", {})}
-    if target.type.namespaced:
-        item["metadata"].setdefault("namespace", target.namespace or "default")
+        return 200, _replace(store, target, merge(store.current(target.type)[key], body))
+    _check_type(target, body)
+    item = {**body, "kind": target.type.kind, "apiVersion": target.type.api_version}
+    item["metadata"] = {**(body.get("metadata") or {})}
+    if target.type.namespaced and not item["metadata"].get("namespace"):
+        item["metadata"]["namespace"] = target.namespace or "default"
     if request.method == "POST":
         return 201, _create(store, target, item)
     if target.type.created_on_update and target.key not in store.current(target.type):
@@ -48,16 +51,56 @@ def merge(item: Any, patch: Any) -> Any:
     return merged
 
 
+async def _read_body(request: web.Request) -> Object:
+    accepted = _MERGE_PATCH if request.method == "PATCH" else "application/json"
+    if request.content_type != accepted:
+        raise status.wrong_media_type([accepted])
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise status.bad_request(f"the object provided is unrecognized: {error}") from None
+    if not isinstance(body, dict):
+        raise status.bad_request("the object provided is unrecognized (must be of type object)")
+    return body
+
+
+def _check_type(target: Target, body: Object) -> None:
+    """An object may leave out what it is. It may not say that it is something else."""
+    for field, expected, called in (
+        ("apiVersion", target.type.api_version, "API version"),
+        ("kind", target.type.kind, "kind"),
+    ):
+        if body.get(field) not in {None, "", expected}:
+            raise status.bad_request(
+                f"the {called} in the data ({body[field]}) does not match the expected {called} ({expected})"
+            )
+
+
+def _check_address(target: Target, item: Object) -> None:
+    """An object goes where its namespace and name say."""
+    metadata = item["metadata"]
+    if target.namespace and metadata["namespace"] != target.namespace:
+        raise status.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    if target.name and metadata.get("name", target.name) != target.name:
+        raise status.bad_request(
+            f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
+        )
+
+
 def _create(store: Store, target: Target, item: Object) -> Object:
     metadata = item["metadata"]
+    _check_address(target, item)
     if not metadata.get("name") and metadata.get("generateName"):
-        metadata["name"] = metadata["generateName"] + "".join(random.choices(_SUFFIX_LETTERS, k=5))
-    name = metadata.get("name")
-    if not name:
-        raise status.bad_request("name or generateName is required")
-    created = Target(target.type, metadata.get("namespace"), name)
+        suffix = "".join(random.choices(_SUFFIX_LETTERS, k=5))
+        metadata["name"] = metadata["generateName"][:_LONGEST_PREFIX] + suffix
+    validate(target.type, item, None)
+    if metadata.get("resourceVersion"):
+        raise status.version_on_create()
+    created = Target(target.type, metadata.get("namespace"), metadata["name"])
     if created.key in store.current(target.type):
-        raise status.already_exists(target.type, name)
+        raise status.already_exists(target.type, metadata["name"])
     return store.put(item)
 
 
@@ -69,12 +112,14 @@ def _create_by_update(store: Store, target: Target, item: Object) -> tuple[int, 
 
 
 def _replace(store: Store, target: Target, item: Object) -> Object:
-    key = _existing(store, target)
+    previous = store.current(target.type)[_existing(store, target)]
+    _check_address(target, item)
     version = item["metadata"].get("resourceVersion")
     if not version and not target.type.unconditional_update:
         raise status.no_resource_version(target.type, target.name or "")
-    if version and version != store.current(target.type)[key]["metadata"]["resourceVersion"]:
+    if version and version != previous["metadata"]["resourceVersion"]:
         raise status.conflict(target.type, target.name or "")
+    validate(target.type, item, previous)
     return store.put(item)
 
 

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.apiserver.resources import BY_KIND
 from tests.lab.hosts import Host
-from tests.lab.objects import Object, identity
+from tests.lab.objects import Object
 
 PORT = 6443
 SERVICES = "/api/v1/namespaces/default/services"
 ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-_COLLECTIONS = {"Service": SERVICES, "EndpointSlice": ENDPOINT_SLICES}
 _START_WITHIN = 60.0
 
 
@@ -70,18 +70,20 @@ class ApiServer:
 
     def create(self, item: Object) -> None:
         """Create an object."""
-        self._request("POST", _COLLECTIONS[item["kind"]], item)
+        self._request("POST", _collection(item), item)
 
     def apply(self, item: Object) -> float:
         """Replace an object. Returns the time (time.monotonic) at which the server had stored it."""
-        kind, _, name = identity(item)
-        self._request("PUT", f"{_COLLECTIONS[kind]}/{name}", item)
+        self._request("PUT", _path(item), item)
         return time.monotonic()
 
     def delete(self, item: Object) -> None:
         """Delete an object."""
-        kind, _, name = identity(item)
-        self._request("DELETE", f"{_COLLECTIONS[kind]}/{name}")
+        self._request("DELETE", _path(item))
+
+    def clear(self) -> None:
+        """Forget every object, and that there ever was one: older resourceVersions are expired."""
+        self._request("POST", "/clear")
 
     def store_deep(self, item: Object, levels: int) -> None:
         """Create or replace an object, with `managedFields` that are nested `levels` deep."""
@@ -139,6 +141,17 @@ class ApiServer:
         if answer.status >= 300:
             raise RequestRefusedError(f"{method} {path}: {answer.status} {text}")
         return text
+
+
+def _collection(item: Object) -> str:
+    """The path of the collection that an object is in."""
+    type_, namespace = BY_KIND[item["kind"]], item["metadata"].get("namespace")
+    group = f"/apis/{type_.group}" if type_.group else "/api"
+    return f"{group}/{type_.version}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{type_.plural}"
+
+
+def _path(item: Object) -> str:
+    return f"{_collection(item)}/{item['metadata']['name']}"
 
 
 def _kubeconfig(url: str) -> Object:

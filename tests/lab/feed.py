@@ -1,0 +1,84 @@
+"""How objects get to the agents of the lab: as files of a directory, or through the stand-in API server on the wire."""
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+from tests.lab.api_server import ApiServer
+from tests.lab.cluster import Cluster
+from tests.lab.feeds import API, wanted
+from tests.lab.objects import Object, identity
+from tests.lab.topology import CONTROL_PLANE
+
+
+class Feed(Protocol):
+    """A source of objects. `flags` tell kroute of it."""
+
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+
+    def put(self, item: Object) -> None:
+        """Create or replace an object."""
+
+    def delete(self, item: Object) -> None:
+        """Delete an object."""
+
+
+class ManifestFeed:
+    """A directory with a file for each object. A file is replaced in one step."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.flags = ("--manifests", str(directory))
+
+    def put(self, item: Object) -> None:
+        path = self._path(item)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(item))
+        unfinished.replace(path)
+
+    def delete(self, item: Object) -> None:
+        self._path(item).unlink()
+
+    def _path(self, item: Object) -> Path:
+        return self._directory / ("_".join(identity(item)).lower() + ".json")
+
+
+class ApiFeed:
+    """An API server that has no objects yet. Every request goes over the wire, and is refused as a real one refuses."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._there: set[tuple[str, str, str]] = set()
+        self.flags = ("--kubeconfig", str(server.kubeconfig))
+        server.clear()
+
+    def put(self, item: Object) -> None:
+        if identity(item) in self._there:
+            self._server.apply(item)
+        else:
+            self._server.create(item)
+        self._there.add(identity(item))
+
+    def delete(self, item: Object) -> None:
+        self._server.delete(item)
+        self._there.discard(identity(item))
+
+
+def feed_for(cluster: Cluster, directory: Path) -> Feed:
+    """The first feed that `KROUTE_FEED` allows, without objects. `directory` is for its files."""
+    if wanted()[0] == API:
+        return ApiFeed(_control_plane(cluster))
+    manifests = directory / "manifests"
+    manifests.mkdir()
+    return ManifestFeed(manifests)
+
+
+def _control_plane(cluster: Cluster) -> ApiServer:
+    """The cluster's API server, on a machine of its own. It is started for whoever asks first, and ends with it."""
+    if cluster.api_server is None:
+        scratch = cluster.directory / "control-plane"
+        scratch.mkdir()
+        cluster.api_server = ApiServer(cluster.host("control-plane", CONTROL_PLANE), scratch, [])
+        cluster.api_server.start()
+    return cluster.api_server
