@@ -10,6 +10,7 @@ from kroute.checks.api_checks import check_api
 from kroute.checks.finding import Finding, Level, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.options import output_option
+from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.output import DONE, FAILURE, show
 from kroute.cli.settings_in_force import settings_in_force
 from kroute.kernel.errors import KernelError
@@ -26,7 +27,7 @@ class Report(msgspec.Struct):
     findings: list[Finding]
 
 
-@click.command()
+@click.command(cls=FlagsCommand)
 @output_option("table", "json")
 @settings_in_force
 def check(settings: Settings, *, output: str) -> int:

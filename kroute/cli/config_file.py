@@ -55,9 +55,9 @@ def _use_kube_proxy_configuration(
     except ConfigurationFieldError as error:
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
     defaults: dict[str, Any] = {}
-    for name, value, field in settings_:
+    for name, value, field, is_default in settings_:
         if name not in allowed:
-            remarks[field] = f"kroute {ctx.info_name} has no such setting"
+            remarks |= {} if is_default else {field: f"kroute {ctx.info_name} has no such setting"}
             continue
         written = _as_written(value, allowed[name])
         try:

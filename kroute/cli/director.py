@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kroute import logs, settings
+from kroute import logs
 from kroute.cli.config_file import CONFIG, tell_of_unused_fields
 from kroute.cli.options import (
     CLUSTER_CIDR,
@@ -24,6 +24,7 @@ from kroute.cli.options import (
     MASTER,
     NODE_ADDRESS_RANGE,
     PROTECTED_PORTS,
+    SCHEDULER_FLAGS,
     SERVE_NEEDED_ADDRESSES,
     SERVICE_CIDR,
     STATE_DIR,
@@ -31,6 +32,7 @@ from kroute.cli.options import (
     TIMEOUT,
     Parsed,
     ipvs_timeouts,
+    list_option,
     option,
 )
 from kroute.director.director import serve
@@ -45,7 +47,9 @@ from kroute.director.settings import (
     problem_with_ranges,
 )
 from kroute.runtime.runner import run_to_the_end
-from kroute.settings import Settings, write_duration
+from kroute.schedulers import SCHEDULERS
+from kroute.settings import Settings, text
+from kroute.settings.text import write_duration
 
 
 @click.command()
@@ -60,10 +64,10 @@ from kroute.settings import Settings, write_duration
     default=socket.gethostname,
     help="This director's name in Events, and in the Lease, with a uuid behind it.  [default: the host name]",
 )
-@option(
+@list_option(
     "--selector",
     type=Parsed("SELECTOR", parse_selector),
-    default=None,
+    default=(),
     help="Direct only Services with these labels.  [default: every Service with external IPs]",
 )
 @EXTERNAL_IP_RANGE
@@ -76,18 +80,19 @@ from kroute.settings import Settings, write_duration
 @CLUSTER_CIDR
 @option(
     "--service-proxy-name",
-    type=Parsed("NAME", settings.parse_proxy_name),
+    type=Parsed("NAME", text.parse_proxy_name),
     default=DEFAULTS.common.service_proxy_name,
     show_default=True,
     help="The value of the Services' label for their proxy, as on the nodes.",
 )
 @option(
     "--scheduler",
-    type=click.Choice(settings.SCHEDULERS),
+    type=click.Choice(SCHEDULERS),
     default=DEFAULTS.common.scheduler,
     show_default=True,
     help="IPVS scheduler.",
 )
+@SCHEDULER_FLAGS
 @option(
     "--sync-interface",
     type=INTERFACE,
@@ -205,6 +210,7 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         kubeconfig=values["kubeconfig"],
         master=values["master"],
         scheduler=values["scheduler"],
+        scheduler_flags=values["scheduler_flags"],
         service_proxy_name=values["service_proxy_name"],
         external_ip_ranges=values["external_ip_ranges"],
         strict_external_ips=values["strict_external_ips"],
@@ -226,7 +232,7 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
     return DirectorSettings(
         common,
         values["vip_interface"],
-        values["selector"] or "",
+        values["selector"],
         values["sync_interface"] or "",
         values["sync_id"],
         lease,

@@ -8,6 +8,7 @@ import msgspec
 from kroute import logs
 from kroute.cli.arguments import parse_address, parse_frontend
 from kroute.cli.options import Parsed, output_option
+from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.output import host_port, refusing, show
 from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect import agent_socket, planned_state
@@ -27,7 +28,7 @@ SERVED, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 3, 4, 5
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
 
 
-@click.command()
+@click.command(cls=FlagsCommand)
 @click.argument("frontend", type=Parsed("ADDRESS:PORT[/udp]", parse_frontend), metavar="ADDRESS:PORT[/udp]")
 @click.option(
     "--from",

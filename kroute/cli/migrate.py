@@ -1,17 +1,18 @@
 """`kroute migrate`: show what another service proxy left on this node, take it over, or give it back."""
 
 import asyncio
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import click
 
 from kroute import logs
 from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
-from kroute.cli.options import DUMMY_INTERFACE, DURATION, EXCLUDE_CIDRS, LOG_LEVEL, STATE_DIR, Parsed, output_option
+from kroute.cli.options import DURATION, Parsed, output_option
+from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.output import DONE, FAILURE, complain, plain, refusing, show
+from kroute.cli.settings_in_force import settings_in_force
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leftovers
@@ -21,16 +22,26 @@ from kroute.migration.take_over_options import DEFAULTS, TakeOverOptions, parse_
 from kroute.model.addresses import Family
 from kroute.reconcile.ledger import LedgerError
 from kroute.runtime.state_dir import StateDirectoryError
-from kroute.settings import Settings, write_duration
+from kroute.settings import PortRange, Settings
+from kroute.settings.text import write_duration
+
+T = TypeVar("T")
 
 PROXIES = ("kube-proxy", "kube-router")
 
 
-@click.command()
+@click.command(cls=FlagsCommand)
 @click.option("--from", "origin", type=click.Choice(PROXIES), default=None, help="The proxy that had this node.")
 @click.option("--to", "destination", type=click.Choice(PROXIES), default=None, help="The proxy that is to have it.")
-@click.option("--take-over", is_flag=True, help="With --from: adopt what serves, or beside an agent remove the rest.")
-@click.option("--hand-over", is_flag=True, help="With --to: remove what is kroute's alone, and leave what serves.")
+@click.option(
+    "--take-over",
+    "takes_over",
+    is_flag=True,
+    help="With --from: adopt what serves, or beside an agent remove the rest.",
+)
+@click.option(
+    "--hand-over", "hands_over", is_flag=True, help="With --to: remove what is kroute's alone, and leave what serves."
+)
 @click.option(
     "--force",
     is_flag=True,
@@ -51,47 +62,57 @@ PROXIES = ("kube-proxy", "kube-router")
     help="The cluster's range of node ports, as the API server has it.",
 )
 @output_option("text", "json", help_text=None)
-@DUMMY_INTERFACE
-@EXCLUDE_CIDRS
-@STATE_DIR
-@LOG_LEVEL
-def migrate(origin: str | None, destination: str | None, **values: Any) -> int:
-    """Show what another service proxy left on this node and take it over, or hand the node back to it."""
+@settings_in_force
+def migrate(
+    settings: Settings,
+    *,
+    origin: str | None,
+    destination: str | None,
+    takes_over: bool,
+    hands_over: bool,
+    force: bool,
+    wait: float,
+    node_port_range: PortRange,
+    output: str,
+) -> int:
+    """Show what another service proxy left on this node and take it over, or hand the node back to it.
+
+    Takes the options of `kroute run`. If an agent runs, its settings apply to every option that is not given. Services
+    are read only to find out whose a virtual server is that neither a link nor a set of the other proxy names.
+    """
     other = origin or destination
     if other is None or (origin and destination):
         raise click.UsageError("give one of --from and --to: the proxy that had the node, or that is to have it")
-    if (values["take_over"] and destination) or (values["hand_over"] and origin):
+    if (takes_over and destination) or (hands_over and origin):
         raise click.UsageError("--take-over goes with --from, and --hand-over with --to")
-    logs.configure("console", values["log_level"])
-    settings = Settings(
-        node_name=socket.gethostname(),
-        dummy_interface=values["dummy_interface"],
-        exclude_cidrs=values["exclude_cidrs"],
-        state_dir=values["state_dir"],
-    )
-    options = TakeOverOptions(values["node_port_range"], values["wait"], values["force"])
+    logs.configure("console", "error")  # only the outcome is printed
+    options = TakeOverOptions(node_port_range, wait, force)
+    proxy = OTHER_PROXIES[other]
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
-        return asyncio.run(_migrate(OTHER_PROXIES[other], settings, options, {"origin": origin, **values}))
+        if takes_over:
+            return _show_outcome(_prepared(lambda: take_over(proxy, settings, options)), output)
+        if hands_over:
+            return _show_outcome(_prepared(lambda: hand_over(proxy, settings, force=force)), output)
+        if origin:
+            return _show_leavings(proxy, _prepared(lambda: look(proxy, settings, node_port_range)), output)
+        show(_prepared(lambda: look_back(proxy, settings)), output, lambda it: _print_hand_over(proxy, settings, it))
+        return DONE
 
 
-async def _migrate(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, values: Mapping[str, Any]) -> int:
-    """Show the leftovers or migrate. Returns the exit code: FAILURE if something could not be done."""
-    if missing := await preflight.missing_prerequisites():
-        raise KernelError("; ".join(missing))
-    how = values["output"]
-    if values["take_over"]:
-        return _show_outcome(await take_over(proxy, settings, options), how)
-    if values["hand_over"]:
-        return _show_outcome(await hand_over(proxy, settings, force=options.force), how)
-    if values["origin"]:
-        return _show_leavings(proxy, await look(proxy, settings, options.node_ports), how)
-    show(await look_back(proxy, settings), how, lambda plan: _print_hand_over(proxy, settings, plan))
-    return DONE
+def _prepared(work: Callable[[], Awaitable[T]]) -> T:
+    """Do the work, if the kernel has what every part of a migration needs. Else raises KernelError."""
+
+    async def prepared() -> T:
+        if missing := await preflight.missing_prerequisites():
+            raise KernelError("; ".join(missing))
+        return await work()
+
+    return asyncio.run(prepared())
 
 
 def _show_outcome(outcome: Outcome, how: str) -> int:
     show(outcome, how, _print_outcome)
-    _warn_of_unseen(outcome.unseen)
+    _warn(outcome.warnings)
     for line in outcome.failed:
         complain(f"not done: {line}")
     return FAILURE if outcome.failed else DONE
@@ -114,13 +135,13 @@ def _show_leavings(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
         click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leftovers)]))
     for key in leftovers.others:
         click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
-    _warn_of_unseen(leftovers.unseen)
+    _warn(leftovers.warnings)
     return DONE
 
 
-def _warn_of_unseen(variants: Sequence[str]) -> None:
-    for variant in variants:
-        complain(f"cannot look at {variant} rules: install the iptables package with its tools")
+def _warn(warnings: Iterable[str]) -> None:
+    for line in warnings:
+        complain(line)
 
 
 def _describe(leftovers: Leftovers) -> Iterator[str]:

@@ -2,20 +2,21 @@
 
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kroute import settings
-from kroute.settings import DEFAULTS, write_bind_address, write_duration
+from kroute.schedulers import parse_scheduler_flags
+from kroute.settings import DEFAULTS, ConntrackSettings, IpvsTimeouts, text
+from kroute.settings.text import write_bind_address, write_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter that is parsed by one of the `settings.parse_…` functions."""
+    """A parameter that is parsed by one of the `parse_…` functions of `settings.text`."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -31,11 +32,32 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-NETWORKS = Parsed("CIDR[,CIDR]", settings.parse_networks)
-DURATION = Parsed("DURATION", settings.parse_duration)
-TIMEOUT = Parsed("DURATION", settings.parse_timeout)
-BIND_ADDRESS = Parsed("IP:PORT|off", settings.parse_listen_address)
-INTERFACE = Parsed("NAME", settings.parse_interface)
+class ListOption(click.Option):
+    """An option whose value is a list: its elements are separated by commas, and it may be given many times.
+
+    All texts that are given count together, as with a `StringSlice` of Go's pflag: the type parses them as one text,
+    and drops elements that are there twice.
+    """
+
+    def __init__(self, names: Sequence[str], **attributes: Any) -> None:
+        super().__init__(names, multiple=True, **attributes)
+
+    def value_from_envvar(self, ctx: click.Context) -> list[str] | None:
+        """The variable is one text, whatever spaces it has."""
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else [text]
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Parse the list of texts."""
+        return self.type(",".join(map(str, value or ())), self, ctx)
+
+
+NETWORKS = Parsed("CIDR[,CIDR]", text.parse_networks)
+DURATION = Parsed("DURATION", text.parse_duration)
+TIMEOUT = Parsed("DURATION", text.parse_timeout)
+CONNTRACK_TIMEOUT = Parsed("DURATION", text.parse_conntrack_timeout)
+BIND_ADDRESS = Parsed("IP:PORT|off", text.parse_listen_address)
+INTERFACE = Parsed("NAME", text.parse_interface)
 
 
 def output_option(*formats: str, help_text: str | None = "How to print it.") -> Callable[[Command], Command]:
@@ -50,6 +72,11 @@ def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
     flag = max(names, key=lambda name: name.startswith("--"))
     variable = "KROUTE_" + flag.lstrip("-").replace("-", "_").upper()
     return click.option(*names, envvar=variable, show_envvar=False, **attributes)
+
+
+def list_option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    """An `option` with a list of values. Its type parses the elements, separated by commas; see `ListOption`."""
+    return option(*names, cls=ListOption, **attributes)
 
 
 KUBECONFIG = option(
@@ -80,20 +107,20 @@ PROC_SYS = option(
     show_default=True,
     help="Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
 )
-EXCLUDE_CIDRS = option(
+EXCLUDE_CIDRS = list_option(
     "--exclude-cidrs",
     type=NETWORKS,
     default=DEFAULTS.exclude_cidrs,
-    help="Never change anything with an address in these networks.",
+    help="Never clean up virtual servers in these networks that kroute is not known to have made.",
 )
-SERVICE_CIDR = option(
+SERVICE_CIDR = list_option(
     "--service-cidr",
     "service_cidrs",
     type=NETWORKS,
     default=DEFAULTS.service_cidrs,
     help="The Service range; no external address may be in it.",
 )
-EXTERNAL_IP_RANGE = option(
+EXTERNAL_IP_RANGE = list_option(
     "--external-ip-range",
     "external_ip_ranges",
     type=NETWORKS,
@@ -106,7 +133,7 @@ STRICT_EXTERNAL_IPS = option(
     default=DEFAULTS.strict_external_ips,
     help="Without the range of its kind, allow no external IP or LoadBalancer address.",
 )
-CLUSTER_CIDR = option(
+CLUSTER_CIDR = list_option(
     "--cluster-cidr",
     "cluster_cidrs",
     type=NETWORKS,
@@ -119,21 +146,28 @@ EXTERNAL_IPS_ON_NODE_ADDRESSES = option(
     default=DEFAULTS.external_ips_on_node_addresses,
     help="Serve external IPs and LoadBalancer addresses that are a node's own on that node, as kube-proxy does.",
 )
-PROTECTED_PORTS = option(
+PROTECTED_PORTS = list_option(
     "--protected-ports",
-    type=Parsed("PORT[-PORT][,...]", settings.parse_ports),
-    default=",".join(map(str, DEFAULTS.protected_ports)),
+    type=Parsed("PORT[-PORT][,...]", text.parse_ports),
+    default=[str(each) for each in DEFAULTS.protected_ports],
     show_default=True,
     help="No Service gets these ports on a node's own addresses.",
 )
-NODE_ADDRESS_RANGE = option(
+SCHEDULER_FLAGS = list_option(
+    "--scheduler-flags",
+    type=Parsed("FLAG[,FLAG]|none", parse_scheduler_flags),
+    default=DEFAULTS.scheduler_flags,
+    show_default=True,
+    help="Flags of the schedulers sh and mh.",
+)
+NODE_ADDRESS_RANGE = list_option(
     "--node-address-range",
     "node_address_ranges",
     type=NETWORKS,
     default=DEFAULTS.node_address_ranges,
     help="The only networks in which the addresses of a Node object are believed to be the Node's.",
 )
-SERVE_NEEDED_ADDRESSES = option(
+SERVE_NEEDED_ADDRESSES = list_option(
     "--serve-needed-addresses",
     type=NETWORKS,
     default=DEFAULTS.serve_needed_addresses,
@@ -190,7 +224,60 @@ LOG_LEVEL = option(
 )
 
 
-def ipvs_timeouts(values: Mapping[str, Any]) -> settings.IpvsTimeouts:
+CONNTRACK_OPTIONS = (
+    option(
+        "--conntrack-max-per-core",
+        type=click.IntRange(0, 1 << 30),
+        default=DEFAULTS.conntrack.max_per_core,
+        show_default=True,
+        help="Connections to track for each processor, a million in all at most; 0: the kernel's limit.",
+    ),
+    option(
+        "--conntrack-min",
+        type=click.IntRange(0, 1 << 30),
+        default=DEFAULTS.conntrack.min,
+        show_default=True,
+        help="Connections to track at least, with --conntrack-max-per-core.",
+    ),
+    option(
+        "--conntrack-tcp-be-liberal",
+        is_flag=True,
+        default=DEFAULTS.conntrack.tcp_be_liberal,
+        help="Do not take TCP packets outside the window for invalid.",
+    ),
+    option(
+        "--conntrack-tcp-timeout-established",
+        type=CONNTRACK_TIMEOUT,
+        default=write_duration(DEFAULTS.conntrack.tcp_timeout_established),
+        help="Idle time-out of established TCP connections in the connection tracker; 0s: the kernel's.",
+    ),
+    option(
+        "--conntrack-tcp-timeout-close-wait",
+        type=CONNTRACK_TIMEOUT,
+        default=write_duration(DEFAULTS.conntrack.tcp_timeout_close_wait),
+        help="The same in the state CLOSE_WAIT.",
+    ),
+    option(
+        "--conntrack-udp-timeout",
+        type=CONNTRACK_TIMEOUT,
+        default=write_duration(DEFAULTS.conntrack.udp_timeout),
+        help="The same for UDP without an answer.",
+    ),
+    option(
+        "--conntrack-udp-timeout-stream",
+        type=CONNTRACK_TIMEOUT,
+        default=write_duration(DEFAULTS.conntrack.udp_timeout_stream),
+        help="The same for UDP with answers.",
+    ),
+)
+
+
+def ipvs_timeouts(values: Mapping[str, Any]) -> IpvsTimeouts:
     """The three IPVS time-outs, from the values of all options."""
-    names = settings.IpvsTimeouts.__struct_fields__
-    return settings.IpvsTimeouts(*(values[f"ipvs_{name}_timeout"] for name in names))
+    names = IpvsTimeouts.__struct_fields__
+    return IpvsTimeouts(*(values[f"ipvs_{name}_timeout"] for name in names))
+
+
+def conntrack_settings(values: Mapping[str, Any]) -> ConntrackSettings:
+    """The limits of the connection tracker, from the values of all options."""
+    return ConntrackSettings(*(values[f"conntrack_{name}"] for name in ConntrackSettings.__struct_fields__))

@@ -6,6 +6,7 @@ import click
 
 from kroute import logs
 from kroute.cli.options import output_option
+from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.output import DONE, refusing, show
 from kroute.cli.settings_in_force import settings_in_force
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
@@ -24,7 +25,7 @@ CHANGES = 2
 SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 
 
-@click.command()
+@click.command(cls=FlagsCommand)
 @output_option("table", "json")
 @settings_in_force
 def plan(settings: Settings, *, output: str) -> int:

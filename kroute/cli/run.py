@@ -7,13 +7,13 @@ import click
 from kroute import logs  # before the agent: it decides what structlog loads
 from kroute.agent import serve
 from kroute.cli.config_file import tell_of_unused_fields
+from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.run_options import run_options, settings_of
-from kroute.migration.kube_router_flags import RunCommand
 from kroute.runtime.runner import run_to_the_end
 from kroute.telemetry.loop_watch import LoopWatch
 
 
-@click.command(cls=RunCommand)
+@click.command(cls=FlagsCommand)
 @run_options
 def run(**values: Any) -> int:
     """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from kroute import settings
 from kroute.cli.config_file import CONFIG
 from kroute.cli.options import (
     CLUSTER_CIDR,
+    CONNTRACK_OPTIONS,
     DUMMY_INTERFACE,
     DURATION,
     EXCLUDE_CIDRS,
@@ -31,16 +31,21 @@ from kroute.cli.options import (
     NODE_NAME,
     PROC_SYS,
     PROTECTED_PORTS,
+    SCHEDULER_FLAGS,
     SERVE_NEEDED_ADDRESSES,
     SERVICE_CIDR,
     STATE_DIR,
     STRICT_EXTERNAL_IPS,
     Command,
     Parsed,
+    conntrack_settings,
     ipvs_timeouts,
+    list_option,
     option,
 )
-from kroute.settings import DEFAULTS, Settings, write_duration, write_switch
+from kroute.schedulers import SCHEDULERS
+from kroute.settings import DEFAULTS, LOCAL_MODES, Settings, text
+from kroute.settings.text import write_duration, write_switch
 
 OPTIONS = (
     CONFIG,
@@ -53,38 +58,39 @@ OPTIONS = (
         "no API server is needed.",
     ),
     NODE_NAME,
-    option(
+    list_option(
         "--node-ip",
         "node_ips",
-        type=Parsed("IP[,IP]", settings.parse_node_ips),
+        type=Parsed("IP[,IP]", text.parse_node_ips),
         default=DEFAULTS.node_ips,
         help="This node's own addresses; overrides the Node's.",
     ),
     DUMMY_INTERFACE,
     option(
         "--scheduler",
-        type=click.Choice(settings.SCHEDULERS),
+        type=click.Choice(SCHEDULERS),
         default=DEFAULTS.scheduler,
         show_default=True,
         help="IPVS scheduler.",
     ),
+    SCHEDULER_FLAGS,
     option(
         "--service-proxy-name",
-        type=Parsed("NAME", settings.parse_proxy_name),
+        type=Parsed("NAME", text.parse_proxy_name),
         default=DEFAULTS.service_proxy_name,
         show_default=True,
         help="Serve Services with this value of the label service.kubernetes.io/service-proxy-name "
         "besides those without.",
     ),
-    option(
+    list_option(
         "--nodeport-addresses",
-        type=Parsed("CIDR[,CIDR]|primary", settings.parse_nodeport_addresses),
+        type=Parsed("CIDR[,CIDR]|primary", text.parse_nodeport_addresses),
         default=DEFAULTS.nodeport_addresses,
         help="Serve node ports on these of the node's addresses.  [default: all but loopback and IPv6 link-local]",
     ),
     SERVICE_CIDR,
     EXTERNAL_IP_RANGE,
-    option(
+    list_option(
         "--loadbalancer-ip-range",
         "load_balancer_ip_ranges",
         type=NETWORKS,
@@ -125,7 +131,7 @@ OPTIONS = (
     ),
     option(
         "--detect-local-mode",
-        type=click.Choice(settings.LOCAL_MODES),
+        type=click.Choice(LOCAL_MODES),
         default=DEFAULTS.detect_local_mode,
         show_default=True,
         help="How pods are distinguished from clients outside, whose calls to ClusterIPs are masqueraded.",
@@ -152,16 +158,16 @@ OPTIONS = (
         show_default=True,
         help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
     ),
-    option(
+    list_option(
         "--masquerade-exempt",
         "masquerade_exemptions",
-        type=Parsed("SRC:DST", settings.parse_exemption),
-        multiple=True,
-        help="Never masquerade from SRC to DST, two networks. May be given many times.",
+        type=Parsed("SRC:DST[,...]", text.parse_exemptions),
+        default=DEFAULTS.masquerade_exemptions,
+        help="Never masquerade from SRC to DST, two networks.",
     ),
     option(
         "--masquerade-mark",
-        type=Parsed("MARK", settings.parse_mark),
+        type=Parsed("MARK", text.parse_mark),
         default=hex(DEFAULTS.masquerade_mark),
         show_default=True,
         help="Packet mark bit of connections to masquerade.",
@@ -184,6 +190,7 @@ OPTIONS = (
     IPVS_TCP_TIMEOUT,
     IPVS_TCPFIN_TIMEOUT,
     IPVS_UDP_TIMEOUT,
+    *CONNTRACK_OPTIONS,
     HEALTHZ_BIND_ADDRESS,
     METRICS_BIND_ADDRESS,
     METRICS_SERVICES,
@@ -237,6 +244,5 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     }
     fields |= {name: values[name] == "on" for name in ("hairpin", "strict_arp")}
     fields["ipvs_estimation"] = {"on": True, "off": False, "leave": None}[values["ipvs_estimation"]]
-    fields["masquerade_exemptions"] = tuple(values["masquerade_exemptions"])
-    fields["ipvs_timeouts"] = ipvs_timeouts(values)
+    fields |= {"ipvs_timeouts": ipvs_timeouts(values), "conntrack": conntrack_settings(values)}
     return Settings(**{name: fields[name] for name in Settings.__struct_fields__})

@@ -47,8 +47,15 @@ def _in_force(parsed: Settings, given: set[str]) -> Settings:
     running = asyncio.run(agent_settings.ask(parsed.state_dir))
     if running is None:
         return parsed
-    names = {"ipvs_timeouts" if name.startswith("ipvs_") else name for name in given} | _NOT_IN_FORCE
+    names = {_field_of(name) for name in given} | _NOT_IN_FORCE
     if names & _SOURCES:
         names |= _SOURCES
     fields = names & set(Settings.__struct_fields__)
     return msgspec.structs.replace(running, **{name: getattr(parsed, name) for name in fields})
+
+
+def _field_of(option: str) -> str:
+    """The field of the settings that an option sets; some options set a part of one."""
+    if option.startswith("conntrack_"):
+        return "conntrack"
+    return "ipvs_timeouts" if option.startswith("ipvs_") and option.endswith("_timeout") else option

@@ -1,7 +1,8 @@
 """Give a node back to another proxy, which already runs beside what kroute has left.
 
 Virtual servers stay, since the other proxy takes every virtual server that it desires for its own. So do sysctls, which
-it needs as well. Removed are kroute's rules, its sets, and its link, unless the other proxy uses the link too.
+it needs as well. Removed are kroute's rules, its sets, and its link, unless the other proxy uses the link too. A proxy
+that has no source routes would never delete kroute's, so it gets the addresses with the kernel's own routes.
 """
 
 from collections.abc import Iterable, Set
@@ -10,9 +11,11 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.checks.known_proxies import OtherProxy
+from kroute.comparison.source_routes import ours_among
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.kernel.errors import KernelError
-from kroute.kernel.net.addresses import Addresses, BindAddress
+from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
+from kroute.kernel.net.routes import DeleteLocalRoute, Routes
 from kroute.kernel.node_kernel import open_kernel
 from kroute.migration.leftovers import NodeScan
 from kroute.migration.node_scan import scan_node
@@ -65,6 +68,9 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
             NodeControllers(settings, Broadcaster(), _no_plans, kernel) as controllers,
         ):
             report = await controllers.hand_over(keep_interface=plan.keeps_link)
+        if plan.keeps_link and not proxy.has_source_routes:
+            with report.step(f"routes on {proxy.link}"):
+                report.add(await _with_the_kernels_routes(proxy.link))
         if not report.failed:
             state_dir.empty()
     next_step = "run this again, when what failed is put right" if report.failed else f"the node is {proxy.name}'s"
@@ -84,6 +90,24 @@ async def _bind(proxy: OtherProxy, missing: Iterable[str]) -> list[str]:
     if failures:
         raise KernelError(f"{failures[0]} (on {proxy.link}); nothing of kroute's was removed")
     return [f"{change} to {proxy.link}" for change in changes]
+
+
+async def _with_the_kernels_routes(link: str) -> str:
+    """Give the addresses on the link the kernel's own routes in place of kroute's; returns what was done.
+
+    The kernel writes its route when an address is bound. Meanwhile kroute's route stays, so every packet to the address
+    is delivered here.
+    """
+    async with Addresses() as addresses, Routes() as routes:
+        bound = sorted(await addresses.read(link))
+        again = [it for each in bound for it in (UnbindAddress(each), BindAddress(each, keep_kernel_route=True))]
+        failures = [str(it) for it in await addresses.write(link, again)]
+        ours = {address: ours_among(address, found) for address, found in (await routes.read(link)).items()}
+        deletions = [DeleteLocalRoute(address, source) for address, it in ours.items() if it for source in it.sources]
+        failures += [str(it) for it in await routes.write(link, deletions)]
+    if failures:
+        raise KernelError(f"{failures[0]} (on {link}); run this again")
+    return f"give {len(bound)} addresses on {link} the kernel's own routes"
 
 
 def _sorted(addresses: Set[str]) -> tuple[str, ...]:

@@ -5,19 +5,31 @@ what to do instead. A field that is not set, or has the value that Kubernetes wr
 Fields: staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from ipaddress import ip_address
+from functools import partial
 from typing import Any, NamedTuple
 
+from kroute.migration.go_values import bind_address, duration, host_name, is_unspecified, mark_bit, networks
+from kroute.schedulers import FALLBACK
+
 KIND = "KubeProxyConfiguration"
+MH_FLAGS = ",".join((*FALLBACK, "mh-port"))
+"""With mh, kube-proxy hashes the client's port too (pkg/proxy/ipvs/proxier.go, FlagSourceHash)."""
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+HEALTHZ_PORT, METRICS_PORT = 10256, 10249
+"""kube-proxy's ports, for an address that is written without one."""
+
 _NOT_SET = ("", "0", "0s", 0, None)
 _FALSE_COUNTS = ("ipvs.strictARP",)
 """Fields whose default differs in kroute: a false in the file is a value, not an omission."""
+_DEFAULTS: Mapping[str, Any] = {
+    "conntrack.maxPerCore": 32768,
+    "conntrack.min": 131072,
+    "conntrack.tcpEstablishedTimeout": "24h",
+    "conntrack.tcpCloseWaitTimeout": "1h",
+}
+"""kube-proxy's defaults of fields that change the node. They hold for a file that leaves them out; 0 is a value."""
 
 
 class ConfigurationFieldError(Exception):
@@ -25,11 +37,15 @@ class ConfigurationFieldError(Exception):
 
 
 class Setting(NamedTuple):
-    """A setting of kroute, by its name in the configuration file, and the field that it comes from."""
+    """A setting of kroute, by its name in the configuration file, and the field that it comes from.
+
+    `is_default`: the file leaves the field out, and the value is kube-proxy's default.
+    """
 
     name: str
     value: Any
     field: str
+    is_default: bool = False
 
 
 class Translation(NamedTuple):
@@ -39,22 +55,8 @@ class Translation(NamedTuple):
     remarks: dict[str, str]
 
 
-def _duration(value: Any) -> str:
-    """A Go duration (`1m30s`, `500ms`) in seconds."""
-    parts = _DURATION_PART.findall(str(value))
-    if "".join(number + unit for number, unit in parts) != str(value):
-        raise ValueError(f"{value!r} is not a duration: write 30s, 5m or 1h30m")
-    return f"{sum(float(number) * _SECONDS[unit] for number, unit in parts):.3f}".rstrip("0").rstrip(".") + "s"
-
-
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-def _mark(value: Any) -> str:
-    if not isinstance(value, int) or not 0 <= value < 32:
-        raise ValueError(f"{value!r} is not a bit of a packet mark: write 0 to 31")
-    return f"{1 << value:#x}"
 
 
 def _switch(value: Any) -> bool:
@@ -65,30 +67,36 @@ def _switch(value: Any) -> bool:
 
 USED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "clientConnection.kubeconfig": ("kubeconfig", _as_it_is),
-    "hostnameOverride": ("node-name", _as_it_is),
+    "hostnameOverride": ("node-name", host_name),
     "bindAddress": ("node-ip", _as_it_is),
-    "healthzBindAddress": ("healthz-bind-address", _as_it_is),
-    "metricsBindAddress": ("metrics-bind-address", _as_it_is),
-    "clusterCIDR": ("cluster-cidr", _as_it_is),
+    "healthzBindAddress": ("healthz-bind-address", partial(bind_address, port=HEALTHZ_PORT)),
+    "metricsBindAddress": ("metrics-bind-address", partial(bind_address, port=METRICS_PORT)),
+    "clusterCIDR": ("cluster-cidr", networks),
     "detectLocalMode": ("detect-local-mode", _as_it_is),
     "detectLocal.bridgeInterface": ("pod-bridge-interface", _as_it_is),
     "detectLocal.interfaceNamePrefix": ("pod-interface-name-prefix", _as_it_is),
-    "nodePortAddresses": ("nodeport-addresses", _as_it_is),
+    "nodePortAddresses": ("nodeport-addresses", networks),
     "ipvs.scheduler": ("scheduler", _as_it_is),
-    "ipvs.syncPeriod": ("resync-period", _duration),
-    "ipvs.excludeCIDRs": ("exclude-cidrs", _as_it_is),
+    "ipvs.syncPeriod": ("resync-period", duration),
+    "ipvs.excludeCIDRs": ("exclude-cidrs", networks),
     "ipvs.strictARP": ("strict-arp", _switch),
-    "ipvs.tcpTimeout": ("ipvs-tcp-timeout", _duration),
-    "ipvs.tcpFinTimeout": ("ipvs-tcpfin-timeout", _duration),
-    "ipvs.udpTimeout": ("ipvs-udp-timeout", _duration),
-    "iptables.masqueradeBit": ("masquerade-mark", _mark),
+    "ipvs.tcpTimeout": ("ipvs-tcp-timeout", duration),
+    "ipvs.tcpFinTimeout": ("ipvs-tcpfin-timeout", duration),
+    "ipvs.udpTimeout": ("ipvs-udp-timeout", duration),
+    "conntrack.maxPerCore": ("conntrack-max-per-core", _as_it_is),
+    "conntrack.min": ("conntrack-min", _as_it_is),
+    "conntrack.tcpBeLiberal": ("conntrack-tcp-be-liberal", _switch),
+    "conntrack.tcpEstablishedTimeout": ("conntrack-tcp-timeout-established", duration),
+    "conntrack.tcpCloseWaitTimeout": ("conntrack-tcp-timeout-close-wait", duration),
+    "conntrack.udpTimeout": ("conntrack-udp-timeout", duration),
+    "conntrack.udpStreamTimeout": ("conntrack-udp-timeout-stream", duration),
+    "iptables.masqueradeBit": ("masquerade-mark", mark_bit),
     "iptables.masqueradeAll": ("masquerade-all", _switch),
-    "nftables.masqueradeBit": ("masquerade-mark", _mark),
+    "nftables.masqueradeBit": ("masquerade-mark", mark_bit),
     "nftables.masqueradeAll": ("masquerade-all", _switch),
 }
 """Fields that mean the same for kroute, with kroute's name and the conversion of the value."""
 
-_SYSCTL = "kroute does not change the connection tracker: set {} on the node"
 _AT_ONCE = "kroute writes each change at once, and only what has changed"
 _PERIOD = "kroute has one period for every resync: --resync-period, or ipvs.syncPeriod here"
 _PROTOCOL = "kroute speaks JSON over one connection, and lists and watches only"
@@ -106,18 +114,11 @@ UNUSED: Mapping[str, str] = {
     "clientConnection.qps": _PROTOCOL,
     "clientConnection.burst": _PROTOCOL,
     "configSyncPeriod": "kroute follows the API server's watches and needs no repetition",
-    "conntrack.maxPerCore": _SYSCTL.format("net.netfilter.nf_conntrack_max"),
-    "conntrack.min": _SYSCTL.format("net.netfilter.nf_conntrack_max"),
-    "conntrack.tcpEstablishedTimeout": _SYSCTL.format("net.netfilter.nf_conntrack_tcp_timeout_established"),
-    "conntrack.tcpCloseWaitTimeout": _SYSCTL.format("net.netfilter.nf_conntrack_tcp_timeout_close_wait"),
-    "conntrack.tcpBeLiberal": _SYSCTL.format("net.netfilter.nf_conntrack_tcp_be_liberal"),
-    "conntrack.udpTimeout": _SYSCTL.format("net.netfilter.nf_conntrack_udp_timeout"),
-    "conntrack.udpStreamTimeout": _SYSCTL.format("net.netfilter.nf_conntrack_udp_timeout_stream"),
     "logging": "kroute's are --log-level and --log-format",
     "featureGates": "kroute has no feature gates",
     "enableProfiling": "kroute has no profiling endpoint",
     "showHiddenMetricsForVersion": "kroute hides no metrics",
-    "bindAddressHardFail": "kroute ends when it cannot listen where the settings say",
+    "bindAddressHardFail": "kroute serves without a port that is not free, says so, and takes it later",
     "oomScoreAdj": "the pod's priority class says it (system-node-critical)",
     "portRange": "kroute opens no ports of its own",
     "winkernel": "kroute is for Linux",
@@ -139,13 +140,15 @@ def translate(content: Mapping[str, Any]) -> Translation:
         raise ConfigurationFieldError(f"apiVersion is {content.get('apiVersion')!r}: kroute knows {API_VERSION}")
     translation = Translation([], {})
     skipped = _skipped(content)
-    for field, value in _leaves("", {name: it for name, it in content.items() if name not in {"apiVersion", "kind"}}):
+    written = dict(_leaves("", {name: it for name, it in content.items() if name not in {"apiVersion", "kind"}}))
+    for field, value in {**_DEFAULTS, **written}.items():
         if field in skipped:
             translation.remarks[field] = skipped[field]
         elif field in USED:
             name, convert = USED[field]
             try:
-                translation.settings.append(Setting(name, convert(value), field))
+                translation.settings.append(Setting(name, convert(value), field, field not in written))
+                translation.settings.extend(_implied(field, value))
             except ValueError as error:
                 raise ConfigurationFieldError(f"{field}: {error}") from None
         else:
@@ -153,6 +156,12 @@ def translate(content: Mapping[str, Any]) -> Translation:
             unknown = f"kroute knows no such field of {KIND}"
             translation.remarks[field] = UNUSED.get(field) or UNUSED.get(section) or unknown
     return translation
+
+
+def _implied(field: str, value: Any) -> Iterator[Setting]:
+    """The settings that follow from a field besides its own."""
+    if field == "ipvs.scheduler" and value == "mh":
+        yield Setting("scheduler-flags", MH_FLAGS, field)
 
 
 def _skipped(content: Mapping[str, Any]) -> dict[str, str]:
@@ -166,13 +175,6 @@ def _skipped(content: Mapping[str, Any]) -> dict[str, str]:
         if content.get("detectLocalMode") != mode:
             skipped[f"detectLocal.{name}"] = f"it counts with detectLocalMode {mode} only"
     return skipped
-
-
-def _is_unspecified(address: str) -> bool:
-    try:
-        return ip_address(address).is_unspecified
-    except ValueError:
-        return False  # the setting's own check reports an invalid address
 
 
 def _leaves(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -189,7 +191,9 @@ def _is_set(field: str, value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_is_set(f"{field}.{name}", it) for name, it in value.items())
     if field == "bindAddress":
-        return bool(value) and not _is_unspecified(str(value))
+        return bool(value) and not is_unspecified(str(value))
+    if field in _DEFAULTS:
+        return value is not None
     if field == "mode":
         return value not in {"", None, "ipvs"}
     return field in _FALSE_COUNTS if value is False else value not in _NOT_SET and value != []

@@ -1,7 +1,13 @@
 """Recognise what another proxy left on a node, in a scan of the kernel: pure functions.
 
 A virtual server does not say who made it. It is the other proxy's if its address is on that proxy's link, or its port
-is in one of that proxy's sets. Every other virtual server is foreign and is only listed.
+is in one of that proxy's sets. kube-router's sets name a node port at the node's primary address only, which is IPv4 on
+a node with both families; at the node's other addresses the port is its as well. A node port that no set names is the
+other proxy's if a Service has that port, and what the virtual server forwards to is among that Service's endpoints.
+Every other virtual server is foreign and is only listed.
+
+In networks that are excluded from a clean-up anybody's virtual servers may be. There the address on the link says
+nothing, nor do kube-router's sets, which name every virtual server of the kernel.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -17,11 +23,14 @@ from kroute.checks.known_proxies import (
 )
 from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
+from kroute.kernel.iptables.saved import parse_saved
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
-from kroute.migration.saved_rules import TableLeftovers, leftovers_in, parse_saved
+from kroute.migration.node_ports import AllocatedNodePorts, serves
+from kroute.migration.saved_rules import TableLeftovers, leftovers_in
 from kroute.model.plan import VirtualServerKey
+from kroute.reconcile.exclusion import Exclusion
 from kroute.settings import PortRange
 
 
@@ -29,13 +38,13 @@ class NodeScan(msgspec.Struct, frozen=True):
     """All objects in the kernel that a proxy may have made, and what kroute's ledger names.
 
     `saved` are iptables-save's outputs by variant, None if the tool is missing. `sets` are the sets with the proxy's
-    names, with their elements. `link_addresses` are those on its link, None without such a link. `elsewhere` are the
-    addresses on all other interfaces.
+    names, with their elements. `virtual_servers` are with the addresses of their real servers. `link_addresses` are
+    those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces.
     """
 
     saved: Mapping[str, str | None]
     sets: Mapping[str, Set[Element]]
-    virtual_servers: Set[KernelKey]
+    virtual_servers: Mapping[KernelKey, Set[str]]
     marks: tuple[tuple[int, int], ...]
     link_addresses: Set[str] | None
     elsewhere: Set[str]
@@ -50,8 +59,10 @@ class Leftovers(msgspec.Struct, frozen=True):
     """The objects of the other proxy.
 
     `to_adopt` are its virtual servers that are not in kroute's ledger, `adopted` those that are. `others` are virtual
-    servers of neither proxy. `only_there` are addresses of adopted virtual servers that are on no other interface.
-    `unseen` are variants of iptables that could not be read.
+    servers of neither proxy. `in_doubt` are those of `others` that may be the other proxy's, if a Service has their
+    port as its node port. `only_there` are addresses of adopted virtual servers that are on no other interface.
+    `unseen` are variants of iptables that could not be read. `no_services` is why the Services could not be read, or
+    "" if they were read or nothing was in doubt.
     """
 
     proxy: str
@@ -61,6 +72,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     to_adopt: tuple[VirtualServerKey, ...]
     adopted: tuple[VirtualServerKey, ...]
     others: tuple[VirtualServerKey, ...]
+    in_doubt: tuple[VirtualServerKey, ...]
     tables: tuple[TableLeftovers, ...]
     sets: tuple[str, ...]
     marks: tuple[tuple[int, int], ...]
@@ -68,6 +80,18 @@ class Leftovers(msgspec.Struct, frozen=True):
     routes: tuple[TableRoute, ...]
     sysctls: Mapping[str, str]
     unseen: tuple[str, ...]
+    no_services: str = ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be read, and what that means; one line each."""
+        found = [f"cannot look at {it} rules: install the iptables package with its tools" for it in self.unseen]
+        if self.no_services and self.in_doubt:
+            found.append(
+                f"{len(self.in_doubt)} virtual servers on node ports are left alone ({self.in_doubt[0]}), since the "
+                f"Services that may have these ports cannot be read: {self.no_services}"
+            )
+        return found
 
     @property
     def are_removed(self) -> bool:
@@ -78,25 +102,37 @@ class Leftovers(msgspec.Struct, frozen=True):
     def as_plain(self) -> dict[str, object]:
         """The leftovers for JSON, with text in place of the kernel's numbers."""
         plain = msgspec.structs.asdict(self)
-        servers = {name: [str(key) for key in plain[name]] for name in ("to_adopt", "adopted", "others")}
+        servers = {name: [str(key) for key in plain[name]] for name in ("to_adopt", "adopted", "others", "in_doubt")}
         things = {name: [str(thing) for thing in plain[name]] for name in ("policy_rules", "routes")}
         return {**plain, **servers, **things, "marks": [mark for _, mark in self.marks]}
 
 
-def recognise(proxy: OtherProxy, node: NodeScan, node_ports: PortRange) -> Leftovers:
+def recognise(
+    proxy: OtherProxy,
+    node: NodeScan,
+    node_ports: PortRange,
+    allocated: AllocatedNodePorts | None = None,
+    exclusion: Exclusion | None = None,
+) -> Leftovers:
     """Find the proxy's objects on the node.
 
-    `node_ports`: the range in which a port on a node address may be a node port.
+    `node_ports`: the range in which a port on a node address may be a node port. `allocated`: the node ports that
+    Services have, or None if they are not known. `exclusion`: the networks that are excluded from a clean-up.
     """
+    excluded = exclusion or Exclusion(())
     tables = tuple(
         found
         for variant in map(str, VARIANTS)
         for table in parse_saved(node.saved.get(variant) or "")
         if (found := leftovers_in(proxy, variant, table)) is not None
     )
-    theirs = {planned_key(key) for key in node.virtual_servers if _is_theirs(proxy, node, key, node_ports)}
-    adopted = theirs & node.our_virtual_servers
+    certain = {planned_key(key) for key in node.virtual_servers if _is_theirs(proxy, node, key, node_ports, excluded)}
     everything = {planned_key(key) for key in node.virtual_servers}
+    in_doubt = {
+        key for key in everything - certain - node.our_virtual_servers if _may_be_a_node_port(node, key, node_ports)
+    }
+    theirs = certain | {key for key in in_doubt if serves(allocated or {}, key, node.virtual_servers[key])}
+    adopted = theirs & node.our_virtual_servers
     marks = {mark for table in tables for mark in table.marks}
     link = proxy.link if node.link_addresses is not None and proxy.link not in node.our_links else None
     return Leftovers(
@@ -109,6 +145,7 @@ def recognise(proxy: OtherProxy, node: NodeScan, node_ports: PortRange) -> Lefto
         to_adopt=tuple(sorted(theirs - node.our_virtual_servers)),
         adopted=tuple(sorted(adopted)),
         others=tuple(sorted(everything - theirs - node.our_virtual_servers)),
+        in_doubt=tuple(sorted(in_doubt - theirs)),
         tables=tables,
         sets=tuple(sorted(proxy.sets & node.sets.keys())),
         marks=tuple(each for each in node.marks if each[1] in marks),
@@ -119,17 +156,26 @@ def recognise(proxy: OtherProxy, node: NodeScan, node_ports: PortRange) -> Lefto
     )
 
 
-def _is_theirs(proxy: OtherProxy, node: NodeScan, key: KernelKey, node_ports: PortRange) -> bool:
+def _is_theirs(proxy: OtherProxy, node: NodeScan, key: KernelKey, node_ports: PortRange, exclusion: Exclusion) -> bool:
     protocol, address, port = key
-    if address in (node.link_addresses or ()) and proxy.link not in node.our_links:
+    if exclusion.covers(address) and proxy.lists_every_virtual_server:
+        return False
+    if not exclusion.covers(address) and address in (node.link_addresses or ()) and proxy.link not in node.our_links:
         return True
-    is_listed = any((address, protocol, port) in elements for elements in _elements(node, proxy.port_sets))
+    listed = _elements(node, proxy.port_sets)
+    if not proxy.lists_every_virtual_server and any((address, protocol, port) in elements for elements in listed):
+        return True
+    if not _may_be_a_node_port(node, key, node_ports):
+        return False
     if proxy.lists_every_virtual_server:
-        return is_listed and address in node.elsewhere and node_ports.first <= port <= node_ports.last
-    node_port_sets = [name for name, it in proxy.node_port_sets.items() if it == (protocol, ":" in address)]
-    return is_listed or (
-        address in node.elsewhere and any((port,) in elements for elements in _elements(node, node_port_sets))
-    )
+        return any((own, protocol, port) in elements for own in node.elsewhere for elements in listed)
+    sets = [name for name, it in proxy.node_port_sets.items() if it == (protocol, ":" in address)]
+    return any((port,) in elements for elements in _elements(node, sets))
+
+
+def _may_be_a_node_port(node: NodeScan, key: KernelKey, node_ports: PortRange) -> bool:
+    _, address, port = key
+    return address in node.elsewhere and node_ports.first <= port <= node_ports.last
 
 
 def _elements(node: NodeScan, names: Iterable[str]) -> list[Set[Element]]:

@@ -27,7 +27,9 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
         return NodeScan(
             saved={str(variant): await tools.save(variant) for variant in VARIANTS},
             sets=await _read_sets(proxy.sets),
-            virtual_servers=(await ipvs.read()).keys(),
+            virtual_servers={
+                key: {address for address, _ in it.real_servers} for key, it in (await ipvs.read()).items()
+            },
             marks=tuple(await marks.read()),
             link_addresses={it.address for it in of_node if it.interface == proxy.link} if has_link else None,
             elsewhere={it.address for it in of_node if it.interface != proxy.link},

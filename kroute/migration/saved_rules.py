@@ -1,14 +1,12 @@
-"""Parse iptables-save's output, and find another proxy's rules in it: pure functions of text."""
+"""Find another proxy's rules in iptables-save's output: pure functions of text."""
 
-import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from ipaddress import ip_network
 
 import msgspec
 
 from kroute.checks.known_proxies import OtherProxy
+from kroute.kernel.iptables.saved import SavedRule, SavedTable
 
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 _MARK_BITS = 0x3FFF
@@ -28,58 +26,6 @@ class TableLeftovers(msgspec.Struct, frozen=True):
     rules: tuple[str, ...]
     kept: tuple[str, ...] = ()
     marks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class SavedRule:
-    """One line that begins with `-A`. `text` is the rest of it."""
-
-    text: str
-
-    @cached_property
-    def words(self) -> list[str]:
-        """The words of the rule. The first is the chain."""
-        return shlex.split(self.text)
-
-    @property
-    def chain(self) -> str:
-        """The rule's chain. Found without splitting the text, since there may be hundreds of thousands of rules."""
-        return self.text.partition(" ")[0]
-
-    def after(self, option: str) -> str:
-        """The word after an option, or "" if the rule does not have the option, or negates it."""
-        words = self.words
-        if option not in words[1:-1]:
-            return ""
-        at = words.index(option, 1)
-        return "" if words[at - 1] == "!" else words[at + 1]
-
-    @property
-    def target(self) -> str:
-        """The chain or target of `-j`, or of `-g`."""
-        return self.after("-j") or self.after("-g")
-
-
-@dataclass
-class SavedTable:
-    """One table: its chains without the built-in ones, and every rule in order."""
-
-    name: str
-    chains: list[str] = field(default_factory=list)
-    rules: list[SavedRule] = field(default_factory=list)
-
-
-def parse_saved(text: str) -> list[SavedTable]:
-    """The tables in the output of iptables-save."""
-    tables: list[SavedTable] = []
-    for line in text.splitlines():
-        if line.startswith("*"):
-            tables.append(SavedTable(line[1:].strip()))
-        elif line.startswith(":") and " - " in line:  # a built-in chain has a policy in place of the dash
-            tables[-1].chains.append(line[1:].split()[0])
-        elif line.startswith("-A "):
-            tables[-1].rules.append(SavedRule(line[3:]))
-    return tables
 
 
 def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:

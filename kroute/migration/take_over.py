@@ -17,6 +17,7 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.kernel.net.routes import Routes, SetLocalRoute
 from kroute.migration.leftovers import Leftovers, recognise
+from kroute.migration.node_ports import allocated_node_ports
 from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
 from kroute.migration.running import signs_of_life
@@ -25,6 +26,7 @@ from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
+from kroute.watchers.initial_sync import InitialSyncError, initial_sync
 
 
 class RefusalError(Exception):
@@ -32,23 +34,26 @@ class RefusalError(Exception):
 
 
 class Outcome(msgspec.Struct):
-    """What a step has done and could not do, one line each, and what comes next.
-
-    `unseen` are variants of iptables that could not be read.
-    """
+    """What a step has done and could not do, and what it could not read, one line each; and what comes next."""
 
     done: list[str]
     failed: list[str]
     next_step: str
-    unseen: tuple[str, ...] = ()
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leftovers:
-    """The other proxy's leftovers. Virtual servers on addresses that the settings exclude are left out."""
+    """The other proxy's leftovers. Services are read only if there are virtual servers in doubt."""
     node = await scan_node(proxy, settings.state_dir)
-    covers = Exclusion(settings.exclude_cidrs).covers
-    kept = {key for key in node.virtual_servers if not covers(key[1])}
-    return recognise(proxy, msgspec.structs.replace(node, virtual_servers=kept), node_ports)
+    exclusion = Exclusion(settings.exclude_cidrs)
+    found = recognise(proxy, node, node_ports, exclusion=exclusion)
+    if not found.in_doubt:
+        return found
+    try:
+        allocated = allocated_node_ports(await initial_sync(settings))
+    except InitialSyncError as error:
+        return msgspec.structs.replace(found, no_services=str(error))
+    return recognise(proxy, node, node_ports, allocated, exclusion)
 
 
 async def take_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
@@ -66,7 +71,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
         await _refuse_if_it_runs(proxy, look_at_ports=True)
     leftovers = await look(proxy, settings, options.node_ports)
     if leftovers.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.unseen)
+        return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.warnings)
     ledger = Ledger.open(settings.state_dir)
     links = [settings.dummy_interface] if leftovers.link == settings.dummy_interface else []
     ledger.adopt({*ledger.virtual_servers, *leftovers.to_adopt}, {*ledger.links, *links})
@@ -75,7 +80,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
     for link in links:
         done += [f"adopt link {link} with {len(leftovers.addresses)} addresses", *await _adopt_routes(link)]
     next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
-    return Outcome(done, [], next_step, leftovers.unseen)
+    return Outcome(done, [], next_step, leftovers.warnings)
 
 
 async def _adopt_routes(link: str) -> list[str]:
@@ -101,7 +106,7 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
         await _refuse_if_it_runs(proxy, look_at_ports=False)
     leftovers = await look(proxy, settings, options.node_ports)
     if leftovers.are_removed:
-        return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.unseen)
+        return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.warnings)
     if leftovers.to_adopt:
         raise RefusalError(
             f"{len(leftovers.to_adopt)} virtual servers are {proxy.name}'s still ({leftovers.to_adopt[0]}): "
@@ -121,7 +126,7 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
     next_step = f"nothing of {proxy.name}'s is left"
     if report.failed:
         next_step = f"run this again, when what failed is put right: {proxy.name}'s rest is still here"
-    return Outcome(report.undone, report.failed, next_step, leftovers.unseen)
+    return Outcome(report.undone, report.failed, next_step, leftovers.warnings)
 
 
 async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:

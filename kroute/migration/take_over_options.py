@@ -2,7 +2,8 @@
 
 import msgspec
 
-from kroute.settings import PortRange, parse_ports
+from kroute.settings import PortRange
+from kroute.settings.text import parse_ports
 
 NODE_PORT_RANGE = PortRange(30000, 32767)
 """The API server's default (`--service-node-port-range`)."""

@@ -38,8 +38,8 @@ class Served(NamedTuple):
         return ":" in self.vip
 
 
-def kube_proxy_leftovers(node: Node, services: Iterable[Served]) -> None:
-    """Build kube-ipvs0, virtual servers, sets, chains and sysctls."""
+def kube_proxy_leftovers(node: Node, services: Iterable[Served], variant: str = "legacy") -> None:
+    """Build kube-ipvs0, virtual servers, sets, chains (in this variant of iptables) and sysctls."""
     services = list(services)
     _set_sysctls(node, IPVS_SYSCTLS)
     _ensure_link(node, "kube-ipvs0", up=False)
@@ -51,7 +51,7 @@ def kube_proxy_leftovers(node: Node, services: Iterable[Served]) -> None:
         of_family = [it for it in services if it.is_ipv6 is is_ipv6]
         prefix = "KUBE-6-" if is_ipv6 else "KUBE-"
         node.run("ipset", "restore", "-exist", stdin=_kube_proxy_sets(prefix, of_family, is_ipv6))
-        _restore(node, kube_proxy_rules(prefix, is_ipv6), is_ipv6)
+        _restore(node, kube_proxy_rules(prefix, is_ipv6), is_ipv6, variant)
 
 
 def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
@@ -148,8 +148,8 @@ def _at(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _restore(node: Node, rules: str, is_ipv6: bool) -> None:
-    node.run("ip6tables-legacy-restore" if is_ipv6 else "iptables-legacy-restore", "--noflush", stdin=rules)
+def _restore(node: Node, rules: str, is_ipv6: bool, variant: str = "legacy") -> None:
+    node.run(f"{'ip6tables' if is_ipv6 else 'iptables'}-{variant}-restore", "--noflush", stdin=rules)
 
 
 def _kube_proxy_sets(prefix: str, services: Iterable[Served], is_ipv6: bool) -> str:
@@ -180,7 +180,7 @@ def _kube_router_sets(prefix: str, services: Iterable[Served], own: str, is_ipv6
     for served in services:
         lines.append(f"add {prefix}kube-router-svip {served.vip}")
         lines.append(f"add {prefix}kube-router-svip-prt {served.vip},tcp:{served.port}")
-        if served.node_port:
+        if served.node_port and not is_ipv6:  # kube-router names node ports at the node's primary address only
             lines.append(f"add {prefix}kube-router-svip {own}")
             lines.append(f"add {prefix}kube-router-svip-prt {own},tcp:{served.node_port}")
     return "\n".join([*lines, ""])

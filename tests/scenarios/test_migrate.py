@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -32,9 +33,16 @@ FLAGS = {
     "kube-proxy": ("--cluster-cidr", f"{POD_RANGE},{POD_RANGE6}", "--strict-arp", "off"),
     "kube-router": ("--run-router=false", "--nodeport-bindon-all-ip=false"),
 }
+LINKS = {"kube-proxy": "kube-ipvs0", "kube-router": "kube-dummy-if"}
 
-_OF_LINKS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |.*/kube-dummy-if/addr_gen_mode.*")
+_OF_LINKS = re.compile(r"^\d+: |link/ether [0-9a-f:]+ |.*/kube-(?:dummy-if|ipvs0)/addr_gen_mode.*")
 """Parts of a snapshot that differ when a link is created again. `addr_gen_mode` differs because kroute sets it."""
+_UP = re.compile(
+    r".*kube-ipvs0: <.*|multicast ff00::/8 dev kube-ipvs0 .*|(?<= scope )(?:link|global)(?= kube-ipvs0)"
+    r"| nodad| noprefixroute"
+)
+"""What differs on kube-proxy's link after kroute has used it: it is up, its IPv4 addresses have scope link, and the
+others the flags with which kroute binds them."""
 
 Build = Callable[[Node, Iterable[Served]], None]
 
@@ -108,20 +116,36 @@ async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
     return text
 
 
-def assert_only_kroute_came(before: Snapshot, after: Snapshot) -> None:
-    """Assert that the other proxy's objects are gone, and that every earlier object still exists."""
+def assert_only_kroute_came(before: Snapshot, after: Snapshot, link: str) -> None:
+    """Assert that the other proxy's objects are gone, and that every earlier one still exists. `link` is kroute's."""
     commands = before.parts.keys() - {"sysctl"}
     assert not [line for it in commands for line in before.parts[it] if line not in after.parts[it]]
     new = [line for it in commands for line in after.parts[it] if line not in before.parts[it]]
     assert new
-    assert not [line for line in new if re.search(r"KUBE-|kube-router|kube-ipvs0", line)]
+    theirs = "|".join(["KUBE-", "kube-router", *(set(LINKS.values()) - {link})])
+    assert not [line for line in new if re.search(theirs, line)]
 
 
-async def take_over(deployment: Deployment, node: Node, proxy: str) -> None:
+async def take_over(deployment: Deployment, node: Node, proxy: str, *flags: str) -> None:
     """Run both steps of the migration, with the start of the agent between them."""
-    await migrate(node, "--from", proxy, "--take-over")
-    await deployment.start(*FLAGS[proxy], nodes=(node.name,))
+    await migrate(node, "--from", proxy, "--take-over", *flags)
+    await deployment.start(*FLAGS[proxy], *flags, nodes=(node.name,))
     assert f"nothing of {proxy}'s is left" in await migrate(node, "--from", proxy, "--take-over")
+
+
+@asynccontextmanager
+async def kept_addresses(node: Node, link: str, *, is_adopted: bool) -> AsyncIterator[None]:
+    """Assert that an adopted link is the same one afterwards, and that no address was taken off it meanwhile."""
+    number = json.loads(node.run("ip", "-json", "link", "show", link))[0]["ifindex"]
+    monitor = await asyncio.create_subprocess_exec(
+        "ip", "netns", "exec", node.namespace.name, "ip", "monitor", "address", stdout=asyncio.subprocess.PIPE
+    )
+    yield
+    monitor.terminate()
+    told, _ = await monitor.communicate()
+    if is_adopted:
+        assert json.loads(node.run("ip", "-json", "link", "show", link))[0]["ifindex"] == number
+        assert not [line for line in told.decode().splitlines() if line.startswith("Deleted") and link in line]
 
 
 def alike(snapshot: Snapshot) -> Snapshot:
@@ -131,20 +155,23 @@ def alike(snapshot: Snapshot) -> Snapshot:
     open connections.
     """
     parts = {
-        name: [_OF_LINKS.sub("", line) for line in lines if "conn_lfactor" not in line]
+        name: [same for line in lines if "conn_lfactor" not in line and (same := _UP.sub("", _OF_LINKS.sub("", line)))]
         for name, lines in snapshot.parts.items()
     }
     return Snapshot(parts | {name: sorted(parts[name]) for name in ("ipset save", "ipvsadm -Sn")})
 
 
+@pytest.mark.parametrize("link", ["kube-ipvs0", "kube-dummy-if"], ids=lambda link: f"on {link}")
 @pytest.mark.parametrize(
     ("proxy", "build"),
     [("kube-proxy", kube_proxy_leftovers), ("kube-router", kube_router_leftovers)],
     ids=["kube-proxy", "kube-router"],
 )
 async def test_connections_live_through_the_take_over_and_back(
-    world: World, node1: Node, deployment: Deployment, proxy: str, build: Build
+    world: World, node1: Node, deployment: Deployment, proxy: str, build: Build, link: str
 ) -> None:
+    """With the other proxy's own link as the dummy interface, it is adopted in place; else the addresses move."""
+    flags = ("--dummy-interface", link)
     apply_web(world, deployment)
     before = node1.snapshot()
     build(node1, services_of(world))
@@ -155,19 +182,22 @@ async def test_connections_live_through_the_take_over_and_back(
         found = json.loads(await migrate(node1, "--from", proxy, "-o", "json"))
         assert len(found["to_adopt"]) == len(node1.ipvs()) - 1
         assert found["others"] == ["TCP 203.0.113.7:80"]
-        await take_over(deployment, node1, proxy)
+        async with kept_addresses(node1, LINKS[proxy], is_adopted=link == LINKS[proxy]):
+            await take_over(deployment, node1, proxy, *flags)
         await go_on(streams)
         for way in ways:
             assert (await way.client.http(way.address, way.port, timeout=20)).host.startswith("web-")
-        assert_only_kroute_came(before, node1.snapshot())
+        assert_only_kroute_came(before, node1.snapshot(), link)
         await deployment.stop()
         build(node1, services_of(world))
-        await migrate(node1, "--to", proxy, "--hand-over")
+        await migrate(node1, "--to", proxy, "--hand-over", *flags)
         deployment.give_up("node1")
         await go_on(streams)
     assert not load.failures
     assert all(load.calls[way] for way in ways)
-    assert not theirs.diff(alike(node1.snapshot()))
+    # With both links there, kube-router's `ip route replace` replaces kroute's route, and the kernel's own stays.
+    if (proxy, link) != ("kube-router", "kube-ipvs0"):
+        assert not theirs.diff(alike(node1.snapshot()))
     for stream in streams:
         await stream.close()
 
@@ -231,7 +261,7 @@ async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
     assert "10.254.0.10/32" in node1.addresses("kube-ipvs0")
     await deployment.stop()
     await take_over(deployment, node1, "kube-proxy")
-    assert not node1.addresses("kube-ipvs0")
+    assert not (await migrate(node1, "--from", "kube-proxy")).startswith("What")
     assert set(await world.visitor.spread(CLUSTER_IPS[0], 8080, 6)) == {pod.name for pod in world.web}
 
 
@@ -253,25 +283,32 @@ async def test_an_external_ip_that_kube_proxy_left_unbound_is_bound_for_it(
     world: World, node1: Node, deployment: Deployment
 ) -> None:
     """kube-proxy binds no external IP that another interface has. Until the hand-over, kroute's interface has it."""
-    external_ip = "203.0.113.80"
+    external_ip, flags = "203.0.113.80", ("--dummy-interface", "kroute0")
     deployment.apply(service("web", *CLUSTER_IPS, externalIPs=[external_ip]), *endpoint_slices("web", world.web))
-    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    await deployment.start(*FLAGS["kube-proxy"], *flags, nodes=("node1",))
     stream = await node1.open_stream(external_ip, 8080)
     await deployment.stop()
     served = [*services_of(world), Served(external_ip, 8080, [(pod.ip, 8080) for pod in world.web])]
     kube_proxy_leftovers(node1, served)
     node1.run("ip", "address", "del", f"{external_ip}/32", "dev", "kube-ipvs0")
-    assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over")
+    assert f"bind {external_ip} to kube-ipvs0" in await migrate(node1, "--to", "kube-proxy", "--hand-over", *flags)
     deployment.give_up("node1")
     assert f"{external_ip}/32" in node1.addresses("kube-ipvs0")
     await go_on([stream])
     await stream.close()
 
 
-async def test_cleanup_on_a_node_that_is_kube_routers_touches_nothing(world: World, node1: Node) -> None:
-    kube_router_leftovers(node1, services_of(world))
+@pytest.mark.parametrize(
+    ("proxy", "build"),
+    [("kube-proxy", kube_proxy_leftovers), ("kube-router", kube_router_leftovers)],
+    ids=["kube-proxy", "kube-router"],
+)
+async def test_cleanup_on_a_node_that_is_another_proxys_touches_nothing(
+    world: World, node1: Node, proxy: str, build: Build
+) -> None:
+    build(node1, services_of(world))
     before = node1.snapshot()
-    cleanup = await node1.kroute("cleanup")
+    cleanup = await node1.kroute("cleanup", "--dummy-interface", LINKS[proxy])
     assert await cleanup.wait() == 0
     assert "nothing to undo" in cleanup.log.read_text()
     assert not before.diff(node1.snapshot())

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import RealServerRow, ServiceRow, Snapshot, VirtualServerRow
 from kroute.kernel.errors import KernelError
@@ -31,6 +32,7 @@ _HEADINGS = (
 )
 _NUMBERS = ("Weight", "Active", "Inactive")
 _TRAFFIC_HEADINGS = ("Connections", "Packets in", "Packets out", "Bytes in", "Bytes out")
+_SET_HEADINGS = ("Set", "Entries", "Capacity", "Limit")
 _SERVICE_HEADINGS = ("Service", "Virtual servers", "Serving", "Active", "Inactive", "State", "Problems")
 
 
@@ -91,7 +93,7 @@ def _print_with_source(shown: Snapshot, *, wide: bool) -> None:
 
 
 def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> None:
-    """Print one line for each real server, and the problems below.
+    """Print one line for each real server, below them the sets that are not empty, and the problems.
 
     `wide` adds each virtual server's traffic counters.
     """
@@ -103,6 +105,9 @@ def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> Non
             more = _traffic_cells(row.traffic) if wide and number == 0 else []
             table.add_row(*map(Text, [*first, *cells, *more]))  # as Text: the brackets of IPv6 addresses are not markup
     console.print(table)
+    if filled := [it for it in shown.sets if it.entries]:
+        console.print()
+        console.print(_set_table(filled))
     for problem in shown.problems:
         about = problem.service or "this node"
         console.print(f"{about}: {problem.reason}: {problem.message}", style="yellow", markup=False)
@@ -122,6 +127,13 @@ def new_table(*headings: str, numbers: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+    return table
+
+
+def _set_table(fills: Iterable[SetFill]) -> Table:
+    table = new_table(*_SET_HEADINGS, numbers=_SET_HEADINGS[1:])
+    for fill in fills:
+        table.add_row(*map(Text, (fill.set, *map(str, (fill.entries, fill.capacity, fill.limit)))))
     return table
 
 

@@ -1,6 +1,7 @@
 """A default is defined in the settings, and the command line shows the same."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from kroute.cli.run import run
 from kroute.cli.run_options import settings_of
 from kroute.director.settings import DEFAULTS as DIRECTOR_DEFAULTS
 from kroute.migration.take_over_options import DEFAULTS as TAKE_OVER_DEFAULTS
-from kroute.settings import ListenAddress
+from kroute.settings import ListenAddress, text
 
 
 def values(command: click.Command, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Mapping[str, Any]:
@@ -42,11 +43,37 @@ def test_a_take_over_without_options_has_the_defaults(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0, 30.0, 900.0])
 def test_a_duration_that_was_written_reads_the_same(seconds: float) -> None:
-    assert settings.parse_duration(settings.write_duration(seconds)) == seconds
+    assert text.parse_duration(text.write_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
     "address", [None, ListenAddress("", 1), ListenAddress("127.0.0.1", 2), ListenAddress("fd00::1", 3)]
 )
 def test_an_address_that_was_written_reads_the_same(address: ListenAddress | None) -> None:
-    assert settings.parse_listen_address(settings.write_bind_address(address)) == address
+    assert text.parse_listen_address(text.write_bind_address(address)) == address
+
+
+def test_every_flag_can_be_written_and_reads_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KROUTE_LOG_FORMAT", "json")
+    given = [
+        *("--node-name=n1", "--node-ip=192.0.2.1,fd00::1", "--protected-ports=22,80-90", "--strict-arp=off"),
+        *("--masquerade-exempt=10.0.0.0/8:10.1.0.0/16", "--masquerade-mark=0x8", "--ipvs-estimation=on"),
+        *(
+            "--conntrack-max-per-core=9",
+            "--conntrack-tcp-be-liberal",
+            "--conntrack-udp-timeout=7s",
+            "--drain-timeout=2s",
+        ),
+        *("--ipvs-udp-timeout=9s", "--metrics-bind-address=off", "--masquerade-all", f"--manifests={tmp_path}"),
+        *("--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cbr0", "--exclude-cidrs=10.0.0.0/8,fd00::/8"),
+    ]
+    made = settings_of(run.make_context("run", given).params)
+    written = text.as_flags(made)
+    flags = {name.lstrip("-"): it for it in run.params for name in it.opts[:1]}
+    assert written.keys() == flags.keys() - {"config"}
+    again = [
+        f"--{name}" if flags[name].is_flag else f"--{name}={value}"
+        for name, value in written.items()
+        if value not in {"", "false"}
+    ]
+    assert settings_of(run.make_context("run", again).params) == made

@@ -134,7 +134,7 @@ def test_what_is_wrong_gets_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("bogus: 1", "'bogus' is not a setting; allowed: cleanup-on-exit, cluster-cidr, detect-local-mode"),
+        ("bogus: 1", "'bogus' is not a setting; allowed: cleanup-on-exit, cluster-cidr, conntrack-max-per-core"),
         ("- a", "`name: value` pairs"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from kroute.cli.show import table as show_table
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow
 from kroute.kernel.ipvs.client import Ipvs, RealServerState, VirtualServerOptions, VirtualServerState
@@ -90,6 +91,17 @@ def test_the_table_shows_addresses_of_both_families_and_the_problems() -> None:
     assert "mh mh-port" in text
     assert "600s /64" in text
     assert "y is not allowed [here]" in text
+
+
+def test_sets_that_are_not_empty_are_shown_with_what_they_can_hold() -> None:
+    fills = [SetFill("KROUTE-VIP", 262_144, 524_288, 2_097_152), SetFill("KROUTE-HAIRPIN", 0, 262_144, 2_097_152)]
+    shown = snapshot.of_agent([PLAN], TABLE, fills)
+    assert ["KROUTE-VIP", "262144", "524288", "2097152"] in [line.split() for line in printed(shown).splitlines()]
+    assert "HAIRPIN" not in printed(shown)
+    assert msgspec.json.decode(msgspec.json.encode(shown))["sets"] == [
+        {"set": "KROUTE-VIP", "entries": 262_144, "capacity": 524_288, "limit": 2_097_152},
+        {"set": "KROUTE-HAIRPIN", "entries": 0, "capacity": 262_144, "limit": 2_097_152},
+    ]
 
 
 def test_a_virtual_server_without_real_servers_has_a_line() -> None:

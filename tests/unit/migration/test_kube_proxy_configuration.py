@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from structlog.testing import capture_logs
 
+from kroute.cli.config_file import tell_of_unused_fields
+from kroute.cli.director import director
 from kroute.cli.output import USAGE
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
-from kroute.settings import IpvsTimeouts, Settings
+from kroute.settings import ConntrackSettings, IpvsTimeouts, ListenAddress, Settings
 from tests.unit.command_line import exit_code
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -46,6 +49,19 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 """kubeadm's file when the mode and the pod networks are set; zero values mean "not set"."""
 
 
+KUBE_PROXYS = ConntrackSettings(
+    max_per_core=32768, min=131072, tcp_timeout_established=86400, tcp_timeout_close_wait=3600
+)
+"""kube-proxy's defaults, which hold for what its file leaves out."""
+
+
+ALL_LIMITS = """\
+conntrack:
+  {maxPerCore: 0, min: 7, tcpBeLiberal: true, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 90s, udpTimeout: 1500ms,
+   udpStreamTimeout: 3m}
+"""
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     return tmp_path / "config.conf"
@@ -57,7 +73,11 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
         assert exit_code("run", "--config", str(config), "--node-name", "n1", "--log-format", "json") == 0
     assert started == [
         Settings(
-            node_name="n1", cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"), strict_arp=False, log_format="json"
+            node_name="n1",
+            cluster_cidrs=("10.244.0.0/16", "fd00:10:244::/56"),
+            strict_arp=False,
+            log_format="json",
+            conntrack=KUBE_PROXYS,
         )
     ]
     assert not events
@@ -67,6 +87,15 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
     ("fields", "expected"),
     [
         ("hostnameOverride: n2", {"node_name": "n2"}),
+        ("hostnameOverride: ' Node-2.Example '", {"node_name": "node-2.example"}),
+        ("healthzBindAddress: 0.0.0.0", {"healthz_bind_address": ListenAddress("", 10256)}),
+        ("healthzBindAddress: 192.0.2.7:80", {"healthz_bind_address": ListenAddress("192.0.2.7", 80)}),
+        ("metricsBindAddress: 0.0.0.0", {"metrics_bind_address": ListenAddress("", 10249)}),
+        ("metricsBindAddress: '::1'", {"metrics_bind_address": ListenAddress("::1", 10249)}),
+        ("metricsBindAddress: '[fd00::1]'", {"metrics_bind_address": ListenAddress("fd00::1", 10249)}),
+        ("clusterCIDR: '10.1.0.7/16, fd00::7/64'", {"cluster_cidrs": ("10.1.0.0/16", "fd00::/64")}),
+        ("nodePortAddresses: [10.0.0.1/8]", {"nodeport_addresses": ("10.0.0.0/8",)}),
+        ("ipvs: {excludeCIDRs: [10.2.3.4/16]}", {"exclude_cidrs": ("10.2.0.0/16",)}),
         ("bindAddress: 192.0.2.7", {"node_ips": ("192.0.2.7",)}),
         ("bindAddress: '::'", {"node_ips": ()}),
         ("clusterCIDR: 10.1.0.0/16", {"cluster_cidrs": ("10.1.0.0/16",)}),
@@ -81,7 +110,8 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
         ),
         ("nodePortAddresses: [10.0.0.0/8, fd00::/8]", {"nodeport_addresses": ("10.0.0.0/8", "fd00::/8")}),
         ("nodePortAddresses: [primary]", {"nodeport_addresses": ("primary",)}),
-        ("ipvs: {scheduler: mh}", {"scheduler": "mh"}),
+        ("ipvs: {scheduler: sh}", {"scheduler": "sh", "scheduler_flags": ("sh-fallback", "mh-fallback")}),
+        ("ipvs: {scheduler: mh}", {"scheduler": "mh", "scheduler_flags": ("sh-fallback", "mh-fallback", "mh-port")}),
         ("ipvs: {strictARP: true}", {"strict_arp": True}),
         ("ipvs: {excludeCIDRs: [10.2.0.0/16, 10.3.0.0/16]}", {"exclude_cidrs": ("10.2.0.0/16", "10.3.0.0/16")}),
         ("ipvs: {syncPeriod: 1m30s}", {"resync_period": 90.0}),
@@ -89,6 +119,18 @@ def test_the_file_of_kubeadm_sets_what_it_says_and_nothing_else(started: list[Se
         (
             "ipvs: {tcpTimeout: 15m0s, tcpFinTimeout: 2m, udpTimeout: 300s}",
             {"ipvs_timeouts": IpvsTimeouts(tcp=900, tcpfin=120, udp=300)},
+        ),
+        (
+            ALL_LIMITS,
+            {
+                "conntrack": ConntrackSettings(
+                    min=7, tcp_be_liberal=True, tcp_timeout_close_wait=90, udp_timeout=1, udp_timeout_stream=180
+                )
+            },
+        ),
+        (
+            "conntrack: {maxPerCore: 1000}",
+            {"conntrack": msgspec.structs.replace(KUBE_PROXYS, max_per_core=1000)},
         ),
         ("iptables: {masqueradeBit: 15, masqueradeAll: true}", {"masquerade_mark": 0x8000, "masquerade_all": True}),
         (
@@ -121,7 +163,7 @@ def test_flags_go_before_the_file(started: list[Settings], config: Path) -> None
 
 def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings], config: Path) -> None:
     config.write_text(
-        f"{HEAD}mode: iptables\nconntrack: {{min: 131072, tcpBeLiberal: true}}\nlogging: {{verbosity: 4}}\n"
+        f"{HEAD}mode: iptables\nlogging: {{verbosity: 4}}\n"
         "featureGates: {SomeGate: false, OtherGate: true}\niptables: {localhostNodePorts: true}\nbogus: 1\n"
         "detectLocal: {bridgeInterface: cbr0}\nnftables: {masqueradeAll: true}\n"
     )
@@ -131,10 +173,9 @@ def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings
     said = {event["field"]: event["why"] for event in events}
     assert len(said) == len(events)
     assert said.keys() == {
-        "mode", "conntrack.min", "conntrack.tcpBeLiberal", "logging", "featureGates", "iptables.localhostNodePorts",
+        "mode", "logging", "featureGates", "iptables.localhostNodePorts",
         "bogus", "detectLocal.bridgeInterface", "nftables.masqueradeAll",
     }  # fmt: skip
-    assert "net.netfilter.nf_conntrack_max" in said["conntrack.min"]
     assert "--log-level" in said["logging"]
     assert "no such field" in said["bogus"]
     assert "detectLocalMode BridgeInterface" in said["detectLocal.bridgeInterface"]
@@ -147,8 +188,12 @@ def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings
         ("ipvs: {tcpTimeout: 500ms}", "ipvs.tcpTimeout: '0.5s' is not an IPVS timeout"),
         ("ipvs: {scheduler: fastest}", "ipvs.scheduler: 'fastest' is not one of 'rr'"),
         ("ipvs: {strictARP: maybe}", "ipvs.strictARP: 'maybe' is neither true nor false"),
-        ("ipvs: {excludeCIDRs: [10.0.0.1/8]}", "ipvs.excludeCIDRs: '10.0.0.1/8' is not a network"),
+        ("ipvs: {excludeCIDRs: [10.0.0.1/40]}", "ipvs.excludeCIDRs: '10.0.0.1/40' is not a network"),
+        ("hostnameOverride: ' '", "hostnameOverride: ' ' is no host name: it is empty"),
+        ("metricsBindAddress: localhost", "metricsBindAddress: 'localhost' is not an address to listen on"),
         ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: 32 is not a bit"),
+        ("conntrack: {maxPerCore: many}", "conntrack.maxPerCore: 'many' is not a valid integer range"),
+        ("conntrack: {udpTimeout: 600h}", "conntrack.udpTimeout: '2160000s' is not a conntrack timeout"),
         ("clusterCIDR: pods", "clusterCIDR: 'pods' is not a network"),
         ("bindAddress: here", "bindAddress: 'here' is not an IP address"),
         ("detectLocalMode: Magic", "detectLocalMode: 'Magic' is not one of"),
@@ -174,3 +219,11 @@ def test_another_version_is_refused(config: Path, capsys: pytest.CaptureFixture[
 def test_no_field_is_both_used_and_unused() -> None:
     assert not USED.keys() & UNUSED.keys()
     assert not translate(yaml.safe_load(KUBEADM)).remarks
+
+
+def test_a_command_without_such_settings_names_what_is_written_and_no_default(config: Path) -> None:
+    config.write_text(f"{HEAD}conntrack: {{min: 7}}\n")
+    given = ["--config", str(config), "--vip-interface", "eth0", "--external-ip-range", "203.0.113.0/24"]
+    with capture_logs() as events:
+        tell_of_unused_fields(director.make_context("director", given))
+    assert [event["field"] for event in events] == ["conntrack.min"]

@@ -11,6 +11,7 @@ from kroute.migration.leftovers import Leftovers, NodeScan, recognise
 from kroute.migration.saved_rules import dsr_marks
 from kroute.migration.take_over_options import NODE_PORT_RANGE
 from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.reconcile.exclusion import Exclusion
 from kroute.settings import OTHER_VIP_INTERFACES
 from tests.lab.other_proxy_rules import (
     DSR_ADDRESS,
@@ -22,7 +23,7 @@ from tests.lab.other_proxy_rules import (
 )
 
 NODE, VIP = "192.0.2.1", "10.96.0.10"
-EMPTY = NodeScan({}, {}, frozenset(), (), None, frozenset({NODE}), (), (), {}, frozenset(), frozenset())
+EMPTY = NodeScan({}, {}, {}, (), None, frozenset({NODE}), (), (), {}, frozenset(), frozenset())
 
 
 def as_saved(rules: str) -> str:
@@ -151,7 +152,7 @@ def server(address: str, port: int, protocol: Protocol = Protocol.TCP) -> Virtua
 def test_a_virtual_server_is_kube_proxys_by_its_link_and_sets(key: VirtualServerKey, is_theirs: bool) -> None:
     found = recognised(
         "kube-proxy",
-        virtual_servers={key},
+        virtual_servers={key: set()},
         link_addresses={VIP},
         elsewhere={NODE, "203.0.113.5", "fd00::1"},
         sets={"KUBE-EXTERNAL-IP": {("203.0.113.5", 6, 80)}, "KUBE-NODE-PORT-TCP": {(30080,)}},
@@ -173,14 +174,40 @@ def test_a_virtual_server_is_kube_proxys_by_its_link_and_sets(key: VirtualServer
 def test_a_virtual_server_is_kube_routers_by_its_link_or_as_a_node_port(key: VirtualServerKey, is_theirs: bool) -> None:
     listed = {(NODE, 6, 30080), (NODE, 6, 80), ("198.51.100.1", 6, 30080), (VIP, 6, 80)}
     found = recognised(
-        "kube-router", virtual_servers={key}, link_addresses={VIP}, sets={"kube-router-svip-prt": listed}
+        "kube-router", virtual_servers={key: set()}, link_addresses={VIP}, sets={"kube-router-svip-prt": listed}
     )
+    assert (found.to_adopt, found.others) == (((key,), ()) if is_theirs else ((), (key,)))
+
+
+@pytest.mark.parametrize(
+    ("proxy", "key", "is_theirs"),
+    [
+        ("kube-proxy", server(VIP, 9999), False),  # anybody's may be on the link there
+        ("kube-proxy", server(NODE, 30080), True),  # in KUBE-NODE-PORT-TCP
+        ("kube-router", server(VIP, 80), False),
+        ("kube-router", server(NODE, 30080), False),  # its set names foreign virtual servers too
+        ("kube-router", server(NODE, 30081), True),  # a Service's node port
+    ],
+    ids=str,
+)
+def test_in_excluded_networks_only_what_a_service_has_is_theirs(
+    proxy: str, key: VirtualServerKey, is_theirs: bool
+) -> None:
+    node = msgspec.structs.replace(
+        EMPTY,
+        virtual_servers={key: {"10.0.0.5"}},
+        link_addresses={VIP},
+        sets={"KUBE-NODE-PORT-TCP": {(30080,)}, "kube-router-svip-prt": {(NODE, 6, 30080), (VIP, 6, 80)}},
+    )
+    allocated = {(Protocol.TCP, 30081): {"10.0.0.5"}}
+    excluded = Exclusion(["192.0.2.0/24", "10.96.0.0/12"])
+    found = recognise(OTHER_PROXIES[proxy], node, NODE_PORT_RANGE, allocated, excluded)
     assert (found.to_adopt, found.others) == (((key,), ()) if is_theirs else ((), (key,)))
 
 
 def test_what_the_ledger_names_is_adopted_and_the_link_no_proof_any_more() -> None:
     ours, new = server(VIP, 80), server(VIP, 81)
-    reading = {"virtual_servers": {ours, new}, "link_addresses": {VIP}, "our_virtual_servers": {ours}}
+    reading = {"virtual_servers": {ours: set(), new: set()}, "link_addresses": {VIP}, "our_virtual_servers": {ours}}
     before = recognised("kube-router", **reading)
     assert (before.adopted, before.to_adopt, before.link) == ((ours,), (new,), "kube-dummy-if")
     after = recognised("kube-router", **reading, our_links={"kube-dummy-if"})
@@ -189,7 +216,7 @@ def test_what_the_ledger_names_is_adopted_and_the_link_no_proof_any_more() -> No
 
 def test_addresses_that_only_the_other_link_has_are_reported() -> None:
     key = server(VIP, 80)
-    reading = {"virtual_servers": {key}, "link_addresses": {VIP}, "our_virtual_servers": {key}}
+    reading = {"virtual_servers": {key: set()}, "link_addresses": {VIP}, "our_virtual_servers": {key}}
     assert recognised("kube-proxy", **reading).only_there == (VIP,)
     assert recognised("kube-proxy", **reading, elsewhere={NODE, VIP}).only_there == ()
 

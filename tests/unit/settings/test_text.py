@@ -2,8 +2,9 @@
 
 import pytest
 
-from kroute import settings
+from kroute.schedulers import flag_bits, parse_scheduler_flags
 from kroute.settings import Exemption, ListenAddress
+from kroute.settings import text as settings_text
 
 
 @pytest.mark.parametrize(
@@ -11,35 +12,46 @@ from kroute.settings import Exemption, ListenAddress
     [("30s", 30), ("0s", 0), ("5m", 300), ("1h30m", 5400), ("0.5s", 0.5), ("45", 45), ("1h2m3s", 3723)],
 )
 def test_durations_are_read_in_seconds(text: str, seconds: float) -> None:
-    assert settings.parse_duration(text) == seconds
+    assert settings_text.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1s1m", "forever"])
 def test_a_bad_duration_says_how_one_is_written(text: str) -> None:
     with pytest.raises(ValueError, match="write 30s, 5m or 1h30m"):
-        settings.parse_duration(text)
+        settings_text.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["0.5s", "745h"])
 def test_an_ipvs_timeout_is_whole_seconds_within_the_kernels_bound(text: str) -> None:
     with pytest.raises(ValueError, match="whole seconds, at most 31 days"):
-        settings.parse_timeout(text)
+        settings_text.parse_timeout(text)
+
+
+def test_scheduler_flags_are_words_of_the_kernels_flags_or_none() -> None:
+    assert parse_scheduler_flags("sh-port, mh-port") == ("sh-port", "mh-port")
+    assert flag_bits(parse_scheduler_flags("none"), "mh") == 0
+    with pytest.raises(ValueError, match=r"'ops' is not a flag of a scheduler\. Allowed: none, flag-1"):
+        parse_scheduler_flags("mh-port,ops")
 
 
 def test_networks_of_both_families_are_read_in_canonical_form() -> None:
-    assert settings.parse_networks("10.0.0.0/8, FD00:0::/64,10.1.2.3") == ("10.0.0.0/8", "fd00::/64", "10.1.2.3/32")
+    assert settings_text.parse_networks("10.0.0.0/8, FD00:0::/64,10.1.2.3") == (
+        "10.0.0.0/8",
+        "fd00::/64",
+        "10.1.2.3/32",
+    )
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "10.0.0.0/33", "pods", "fd00::1::/64"])
 def test_a_bad_network_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is not a network"):
-        settings.parse_networks(f"10.0.0.0/8,{text}")
+        settings_text.parse_networks(f"10.0.0.0/8,{text}")
 
 
 def test_node_addresses_are_at_most_one_a_family() -> None:
-    assert settings.parse_node_ips("192.168.123.250,fd00:0::1") == ("192.168.123.250", "fd00::1")
+    assert settings_text.parse_node_ips("192.168.123.250,fd00:0::1") == ("192.168.123.250", "fd00::1")
     with pytest.raises(ValueError, match="at most one IPv4 and one IPv6"):
-        settings.parse_node_ips("192.168.123.250,192.168.123.251")
+        settings_text.parse_node_ips("192.168.123.250,192.168.123.251")
 
 
 @pytest.mark.parametrize(
@@ -51,13 +63,13 @@ def test_node_addresses_are_at_most_one_a_family() -> None:
     ],
 )
 def test_exemptions_are_a_source_and_a_destination(text: str, exemption: Exemption) -> None:
-    assert settings.parse_exemption(text) == exemption
+    assert settings_text.parse_exemption(text) == exemption
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8", "10.0.0.0/8:fd00::/64", "10.0.0.0/8:", "a:b"])
 def test_a_bad_exemption_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"pair of networks|is not a network|one family"):
-        settings.parse_exemption(text)
+        settings_text.parse_exemption(text)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,7 @@ def test_a_bad_exemption_is_refused(text: str) -> None:
     ],
 )
 def test_bind_addresses_are_an_address_and_a_port(text: str, where: ListenAddress | None) -> None:
-    assert settings.parse_listen_address(text) == where
+    assert settings_text.parse_listen_address(text) == where
 
 
 @pytest.mark.parametrize(
@@ -82,11 +94,11 @@ def test_bind_addresses_are_an_address_and_a_port(text: str, where: ListenAddres
 )
 def test_a_bad_bind_address_says_how_one_is_written(text: str) -> None:
     with pytest.raises(ValueError, match=r"write IP:PORT, \[IPv6\]:PORT, :PORT for every address, or off"):
-        settings.parse_listen_address(text)
+        settings_text.parse_listen_address(text)
 
 
 def test_a_bind_address_is_shown_as_it_is_written() -> None:
-    assert [str(settings.parse_listen_address(text)) for text in ("[::1]:1", "127.0.0.1:2", "[::]:3")] == [
+    assert [str(settings_text.parse_listen_address(text)) for text in ("[::1]:1", "127.0.0.1:2", "[::]:3")] == [
         "[::1]:1",
         "127.0.0.1:2",
         ":3",
@@ -94,14 +106,14 @@ def test_a_bind_address_is_shown_as_it_is_written() -> None:
 
 
 def test_the_mark_is_a_single_bit() -> None:
-    assert settings.parse_mark("0x4000") == 0x4000
-    assert settings.parse_mark("8") == 8
+    assert settings_text.parse_mark("0x4000") == 0x4000
+    assert settings_text.parse_mark("8") == 8
     for text in ("0", "3", "0x100000000", "-1", "mark"):
         with pytest.raises(ValueError, match="single bit"):
-            settings.parse_mark(text)
+            settings_text.parse_mark(text)
 
 
 @pytest.mark.parametrize("text", ["", "a-name-that-is-too-long", "eth 0", "a/b", ".."])
 def test_interface_names_are_what_the_kernel_takes(text: str) -> None:
     with pytest.raises(ValueError, match="is not an interface name"):
-        settings.parse_interface(text)
+        settings_text.parse_interface(text)

@@ -1,0 +1,56 @@
+"""Commands that also accept the flags of kube-proxy and kube-router, so that their arguments can be copied."""
+
+from collections.abc import Sequence
+
+import click
+
+from kroute.migration.flag_table import OtherFlags
+from kroute.migration.kube_proxy_flags import KUBE_PROXY
+from kroute.migration.kube_router_flags import KUBE_ROUTER
+
+TABLES = (KUBE_ROUTER, KUBE_PROXY)
+
+
+class FlagsCommand(click.Command):
+    """A command that translates the flags of other proxies before it parses its arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Translate, then parse as usual. Raises UsageError that names the flag that cannot be translated, and why."""
+        return super().parse_args(ctx, translated(args, {name for it in self.params for name in it.opts}))
+
+
+def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
+    """The arguments with other proxies' flags translated. `own` are the options that the command has.
+
+    What translates to an option that the command does not have is left out. Of a switch that is given many times the
+    last one counts, as in Go. Raises UsageError.
+    """
+    found: list[tuple[str, list[str]]] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        written, equals, value = word.lstrip("-").partition("=")
+        name = written.replace("_", "-")  # as kube-proxy does
+        tables = [table for table in TABLES if name in table.flags] if word.startswith("-") else []
+        if not tables or (tables[0].flags[name].keeps_its_name and f"--{name}" not in own):
+            found.append(("", [word]))
+            continue
+        is_switch = tables[0].flags[name].is_switch
+        if not equals:
+            value = "true" if is_switch else (rest.pop(0) if rest else "")
+        if is_switch:
+            found = [it for it in found if it[0] != name]
+        ours = _translate(name, value, tables)
+        found.append((name, ours if ours and ours[0] in own else []))
+    return [word for _, ours in found for word in ours]
+
+
+def _translate(name: str, value: str, tables: Sequence[OtherFlags]) -> list[str]:
+    """Translate by the first table that can."""
+    reasons = []
+    for table in tables:
+        try:
+            return table.flags[name].translate(value)
+        except ValueError as error:
+            reasons.append(f"--{name} is {table.proxy}'s: {error}")
+    raise click.UsageError(reasons[0])

@@ -1,0 +1,156 @@
+"""The settings of `kroute run`, checked and typed, with their defaults. Every other module reads them from here.
+
+`text` reads and writes each value as an operator writes it.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.schedulers import FALLBACK
+
+OUR_PROXY_NAME = "kroute.io"
+"""The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
+
+LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+"""The ways to tell local pods from all other clients, by the names of kube-proxy's `detectLocalMode`."""
+
+PRIMARY = "primary"
+"""In `nodeport_addresses`: the node's own address of each family."""
+
+OTHER_VIP_INTERFACES = ("kube-ipvs0", "kube-dummy-if")
+"""The interfaces on which kube-proxy and kube-router bind VIPs. While kroute takes over from one of them, the addresses
+there do not count as the node's own."""
+
+
+class PortRange(NamedTuple):
+    """Ports from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+class ListenAddress(NamedTuple):
+    """Where to listen. An empty `host` means every address of both families."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Exemption(msgspec.Struct, frozen=True):
+    """Traffic that is never masqueraded: from the network `source` to addresses that clients use in `destination`."""
+
+    source: str
+    destination: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.destination}"
+
+
+class IpvsTimeouts(msgspec.Struct, frozen=True):
+    """IPVS connection timeouts in seconds; 0 leaves the kernel's value as it is."""
+
+    tcp: int = 0
+    tcpfin: int = 0
+    udp: int = 0
+
+
+class ConntrackSettings(msgspec.Struct, frozen=True):
+    """The limits of the connection tracker, by the names of kube-proxy's flags; times are in seconds.
+
+    0 (and False) leaves the kernel's value as it is, `min` without `max_per_core` as well.
+    """
+
+    max_per_core: int = 0
+    min: int = 0
+    tcp_be_liberal: bool = False
+    tcp_timeout_established: int = 0
+    tcp_timeout_close_wait: int = 0
+    udp_timeout: int = 0
+    udp_timeout_stream: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
+
+    `nodeport_addresses` are networks, or PRIMARY alone; empty means every address of the node. `snat_source` is
+    "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
+    Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
+
+    `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
+    source ranges of all its virtual servers together.
+
+    The default `dummy_interface` has kube-proxy's name in its IPVS mode, because other programs know
+    VIPs by it: Calico applies its policies to IPVS's packets only where it exists (docs/neighbours.md).
+
+    The default ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's, so that probes, scrapers
+    and firewalls need no change. The default protected ports are those of SSH, etcd, the API server, the kubelet, and
+    the health checks of service proxies.
+    """
+
+    node_name: str
+    kubeconfig: Path | None = None
+    master: str | None = None
+    manifests: Path | None = None
+    node_ips: tuple[str, ...] = ()
+    dummy_interface: str = "kube-ipvs0"
+    scheduler: str = "rr"
+    scheduler_flags: tuple[str, ...] = FALLBACK
+    service_proxy_name: str = OUR_PROXY_NAME
+    nodeport_addresses: tuple[str, ...] = ()
+    service_cidrs: tuple[str, ...] = ()
+    external_ip_ranges: tuple[str, ...] = ()
+    load_balancer_ip_ranges: tuple[str, ...] = ()
+    strict_external_ips: bool = False
+    external_ips_on_node_addresses: bool = False
+    node_address_ranges: tuple[str, ...] = ()
+    serve_needed_addresses: tuple[str, ...] = ()
+    protected_ports: tuple[PortRange, ...] = (
+        PortRange(22, 22),
+        PortRange(2379, 2380),
+        PortRange(6443, 6443),
+        PortRange(10250, 10250),
+        PortRange(10256, 10256),
+    )
+    max_virtual_servers: int = 5000
+    max_backends: int = 50_000
+    strict_arp: bool = True
+    masquerade_all: bool = False
+    detect_local_mode: str = "ClusterCIDR"
+    cluster_cidrs: tuple[str, ...] = ()
+    pod_bridge_interface: str = ""
+    pod_interface_name_prefix: str = ""
+    snat_source: str = "masquerade"
+    hairpin: bool = True
+    masquerade_exemptions: tuple[Exemption, ...] = ()
+    masquerade_mark: int = 0x4000
+    resync_period: float = 30.0
+    drain_timeout: float = 0.0
+    exclude_cidrs: tuple[str, ...] = ()
+    ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()
+    conntrack: ConntrackSettings = ConntrackSettings()
+    healthz_bind_address: ListenAddress | None = ListenAddress("", 10256)
+    metrics_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10249)
+    metrics_services: int = 1000
+    ipvs_estimation: bool | None = None
+    ipvs_estimation_nice: int | None = None
+    state_dir: Path = Path("/run/kroute")
+    proc_sys: Path = Path("/proc/sys")
+    cleanup_on_exit: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
+
+    def protects(self, port: int) -> bool:
+        """Whether this port is protected: no Service may use it on a node's own address."""
+        return any(first <= port <= last for first, last in self.protected_ports)
+
+
+DEFAULTS = Settings(node_name="")
+"""The defaults. The node's name has none here: the command line takes the host's."""
