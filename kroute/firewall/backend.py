@@ -12,4 +12,5 @@ __all__ = ["CAPABILITIES", "CLIENTS", "MODULES", "firewall_of"]
 
 def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
     """The node's firewall, on the kernel clients that its backend uses."""
-    return IptablesFirewall(settings, kernel.ipset, {family: kernel.xtables[family.number] for family in Family})
+    xtables, nft = ({family: it[family.number] for family in Family if it} for it in (kernel.xtables, kernel.nft))
+    return IptablesFirewall(settings, kernel.ipset, xtables, nft)

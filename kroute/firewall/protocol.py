@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from kroute.firewall.packets import Rules
-from kroute.firewall.sets import Sets
+from kroute.firewall.sets import Capacity, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -37,6 +37,10 @@ class Firewall(Protocol):
         set that was not as it should be. Rules that look into a set may have to go for it; `ensure_rules` is
         called later, when the sets are filled.
         """
+        ...
+
+    def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
+        """How much the set can hold, as the last call that made, found or enlarged it left it; None before any."""
         ...
 
     def elements(self) -> AsyncIterator[list[SetEntry]]:

@@ -19,6 +19,13 @@ class Room(NamedTuple):
         return min(max(2 * held, self.first), self.most)
 
 
+class Capacity(NamedTuple):
+    """How many elements a set can hold as it is, and how many at most, since a full set grows."""
+
+    now: int
+    most: int
+
+
 ROOM = Room()
 """Of each set. The usual 65,536 are fewer than a large cluster's ports; the most bounds the kernel's memory."""
 
@@ -45,6 +52,7 @@ SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
     AddressSet.NO_LOCAL: _PORT,
     AddressSet.NO_ENDPOINT: _PORT,
     AddressSet.RESTRICTED: _PORT,
+    AddressSet.HEALTH_CHECK: _PORT,
     AddressSet.SOURCE_RANGE: (*_PORT, Part.NETWORK),
     AddressSet.HAIRPIN: (*_PORT, Part.ADDRESS),
     AddressSet.VIP: (Part.ADDRESS,),

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.protocol import Prerequisites
-from kroute.firewall.sets import ROOM, SHAPES, Part, Room, Sets
+from kroute.firewall.sets import ROOM, SHAPES, Capacity, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry
@@ -35,6 +35,15 @@ class FakeFirewall:
         missing = [(family, which) for family in Family for which in SHAPES if (family, which) not in self.sets]
         self.sets |= {key: set() for key in missing}
         return [f"set {self.set_name(*key)} was missing" for key in missing]
+
+    def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
+        elements = self.sets.get((family, which))
+        if elements is None:
+            return None
+        now = self._room.first
+        while now < len(elements):
+            now = self._room.after(now)
+        return Capacity(now, self._room.most)
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
         for (_, which), elements in list(self.sets.items()):

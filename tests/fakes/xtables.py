@@ -4,6 +4,7 @@ import errno
 import re
 import shlex
 import socket
+from itertools import dropwhile
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.rule import parse_rule
@@ -42,11 +43,7 @@ class FakeXtables(FakeClient):
             for name, desired in rules.chains.items()
             if name in table.chains and table.chains[name] != list(desired)
         ]
-        for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
-            desired = [rule for chain, rule in rules.jumps if chain == builtin]
-            if table.chains[builtin][: len(desired)] != desired or self._strays(table, builtin, rules, len(desired)):
-                found.append(f"the jumps of {builtin} are not first")
-        return found
+        return found + [f"the jumps of {builtin} are not first" for builtin in _misplaced(table, rules)]
 
     async def ensure(self, rules: TableRules) -> list[str]:
         found = await self.differences(rules)
@@ -56,10 +53,11 @@ class FakeXtables(FakeClient):
         self.kernel.operate("commit table", rules.table)
         table = self._table(rules.table)
         table.chains.update({name: list(desired) for name, desired in rules.chains.items()})
-        for builtin in dict.fromkeys(builtin for builtin, _ in rules.jumps):
-            desired = [rule for chain, rule in rules.jumps if chain == builtin]
+        for builtin, desired in _misplaced(table, rules).items():
             foreign = [rule for rule in table.chains[builtin] if _jump_target(rule) not in rules.chains]
-            table.chains[builtin] = desired + [rule for rule in foreign if rule not in desired]
+            foreign = [rule for rule in foreign if rule not in desired]
+            at = _insisting(foreign)
+            table.chains[builtin] = foreign[:at] + desired + foreign[at:]
         return found
 
     async def remove(self, table: str, prefix: str) -> list[str]:
@@ -85,10 +83,6 @@ class FakeXtables(FakeClient):
             raise KernelError("the kernel has no ip6_tables", errno=errno.ENOPROTOOPT)
         return self.kernel.table(self.family, name)
 
-    @staticmethod
-    def _strays(table: FakeTable, builtin: str, rules: TableRules, desired: int) -> bool:
-        return any(_jump_target(rule) in rules.chains for rule in table.chains[builtin][desired:])
-
     def _check_rules(self, rules: TableRules) -> None:
         table = self._table(rules.table)
         every_rule = [rule for chain in rules.chains.values() for rule in chain] + [rule for _, rule in rules.jumps]
@@ -102,6 +96,32 @@ class FakeXtables(FakeClient):
             for name in re.findall(r"--match-set (\S+)", rule):
                 if name not in self.kernel.sets:
                     raise KernelError(f"no set {name}", errno=errno.ENOENT)
+
+
+def _misplaced(table: FakeTable, rules: TableRules) -> dict[str, list[str]]:
+    """The jumps of the built-in chains where they are not in their place."""
+    found = {}
+    for builtin, desired in rules.jumps_by_chain().items():
+        present = table.chains[builtin]
+        if builtin in rules.after_neighbours:
+            present = list(dropwhile(lambda rule: _leads_elsewhere(table, rule, rules), present))
+        else:
+            present = present[_insisting(present) :]
+        strays = any(_jump_target(rule) in rules.chains for rule in present[len(desired) :])
+        if present[: len(desired)] != desired or strays:
+            found[builtin] = desired
+    return found
+
+
+def _insisting(chain: list[str]) -> int:
+    """How many jumps of Calico's, which insist on the first place, have it."""
+    return next((at for at, rule in enumerate(chain) if not _jump_target(rule).startswith("cali-")), len(chain))
+
+
+def _leads_elsewhere(table: FakeTable, rule: str, rules: TableRules) -> bool:
+    """Whether a rule is a jump to a chain of another program."""
+    target = _jump_target(rule)
+    return target in table.chains and target not in rules.chains
 
 
 def _jump_target(text: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kroute.firewall.packets import Packet, Ruling
 from kroute.firewall.protocol import Firewall
-from kroute.firewall.sets import SHAPES, Part, Room, Sets
+from kroute.firewall.sets import SHAPES, Capacity, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
@@ -31,6 +31,7 @@ ONE_OF_EACH = [
             AddressSet.NO_LOCAL,
             AddressSet.NO_ENDPOINT,
             AddressSet.RESTRICTED,
+            AddressSet.HEALTH_CHECK,
         )
     ),
     SetEntry(AddressSet.SOURCE_RANGE, (*PORT, "203.0.113.0/24")),
@@ -59,6 +60,7 @@ async def everything(firewall: Firewall) -> list[SetEntry]:
 class FirewallContract:
     async def test_every_missing_set_is_made_and_reported_once(self, firewall: Firewall) -> None:
         assert not await firewall.is_present()
+        assert firewall.capacity(Family.IPV4, AddressSet.VIP) is None
         assert len(await firewall.ensure_sets()) == 2 * len(AddressSet)
         assert await firewall.ensure_sets() == []
         assert await firewall.is_present()
@@ -97,16 +99,21 @@ class FirewallContract:
     ) -> None:
         await small.ensure_sets()
         await small.ensure_rules(NODE)
+        first, largest = Capacity(SMALL.first, SMALL.most), Capacity(SMALL.most, SMALL.most)
+        assert small.capacity(Family.IPV4, AddressSet.RESTRICTED) == first
         ports = [SetEntry(AddressSet.RESTRICTED, ("10.96.0.1", 6, port)) for port in range(1, SMALL.most + 11)]
         fit, surplus = ports[: SMALL.most], ports[SMALL.most :]
         for start in range(0, SMALL.most, 100):
             assert await small.change_elements(dict.fromkeys(fit[start : start + 100], True)) == {}
+        assert small.capacity(Family.IPV4, AddressSet.RESTRICTED) == largest
         other = ONE_OF_EACH[0]
         refused = await small.change_elements(dict.fromkeys([*surplus, other], True))
         assert list(refused) == surplus
         assert all(sentence.endswith("the set is full") for sentence in refused.values())
         assert await everything(small) == sorted([*fit, other])
         assert await small.ensure_sets() == [], "a set that has grown is right"
+        assert small.capacity(Family.IPV4, AddressSet.RESTRICTED) == largest
+        assert small.capacity(Family.IPV4, other.set) == small.capacity(Family.IPV6, AddressSet.RESTRICTED) == first
         assert [await small.rule_differences(family, NODE) for family in Family] == [[], []]
 
     async def test_without_its_set_an_element_is_refused(self, firewall: Firewall) -> None:

@@ -299,6 +299,36 @@ class XtablesContract:
         await node.xtables.ensure(RULES)
         assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", FOREIGN]
 
+    async def test_only_jumps_of_neighbours_may_be_in_front_and_only_where_that_is_allowed(self, node: Node) -> None:
+        rules = RULES._replace(after_neighbours=frozenset({"PREROUTING"}))
+        await node.xtables.ensure(rules)
+        node.add_foreign_chain("nat", "FOREIGN")
+        for chain in ("PREROUTING", "OUTPUT"):
+            node.add_foreign_rule("nat", chain, "-j FOREIGN", first=True)
+        assert await node.xtables.ensure(rules) == ["the jumps of OUTPUT are not first"]
+        assert node.rules("nat", "PREROUTING") == ["-j FOREIGN", "-j KROUTE-SERVICES"]
+        node.add_foreign_rule("nat", "PREROUTING", FOREIGN, first=True)
+        assert await node.xtables.ensure(rules) == ["the jumps of PREROUTING are not first"]
+        assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", FOREIGN, "-j FOREIGN"]
+        assert await node.xtables.differences(rules) == []
+
+    async def test_calicos_jump_may_stand_before_ours_everywhere(self, node: Node) -> None:
+        """Felix puts its own jumps first, again and again."""
+        await node.xtables.ensure(RULES)
+        node.add_foreign_chain("nat", "cali-PREROUTING")
+        node.add_foreign_rule("nat", "PREROUTING", "-j cali-PREROUTING", first=True)
+        assert await node.xtables.differences(RULES) == []
+        node.add_foreign_rule("nat", "PREROUTING", FOREIGN, first=True)
+        assert await node.xtables.ensure(RULES) == ["the jumps of PREROUTING are not first"]
+        assert node.rules("nat", "PREROUTING") == ["-j KROUTE-SERVICES", FOREIGN, "-j cali-PREROUTING"]
+
+    async def test_ours_come_behind_calicos_jump_when_they_are_put_right(self, node: Node) -> None:
+        node.add_foreign_chain("nat", "cali-PREROUTING")
+        node.add_foreign_rule("nat", "PREROUTING", "-j cali-PREROUTING")
+        node.add_foreign_rule("nat", "PREROUTING", FOREIGN)
+        await node.xtables.ensure(RULES)
+        assert node.rules("nat", "PREROUTING") == ["-j cali-PREROUTING", "-j KROUTE-SERVICES", FOREIGN]
+
     async def test_changed_rules_are_noticed_and_put_right(self, node: Node) -> None:
         await node.xtables.ensure(RULES)
         node.add_foreign_rule("nat", "KROUTE-MARK-MASQ", FOREIGN)

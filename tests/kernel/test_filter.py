@@ -202,6 +202,25 @@ async def test_with_snat_source_node_ip_pods_see_that_address(place: Place, kern
 
 
 @by_family
+async def test_where_forward_drops_marked_packets_and_their_answers_pass(
+    place: Place, kernel: Kernel, family: Family
+) -> None:
+    """IPVS is not involved: the client calls an address that is routed by the node and named in a set."""
+    address, tool = of(place.web, family), TOOLS[family]
+    await kernel.write_rules()
+    place.client.run("ip", "route", "add", address, "via", of(place.node, family))
+    place.node.run(tool, "-P", "FORWARD", "DROP")
+    try:
+        with pytest.raises(TimeoutError):
+            await place.client.http(address, 8080, timeout=1.5)
+        await kernel.put_port(AddressSet.EXTERNAL, address, 8080)
+        assert await answers(place.client, address, 8080) == {of(place.node, family)}
+    finally:
+        place.node.run(tool, "-P", "FORWARD", "ACCEPT")
+        place.client.run("ip", "route", "del", address)
+
+
+@by_family
 @by_mode
 async def test_the_kernel_holds_the_rules_as_they_are_written(
     kernel: Kernel, family: Family, settings: Settings

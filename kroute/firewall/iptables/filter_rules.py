@@ -4,11 +4,22 @@ IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these
 with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT, where none of
 these rules is. Packets that it does not take there, because no virtual server exists, arrive on lo and meet the rules.
 
-The rules match only the first packet of a connection, and the node's own addresses are never in the set VIP. So even an
-empty or half-filled set cuts off neither the node nor an established connection.
+The rules that refuse match only the first packets of a connection, and the node's own addresses are never in the set
+VIP. So even an empty or half-filled set cuts off neither the node nor an established connection.
+
+Where another program's rules let nothing in that they do not name (a chain's policy is DROP), two more chains accept
+what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do. Real servers' answers are forwarded
+(`KROUTE-FORWARD`), while IPVS sends the requests by LOCAL_OUT. Load balancers ask for the node's health
+(`KROUTE-HEALTH-CHECK`). Whom INPUT lets in to the Services themselves stays that program's to say.
 """
 
-from kroute.firewall.iptables.matches import in_set, not_from_local_pods, not_in_set
+from kroute.firewall.iptables.matches import (
+    from_vip,
+    in_set,
+    not_a_first_packet,
+    not_from_local_pods,
+    not_in_set,
+)
 from kroute.firewall.sets import SERVED
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
@@ -25,13 +36,11 @@ at "protocol unreachable" (RFC 4960, appendix C). REJECT cannot send the ICMPv6 
 IPv6 tries until its timeout.
 """
 
-_NOT_A_FIRST_PACKET = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
-"""TCP packets that do not open a connection. After conntrack was loaded or flushed, such a packet of an established
-connection is NEW too (`nf_conntrack_tcp_loose`)."""
 _ECHO_REQUEST = {Family.IPV4: "-p icmp -m icmp --icmp-type 8", Family.IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
 
 
 def filter_rules(settings: Settings, family: Family) -> TableRules:
+    mark = f"{settings.masquerade_mark:#x}"
     no_endpoint = in_set(family, AddressSet.NO_ENDPOINT)
     no_local = in_set(family, AddressSet.NO_LOCAL)
     vip = in_set(family, AddressSet.VIP)
@@ -40,7 +49,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         "filter",
         chains={
             "KROUTE-INPUT": [
-                f"{_NOT_A_FIRST_PACKET} {comment('of a connection that conntrack did not see begin')} -j RETURN",
+                not_a_first_packet(),
                 _source_ranges(family),
                 f"{comment('nothing serves this port')} {no_endpoint} -j KROUTE-REJECT",
                 f"{others} {comment('policy Local, and nothing on this node serves it')} {no_local} -j KROUTE-REJECT",
@@ -55,28 +64,61 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
                 f"{protocol}{comment('refused at once')} -j REJECT --reject-with {how}"
                 for protocol, how in _REFUSALS[family]
             ],
+            "KROUTE-HEALTH-CHECK": [
+                f"{comment('a healthCheckNodePort')} {in_set(family, AddressSet.HEALTH_CHECK)} -j ACCEPT",
+            ],
+            "KROUTE-FORWARD": [
+                f"{comment('marked as on its way to a Service')} -m mark --mark {mark}/{mark} -j ACCEPT",
+                f"{comment('of a connection that was let in')} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+            ],
         },
         jumps=[
             (
                 "INPUT",
                 f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-INPUT",
             ),
+            ("INPUT", f"-p tcp {comment('kroute: load balancers that ask for health')} -j KROUTE-HEALTH-CHECK"),
+            ("FORWARD", f"{comment('kroute: Services, for packets to and from pods')} -j KROUTE-FORWARD"),
         ],
+        after_neighbours=frozenset({"FORWARD"}),
     )
+
+
+def accepting_rules(settings: Settings, family: Family) -> TableRules:
+    """Those of the filter rules that accept what another program's rules would drop."""
+    rules = filter_rules(settings, family)
+    chains = {name: rules.chains[name] for name in ("KROUTE-HEALTH-CHECK", "KROUTE-FORWARD")}
+    jumps = [(chain, jump) for chain, jump in rules.jumps if any(jump.endswith(f"-j {name}") for name in chains)]
+    return rules._replace(chains=chains, jumps=jumps)
 
 
 def output_rules(family: Family) -> TableRules:
     """The mangle rules of one family, which drop packets that this node's own processes may not send.
 
     The OUTPUT chain of table mangle is before IPVS in LOCAL_OUT. Its rules cannot refuse packets, only drop them.
+
+    A process of the node never answers from a VIP. Where the endpoint of a Service is a VIP, IPVS hands the packet to
+    the process that listens on that port: in LOCAL_IN, behind every rule that could refuse it. So the answer is
+    dropped; of TCP the first one only, to cut no connection that is open when its address becomes a VIP.
     """
+    from_own_port = f"{from_vip(family)} {comment('a port of the node itself, behind an endpoint that is a VIP')}"
     return TableRules(
         "mangle",
-        chains={"KROUTE-OUTPUT": [_source_ranges(family)]},
+        chains={
+            "KROUTE-OUTPUT": [_source_ranges(family)],
+            "KROUTE-ANSWERS": [
+                f"{protocol} {from_own_port} -j DROP"
+                for protocol in ("-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK", "-p udp", "-p sctp")
+            ],
+        },
         jumps=[
             (
                 "OUTPUT",
                 f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-OUTPUT",
+            ),
+            (
+                "OUTPUT",
+                f"-m conntrack --ctstate ESTABLISHED --ctdir REPLY {comment('kroute: answers')} -j KROUTE-ANSWERS",
             ),
         ],
     )

@@ -4,15 +4,17 @@ import errno
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 import structlog
 
+from kroute.firewall.iptables.acceptance import Acceptance
 from kroute.firewall.iptables.address_sets import PREFIX, set_definitions, set_name
 from kroute.firewall.iptables.rules import FamilyRules
 from kroute.firewall.iptables.set_growth import SetGrowth
 from kroute.firewall.iptables.tables import WITHOUT, Tables
 from kroute.firewall.protocol import Prerequisites
-from kroute.firewall.sets import ROOM, SHAPES, Room, Sets
+from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
 from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
@@ -27,15 +29,26 @@ log = structlog.get_logger(__name__)
 
 
 class IptablesFirewall:
-    """Owns the chains and sets whose names begin with KROUTE-. `xtables` has a client for each address family."""
+    """Owns the chains and sets whose names begin with KROUTE-.
+
+    `xtables` has a client for each address family, and so may `nft`, for the tables of iptables-nft.
+    """
 
     def __init__(
-        self, settings: Settings, ipset: IpsetClient, xtables: Mapping[Family, XtablesClient], *, room: Room = ROOM
+        self,
+        settings: Settings,
+        ipset: IpsetClient,
+        xtables: Mapping[Family, XtablesClient],
+        nft: Mapping[Family, XtablesClient] = MappingProxyType({}),
+        *,
+        room: Room = ROOM,
     ) -> None:
         self._ipset = ipset
+        self._room = room
         self._growth = SetGrowth(ipset, room)
         self._definitions = set_definitions(room)
         self._tables = Tables(settings, xtables)
+        self._acceptance = Acceptance(settings, nft)
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
 
@@ -43,15 +56,23 @@ class IptablesFirewall:
         drift = []
         present = await self._ipset.names()
         for definition in self._definitions:
+            standing = definition
             if definition.name not in present:
                 await self._ipset.create(definition)
                 drift.append(f"set {definition.name} was missing")
             elif (found := await self._ipset.definition(definition.name)) is None or not found.fits(definition):
                 drift.append(await self._replace(found, definition))
+            else:
+                standing = found
+            self._growth.standing[definition.name] = standing.maxelem
         self._leftover_sets = {name for name in present if name.startswith(PREFIX)} - {
             it.name for it in self._definitions
         }
         return drift
+
+    def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
+        now = self._growth.standing.get(set_name(family, which))
+        return Capacity(now, max(now, self._room.most)) if now is not None else None
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
         for family in Family:
@@ -73,7 +94,7 @@ class IptablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write the rules of all tables, then destroy the sets that only the rules of an earlier version used."""
-        drift = await self._tables.ensure(node)
+        drift = await self._tables.ensure(node) + await self._acceptance.ensure()
         await self._destroy_leftover_sets()
         return drift
 
@@ -87,6 +108,7 @@ class IptablesFirewall:
         return any(name.startswith(PREFIX) for name in await self._ipset.names())
 
     async def remove(self, report: CleanupReport) -> None:
+        await self._acceptance.remove(report)
         await self._tables.remove(report)
         for name in sorted(name for name in await self._ipset.names() if name.startswith(PREFIX)):
             with report.step(f"set {name}"):
@@ -105,7 +127,8 @@ class IptablesFirewall:
         return await self._tables.expected(family, node)
 
     async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
-        return await self._tables.differences(await self._tables.expected(family, node))
+        found = await self._tables.differences(await self._tables.expected(family, node))
+        return found + await self._acceptance.differences(family)
 
     async def prerequisites(self) -> Prerequisites:
         """Check the tables. The kernel makes a table when a program first reads or writes it."""
@@ -131,7 +154,9 @@ class IptablesFirewall:
 
     async def _remake(self, definition: SetDefinition) -> None:
         """Replace a set of another type or size. All rules of its family are deleted first, as some look it up."""
-        await self._tables.withdraw(next(it for it in Family if it.number == definition.family))
+        family = next(it for it in Family if it.number == definition.family)
+        await self._acceptance.withdraw(family)
+        await self._tables.withdraw(family)
         await self._ipset.destroy(definition.name)
         await self._ipset.create(definition)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.policy import local_pods_interface
+from kroute.kernel.iptables.rule import comment
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
@@ -17,6 +18,17 @@ _LOOKED_UP: Mapping[AddressSet, str] = {
 """The parts of a packet that are looked up in a set. For sets not named here: its destination and port."""
 
 
+def not_a_first_packet() -> str:
+    """The rule that lets TCP packets pass that do not open a connection, before any rule for new connections.
+
+    After conntrack was loaded or flushed, such a packet of an established connection is NEW too
+    (`nf_conntrack_tcp_loose`). Conntrack begins with the first rule that needs it: on a node that another proxy left
+    without one, kroute's own.
+    """
+    tcp = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
+    return f"{tcp} {comment('of a connection that conntrack did not see begin')} -j RETURN"
+
+
 def in_set(family: Family, which: AddressSet) -> str:
     """The match for packets that are in a set."""
     return f"-m set --match-set {_named(family, which)}"
@@ -25,6 +37,11 @@ def in_set(family: Family, which: AddressSet) -> str:
 def not_in_set(family: Family, which: AddressSet) -> str:
     """The match for packets that are not in a set."""
     return f"-m set ! --match-set {_named(family, which)}"
+
+
+def from_vip(family: Family) -> str:
+    """The match for packets whose source is an address of Services."""
+    return f"-m set --match-set {set_name(family, AddressSet.VIP)} src"
 
 
 def not_from_local_pods(settings: Settings, family: Family) -> str:

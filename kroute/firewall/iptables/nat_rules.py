@@ -5,7 +5,7 @@ destination that the client used. IPVS then replaces that by a real server's add
 only the mark tells which packets to masquerade. A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
-from kroute.firewall.iptables.matches import in_set, not_from_local_pods
+from kroute.firewall.iptables.matches import in_set, not_a_first_packet, not_from_local_pods
 from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
@@ -26,6 +26,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
         "nat",
         chains={
             "KROUTE-SERVICES": [
+                not_a_first_packet(),
                 *_exemptions(settings, family),
                 *_cluster_ip_marking(settings, family, node),
                 f"{comment('node ports and external addresses, policy Cluster')} {external} -j KROUTE-MARK-MASQ",

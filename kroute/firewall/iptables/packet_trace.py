@@ -17,7 +17,7 @@ from kroute.kernel.iptables.xtables import TableRules
 if TYPE_CHECKING:
     from kroute.model.plan import Element
 
-ENDS = frozenset({"DROP", "REJECT", "MASQUERADE", "SNAT"})
+ENDS = frozenset({"ACCEPT", "DROP", "REJECT", "MASQUERADE", "SNAT"})
 """Targets that end the packet's way through the table. RETURN ends only a chain; MARK and jumps end neither."""
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}

@@ -36,7 +36,7 @@ class FamilyRules(NamedTuple):
         outcome = trace(table, hook, packet, sets)
         if not outcome.target and is_own and not has_virtual_server:
             outcome = trace(self.filter, "INPUT", packet._replace(in_interface="lo"), sets)
-        if not outcome.target:
+        if outcome.target in {"", "ACCEPT"}:
             return Admission(Ruling.PASSED, outcome.why)
         *_, why = [text for text in outcome.met if text != "refused at once"]  # the rule before it says why
         if outcome.target == "REJECT":

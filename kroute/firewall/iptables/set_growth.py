@@ -18,9 +18,10 @@ LARGER = "-LARGER"
 
 
 class SetGrowth:
-    """Enlarges the sets of one firewall."""
+    """Enlarges the sets of one firewall. `standing` is how many elements each set has room for, by its name."""
 
     def __init__(self, ipset: IpsetClient, room: Room) -> None:
+        self.standing: dict[str, int] = {}
         self._ipset = ipset
         self._room = room
         self._at_most: set[str] = set()
@@ -53,6 +54,7 @@ class SetGrowth:
             for failure in await self._ipset.write([AddEntry(larger.name, element) for element in elements]):
                 raise KernelError(f"{failure}; set {name} stays as it is", errno=failure.errno)
             await self._ipset.swap(name, larger.name)
+            self.standing[name] = room
         finally:
             await self._ipset.destroy(larger.name)
         log.warning("set.grown", set=name, elements=len(elements), room=room, was=found.maxelem)

@@ -26,7 +26,8 @@ NAT, MANGLE, FILTER = "nat", "mangle", "filter"
 
 WITHOUT = {
     NAT: "nothing is masqueraded in this family until its table is there; trying again",
-    MANGLE: "ports with loadBalancerSourceRanges are not served in this family until its table is there; trying again",
+    MANGLE: "ports with loadBalancerSourceRanges are not served in this family, and ports of the node itself answer"
+    " behind endpoints that are VIPs, until its table is there; trying again",
     FILTER: "ports with loadBalancerSourceRanges are not served in this family, and ports of the node itself answer on"
     " VIPs, until its table is there; trying again",
 }

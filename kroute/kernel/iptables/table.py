@@ -9,11 +9,16 @@ import errno
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.library import ENTRY_HEADER_SIZE, build_rule, iptc, open_table
 from kroute.kernel.iptables.rule import parse_rule
+
+INSISTS = "cali-"
+"""The chains of Calico's Felix. It puts its jumps back to the first place whenever they are not there
+(`ChainInsertMode`), so ours come behind them: otherwise both programs would write the table again and again."""
 
 STANDARD_TARGETS = frozenset({"ACCEPT", "DROP", "RETURN", "QUEUE"})
 
@@ -90,20 +95,37 @@ class OpenTable:
         for rule in built:
             self._table.append_entry(chain, rule.rule)
 
-    def starts_with(self, chain: str, jumps: Sequence[str], targets: frozenset[str]) -> bool:
-        """Whether the chain begins with these jumps and jumps to none of the targets after them."""
+    def starts_with(self, chain: str, jumps: Sequence[str], targets: frozenset[str], *, after_neighbours: bool) -> bool:
+        """Whether the chain begins with these jumps and jumps to none of the targets after them.
+
+        Jumps that insist on it may be in front, and with `after_neighbours` those to all other chains than the targets.
+        """
         entries = list(self._entries(chain))
+        if after_neighbours:
+            entries = list(dropwhile(lambda entry: self._leads_elsewhere(entry, targets), entries))
+        else:
+            entries = entries[self._insisting(chain) :]
         first, rest = entries[: len(jumps)], entries[len(jumps) :]
         if len(first) < len(jumps) or not all(map(self._equals, first, self._build(jumps))):
             return False
         return not any(self._target_name(entry) in targets for entry in rest)
 
     def put_first(self, chain: str, jumps: Sequence[str], targets: frozenset[str]) -> None:
-        """Make the chain begin with these jumps, and delete its other jumps to the targets. Other rules stay."""
+        """Make the chain begin with these jumps, and delete its other jumps to the targets. Other rules stay.
+
+        Jumps that insist on the first place keep it if they have it.
+        """
         self.drop_jumps(chain, targets)
-        for position, rule in enumerate(self._build(jumps)):
+        rules = self._build(jumps)
+        for rule in rules:
             self._drop_equal(chain, rule)
+        for position, rule in enumerate(rules, self._insisting(chain)):
             self._table.insert_entry(chain, rule.rule, position)
+
+    def _insisting(self, chain: str) -> int:
+        """How many jumps that insist on the first place have it."""
+        entries = takewhile(lambda entry: self._target_name(entry).startswith(INSISTS), self._entries(chain))
+        return sum(1 for _ in entries)
 
     def drop_jumps(self, chain: str, targets: frozenset[str]) -> int:
         """Delete the rules of the chain that jump to one of the targets; return how many."""
@@ -114,6 +136,11 @@ class OpenTable:
     def delete_chain(self, chain: str) -> None:
         """Delete a chain that is empty and to which no rule jumps."""
         self._table.delete_chain(chain)
+
+    def _leads_elsewhere(self, entry: Any, targets: frozenset[str]) -> bool:
+        """Whether an entry is a jump to a chain that is none of the targets."""
+        name = self._target_name(entry)
+        return name not in targets and bool(self._table.is_chain(name))
 
     def _drop_equal(self, chain: str, rule: Any) -> None:
         self._drop(chain, [at for at, entry in enumerate(self._entries(chain)) if self._equals(entry, rule)])

@@ -1,11 +1,12 @@
-"""Reads and deletes the rules of other programs, in both variants of iptables, with the iptables package's tools.
+"""Reads and changes rules in both variants of iptables, with the iptables package's tools.
 
-kroute writes its own rules to the legacy tables with python-iptables, which supports no other variant. Another proxy's
-leftovers may be in nf_tables instead, and only the tools support both. They delete a rule by its text, so a rule that
-was changed since it was read is not deleted. They take the xtables lock where the variant has one.
+kroute writes most of its rules to the legacy tables with python-iptables, which supports no other variant. Other
+programs' rules may be in nf_tables instead, and only the tools support both. They delete a rule by its text, so a rule
+that was changed since it was read is not deleted. They take the xtables lock where the variant has one.
 """
 
 import asyncio
+import errno
 import socket
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from kroute.kernel.errors import KernelError
 
 LOCK_SECONDS = 5
 """For how many seconds the tools wait for the xtables lock."""
+LONGEST = 60.0
+"""After how many seconds a tool is ended: a table of kube-proxy's may have hundreds of thousands of rules."""
 
 
 class Variant(NamedTuple):
@@ -35,20 +38,25 @@ VARIANTS = tuple(Variant(family, name) for name in ("legacy", "nft") for family 
 class XtablesTools:
     """The iptables tools, in the network namespace of the calling thread."""
 
-    async def save(self, variant: Variant) -> str | None:
-        """All tables that are in use, as iptables-save prints them; None if the tool is not installed."""
-        return await _run([variant.tool("save")], "")
+    async def save(self, variant: Variant, table: str = "") -> str | None:
+        """One table, or all tables that are in use, as iptables-save prints them; None if the tool is not installed."""
+        return await _run([variant.tool("save"), *(["-t", table] if table else [])], "")
 
     async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
         """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.
 
         Raises KernelError if a rule no longer exists, or another rule still jumps to a chain.
         """
-        lines = [f"*{table}", *(f"-D {rule}" for rule in rules)]
-        lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains), "COMMIT", ""]
+        lines = [f"-D {rule}" for rule in rules]
+        lines += [*(f"-F {chain}" for chain in chains), *(f"-X {chain}" for chain in chains)]
+        await self.write(variant, table, lines)
+
+    async def write(self, variant: Variant, table: str, lines: list[str]) -> None:
+        """Pass lines to iptables-restore for one table, whose other rules stay: all or nothing. Raises KernelError."""
+        text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
         tool = variant.tool("restore")
         lock = ["-w", str(LOCK_SECONDS)] if variant.name == "legacy" else []
-        if await _run([tool, "--noflush", *lock], "\n".join(lines)) is None:
+        if await _run([tool, "--noflush", *lock], text) is None:
             raise KernelError(f"{tool} is not installed; install the package iptables")
 
 
@@ -59,7 +67,17 @@ async def _run(argv: list[str], stdin: str) -> str | None:
         )
     except FileNotFoundError:
         return None
-    output, errors = await process.communicate(stdin.encode())
+    except OSError as error:
+        raise KernelError(f"cannot start {argv[0]}: {error.strerror}; trying later", errno=error.errno) from error
+    try:
+        async with asyncio.timeout(LONGEST):
+            output, errors = await process.communicate(stdin.encode())
+    except TimeoutError:
+        raise KernelError(f"{argv[0]} did not end within {LONGEST:g} s; trying later", errno=errno.ETIMEDOUT) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         raise KernelError(f"{argv[0]} failed: {' '.join(errors.decode(errors='replace').split())}; trying later")
     return output.decode()

@@ -40,11 +40,16 @@ Result = TypeVar("Result")
 
 
 class TableRules(NamedTuple):
-    """The desired rules of one table: our chains with all their rules, and the jumps that begin built-in chains."""
+    """The desired rules of one table: our chains with all their rules, and the jumps that begin built-in chains.
+
+    In the chains `after_neighbours`, jumps of other programs to chains of theirs may stay in front of ours, and no
+    other rule may.
+    """
 
     table: str
     chains: Mapping[str, Sequence[str]]
     jumps: Sequence[tuple[str, str]]
+    after_neighbours: frozenset[str] = frozenset()
 
     def jumps_by_chain(self) -> dict[str, list[str]]:
         """The jumps of each built-in chain."""
@@ -217,7 +222,7 @@ def _compare(table: "OpenTable", rules: TableRules) -> list[str]:
             found.append(f"chain {name} has other rules")
     ours = frozenset(rules.chains)
     for builtin, jumps in rules.jumps_by_chain().items():
-        if not table.starts_with(builtin, jumps, ours):
+        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in rules.after_neighbours):
             found.append(f"the jumps of {builtin} are not first")
     return found
 
@@ -231,7 +236,7 @@ def _ensure(table: "OpenTable", rules: TableRules) -> list[str]:
         if not table.holds(name, desired):
             table.fill(name, desired)
     for builtin, jumps in rules.jumps_by_chain().items():
-        if not table.starts_with(builtin, jumps, ours):
+        if not table.starts_with(builtin, jumps, ours, after_neighbours=builtin in rules.after_neighbours):
             table.put_first(builtin, jumps, ours)
     table.commit()
     return found

@@ -1,7 +1,7 @@
 """The seam: only the backend and the kernel's own classes know the language of iptables and ipset.
 
-`migration/`, its command and two modules of `checks/` deal with other programs' rules. The wiring chooses which kernel
-clients are opened, records their writes, and gives them to a backend.
+`migration/`, its command and some modules of `checks/` deal with other programs' rules. The wiring chooses which
+kernel clients are opened, records their writes, and gives them to a backend.
 """
 
 import ast
@@ -19,6 +19,9 @@ KNOW_THE_TOOLS = (
     "kernel/",
     "migration/",
     "cli/migrate.py",
+    "checks/bridges.py",
+    "checks/calico.py",
+    "checks/host_firewall.py",
     "checks/known_proxies.py",
     "checks/other_proxies.py",
 )

@@ -21,6 +21,7 @@ PROTOCOLS = {
     "ipset": clients.IpsetClient,
     "conntrack": clients.ConntrackClient,
     "xtables": clients.XtablesClient,
+    "nft": clients.XtablesClient,
     "sysctls": clients.SysctlClient,
 }
 

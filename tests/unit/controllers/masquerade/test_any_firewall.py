@@ -18,13 +18,14 @@ SETTINGS = Settings("node3")
 PORT, PORT6 = ("10.96.0.1", 6, 80), ("fd00::1", 6, 80)
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1"))
 CLUSTER_IPS = (Family.IPV4, AddressSet.CLUSTER_IP)
+VIPS = (Family.IPV4, AddressSet.VIP)
 
 
 class Node:
     """The controller alone, on a firewall that tests can read and damage."""
 
-    def __init__(self, *, room: int = 1000) -> None:
-        self.firewall = FakeFirewall(SETTINGS, room=Room(room, room))
+    def __init__(self, *, room: int = 1000, first: int = 0) -> None:
+        self.firewall = FakeFirewall(SETTINGS, room=Room(first or room, room))
         self.gate = StageGate()
         self.clock = Clock()
         self._broadcaster = Broadcaster()
@@ -37,6 +38,14 @@ class Node:
         await self.masquerade.start()
         await self.masquerade.step()
         return self
+
+    async def apply(self, *plans: ServicePlan) -> None:
+        self._broadcaster.publish(plans)
+        await self.masquerade.step()
+
+    def fills(self) -> dict[str, tuple[int, int, int]]:
+        """Return entries, capacity and limit of each set that is not empty."""
+        return {it.set: (it.entries, it.capacity, it.limit) for it in self.masquerade.set_fills() if it.entries}
 
     async def resync(self) -> None:
         self.clock.now += SETTINGS.resync_period + 1
@@ -67,6 +76,20 @@ async def test_whatever_is_damaged_is_counted_and_repaired() -> None:
     assert node.firewall.sets[CLUSTER_IPS] == {PORT}
     assert node.firewall.sets[Family.IPV6, AddressSet.VIP] == {("fd00::1",)}
     assert node.firewall.written_for == node_plan().node
+
+
+async def test_how_full_the_sets_are_follows_every_write_and_every_resync() -> None:
+    node = Node(room=32, first=4)
+    assert node.masquerade.set_fills() == [], "no set is known yet"
+    await node.start(WEB)
+    assert len(node.masquerade.set_fills()) == len(node.firewall.sets)
+    ports, ports6, vips = "CLUSTER-IP of IPv4", "CLUSTER-IP of IPv6", "VIP of IPv4"
+    assert (node.fills()[ports], node.fills()[ports6], node.fills()[vips]) == ((1, 4, 32),) * 3
+    await node.apply(*(plan(f"s{port}", port, server("10.96.0.2", port, "10.1.0.2")) for port in range(2, 12)))
+    assert (node.fills()[ports], node.fills()[vips]) == ((11, 16, 32), (2, 4, 32))
+    node.firewall.sets[VIPS].clear()
+    await node.resync()
+    assert node.fills()[vips] == (2, 4, 32)
 
 
 async def test_nothing_is_prepared_whose_entries_do_not_fit_and_its_address_does_not_bite() -> None:

@@ -44,6 +44,10 @@ def bare(rules: Sequence[str]) -> list[str]:
     return cut
 
 
+ESTABLISHED = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"
+"""A TCP packet that opens no connection."""
+
+
 def nat(
     family: Family = Family.IPV4, node: NodeFacts = NODE, *, random_fully: bool = True, **settings: object
 ) -> TableRules:
@@ -51,7 +55,10 @@ def nat(
 
 
 def services(family: Family = Family.IPV4, **settings: object) -> list[str]:
-    return bare(nat(family, **settings).chains["KROUTE-SERVICES"])
+    """Return the rules that mark, behind the one that lets established connections pass."""
+    first, *rest = bare(nat(family, **settings).chains["KROUTE-SERVICES"])
+    assert first == ESTABLISHED
+    return rest
 
 
 def inputs(family: Family = Family.IPV4, **settings: object) -> list[str]:
@@ -122,7 +129,8 @@ def test_without_local_endpoints_all_but_local_pods_are_refused(settings: dict[s
 
 
 def test_no_rule_sees_a_tcp_packet_that_begins_no_connection() -> None:
-    assert inputs()[0] == "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"
+    assert inputs()[0] == ESTABLISHED
+    assert bare(nat().chains["KROUTE-SERVICES"])[0] == ESTABLISHED
 
 
 def test_exemptions_come_first_each_in_its_family() -> None:
