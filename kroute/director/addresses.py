@@ -13,6 +13,7 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.comparison.vips import agrees, describe_drift
 from kroute.kernel.clients import AddressClient
 from kroute.kernel.errors import KernelError
@@ -30,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 ANNOUNCE_AFTER = (0.0, 0.5, 2.0)
 """Seconds after which a new address is announced: a frame may get lost, or a switch may begin to forward late."""
+ANNOUNCE_AGAIN = 2.0
+"""Seconds until what could not be announced for lack of a resource is announced again."""
 RENEWALS_A_LIFETIME = 4
 
 
@@ -55,6 +58,7 @@ class DirectorAddresses:
         self._lifetime = lifetime
         self._foreign: set[str] = set()
         self._announcements: dict[str, list[float]] = {}
+        self._is_delayed = False
         self._writing = asyncio.Lock()
 
     async def learn(self) -> list[str]:
@@ -123,17 +127,27 @@ class DirectorAddresses:
         self._status.refused(refusals, (owner for address in refusals for owner in self.desired.owners(address)))
 
     async def announce(self) -> None:
-        """Send the announcements that are due. If the link is down, the later ones are still sent."""
+        """Send the announcements that are due. If the link is down, the later ones are still sent.
+
+        What cannot be sent for lack of a resource is sent later: without it, hosts keep the other director's address.
+        """
         now = self._status.clock()
         due = [address for address, times in self._announcements.items() if times[0] <= now]
-        for address in due:
-            left = [time for time in self._announcements.pop(address) if time > now]
-            if left:
-                self._announcements[address] = left
+        again: list[float] = []
         try:
             await self._announcer.announce(self.interface, due)
-        except KernelError as error:
-            log.warning("vip.unannounced", interface=self.interface, error=str(error))
+        except Exception as error:
+            next_step = exhaustion(error)
+            if next_step is None and not isinstance(error, KernelError):
+                raise
+            again = [now + ANNOUNCE_AGAIN] if next_step is not None else []
+            if not (again and self._is_delayed):
+                log.warning("vip.unannounced", interface=self.interface, error=str(error), next_step=next_step)
+        self._is_delayed = bool(again) if due else self._is_delayed
+        for address in due:
+            times = self._announcements.pop(address, ())
+            if left := [*again, *(time for time in times if time > now)]:
+                self._announcements[address] = sorted(left)
 
     def next_due(self) -> float | None:
         """When the next announcement is due, or None."""

@@ -27,6 +27,7 @@ from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.plan import ServicePlan, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
+from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 
@@ -62,6 +63,7 @@ class DirectRouting(Controller):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(settings.common, subscription, monitor, clock)
+        self._exclusion = Exclusion(settings.common.exclude_cidrs)
         self._ledger = ledger
         self._ipvs = ipvs
         self._addresses = addresses
@@ -145,7 +147,7 @@ class DirectRouting(Controller):
             self._is_owner_settled = True
         wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
         wrong += await self.vips.learn()
-        wrong += await self._servers.learn(self._exclusion, self.meanwhile)
+        wrong += await self._servers.learn(self.meanwhile)
         wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
         wrong += await self._timeouts.ensure()
         return wrong
@@ -173,7 +175,7 @@ class DirectRouting(Controller):
     def _names(self, key: tuple[int, str, int]) -> bool:
         """Whether this virtual server is kroute's: by the ledger or, if that lacks lines, by a VIP of kroute's."""
         on_ours = not self._ledger.is_whole and any(key[1] == address for _, address in self._ledger.addresses)
-        return on_ours or key in self._ledger.virtual_servers
+        return key in self._ledger.virtual_servers or (on_ours and not self._exclusion.covers(key[1]))
 
     async def _give_up(self) -> None:
         """Unbind the VIPs that no plan names, or all of them if another director is active."""

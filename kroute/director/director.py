@@ -4,7 +4,7 @@ As in the agent, everything runs in one event loop, changes go into the catalog 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 
@@ -32,9 +32,10 @@ from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
 from kroute.model.objects import Change
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
-from kroute.runtime.runner import stop_signal
+from kroute.runtime.runner import opened, stop_signal
 from kroute.runtime.state_dir import StateDirectory
-from kroute.telemetry.events import CreateObject, EventRecorder
+from kroute.telemetry.event_writer import EventRequests
+from kroute.telemetry.events import EventRecorder
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
@@ -52,7 +53,8 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 
 
 class Director:
-    """A director with these settings. `requests` are for the Lease, `create` writes Events.
+    """A director with these settings. `requests` are for the Lease, `events` writes Events, `pause` sleeps between two
+    looks at the Lease, or less if the API server comes back.
 
     `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
     sysctls and a monitor.
@@ -64,8 +66,9 @@ class Director:
         follow: Follow,
         follow_api: FollowApi,
         requests: LeaseRequests,
-        create: CreateObject,
+        events: EventRequests,
         *,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         identity: Identity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
@@ -82,7 +85,7 @@ class Director:
         self._catalog = DirectorCatalog(common, machine_facts(common, self._interfaces))
         self._node_watcher = NodeWatcher(common.dummy_interface, self._take_interfaces)
         self._broadcaster = Broadcaster()
-        self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, create)
+        self._recorder = EventRecorder(common.node_name, self._catalog.uid_of, events)
         self._changed = asyncio.Event()
         self._probes = Probes(settings.probes, self._changed.set)
         self._monitor = kernel.monitor(only_interface=settings.vip_interface, routes=False)
@@ -106,13 +109,17 @@ class Director:
             lambda role: self._routing.lead(role is Role.ACTIVE),
             self._routing.live.is_set,
             new_identity=identity.renew,
+            sleep=pause,
         )
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Direct until `stop` is set, then give the VIPs and the Lease to the standby."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._monitor)
-            await stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown}))
+            await patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
+            await patiently(
+                "opening the director's socket",
+                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown})),
+            )
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -206,26 +213,38 @@ async def serve(settings: DirectorSettings) -> int:
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
-    common = settings.common
-    with StateDirectory.claim(common.state_dir, LockRole.DIRECTOR) as state_dir:
-        identity = Identity.open(common.node_name, state_dir.path)
-        log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
-        async with await Api.open(common) as api:
-            log.info("api.configured", server=api.server)
-            with closing(Ledger.open(common.state_dir)) as ledger:
-                async with open_kernel(common.proc_sys, only=("ipvs", "addresses")) as kernel:
-                    watch = partial(follow, api, settings.selector)
-                    director = Director(
-                        settings,
-                        watch,
-                        lambda notify: ApiFactsWatcher(api, notify).run(),
-                        api,
-                        api.create,
-                        identity=identity,
-                        interfaces=await read_node_interfaces(common.dummy_interface),
-                        ledger=ledger,
-                        kernel=kernel,
-                    )
-                    await director.run(stop, state_dir)
+    async with AsyncExitStack() as claimed:
+        state_dir = await patiently("locking", lambda: _claim(settings, claimed))
+        async with AsyncExitStack() as stack:
+            director = await patiently("starting", lambda: opened(stack, partial(_director, settings, state_dir)))
+            await director.run(stop, state_dir)
     log.info("kroute.stopped")
     return 0
+
+
+async def _claim(settings: DirectorSettings, stack: AsyncExitStack) -> StateDirectory:
+    return stack.enter_context(StateDirectory.claim(settings.common.state_dir, LockRole.DIRECTOR))
+
+
+async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack: AsyncExitStack) -> Director:
+    """A director. `stack` closes the kernel, the ledger and the API connection."""
+    common = settings.common
+    identity = Identity.open(common.node_name, state_dir.path)
+    api = await stack.enter_async_context(await Api.open(common))
+    ledger = stack.enter_context(closing(Ledger.open(common.state_dir)))
+    kernel = await stack.enter_async_context(open_kernel(common.proc_sys, only=("ipvs", "addresses")))
+    director = Director(
+        settings,
+        partial(follow, api, settings.selector),
+        lambda notify: ApiFactsWatcher(api, notify).run(),
+        api,
+        api.when_up,
+        pause=api.presence.sleep,
+        identity=identity,
+        interfaces=await read_node_interfaces(common.dummy_interface),
+        ledger=ledger,
+        kernel=kernel,
+    )
+    log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
+    log.info("api.configured", server=api.server)
+    return director

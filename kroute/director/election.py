@@ -27,6 +27,7 @@ from enum import Enum
 import msgspec
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.director.lease import Lease, LeaseLock, LeaseSpec, timestamp
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError
@@ -97,15 +98,20 @@ class Election:
             await self._sleep(self._pause())
 
     async def attempt(self) -> None:
-        """Renew the Lease, or take it if it is free. Raises nothing, whatever the API answers."""
+        """Renew the Lease, or take it if it is free.
+
+        Raises nothing, whatever the API answers or the system lacks; `run` tries again after `retry_period`.
+        """
         try:
             async with asyncio.timeout(self._settings.attempt_timeout):
                 await self._renew_or_take()
         except TimeoutError:
             self._missed(f"no answer within {self._settings.attempt_timeout} s")
-        except (ApiError, msgspec.DecodeError) as error:
+        except Exception as error:
+            if not isinstance(error, (ApiError, msgspec.DecodeError)) and exhaustion(error) is None:
+                raise
             self._lease = None  # the next attempt reads before it writes
-            self._missed(str(error))
+            self._missed(str(error) or type(error).__name__)
 
     async def release(self) -> None:
         """Let another director take the Lease at once. Does nothing if this director does not hold it."""

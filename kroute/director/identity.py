@@ -12,6 +12,7 @@ from typing import Self
 
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.runtime.state_dir import IDENTITY, StateDirectoryError
 
 log = structlog.get_logger(__name__)
@@ -37,16 +38,16 @@ class Identity:
         """The identity of the previous run, or a new one if none is stored or readable.
 
         Raises:
-            StateDirectoryError: a new one cannot be stored.
+            StateDirectoryError: a new one cannot be stored, or the system lacks a resource.
         """
         path = state_dir / IDENTITY
-        if (kept := _kept(path)) is not None:
-            return cls(name, path, kept)
-        identity = cls(name, path, str(uuid.uuid4()))
         try:
+            if (kept := _kept(path)) is not None:
+                return cls(name, path, kept)
+            identity = cls(name, path, str(uuid.uuid4()))
             identity._keep()
         except OSError as error:
-            raise StateDirectoryError(f"cannot keep this director's identity in {path}: {error.strerror}") from None
+            raise StateDirectoryError(f"cannot keep this director's identity in {path}: {error.strerror}") from error
         return identity
 
     def renew(self) -> str:
@@ -68,10 +69,15 @@ class Identity:
 
 
 def _kept(path: Path) -> str | None:
-    """The content of the file, or None if it is no uuid."""
+    """The content of the file, or None if it is no uuid.
+
+    Raises OSError when the system lacks a resource: the identity may be there all the same.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(_LENGTH + 1)
-    except OSError:
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise
         return None
     return text.decode().strip() if _UUID.fullmatch(text) else None

@@ -24,7 +24,7 @@ from kroute.model.plan import (
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations import PREFIXES
 from kroute.planning.backend_slices import BackendSlice
-from kroute.planning.endpoints import choose, merge
+from kroute.planning.endpoints import LOCAL, choose, external_policy, merge
 from kroute.planning.external_addresses import nodes_having
 from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.plan_service import plan_service
@@ -133,7 +133,7 @@ def plan_director(
     problems = Problems(base.problems)
     by_endpoints = _weighs_endpoints(service, problems)
     ports = {frontend.key: frontend.port for frontend in frontends.served}
-    local_only = service.spec.external_traffic_policy == "Local"
+    local_only = external_policy(service) == LOCAL
     bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
     merged = {family: merge(slices, family) for family in {family_of(key.address) for key in ports}}
     probes: set[Probe] = set()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.director.plan import Probe, ProbeKind
 from kroute.director.settings import ProbeSettings
 
@@ -46,6 +47,7 @@ class Probes:
         self._states: dict[Probe, ProbeState] = {}
         self._tasks: dict[Probe, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._is_lacking = False
 
     @property
     def failing(self) -> frozenset[Probe]:
@@ -81,7 +83,15 @@ class Probes:
     async def _repeat(self, probe: Probe) -> None:
         state = self._states[probe]
         while True:
-            reason = await check(probe, self._settings.timeout)
+            try:
+                reason = await check(probe, self._settings.timeout)
+            except Exception as error:
+                if (next_step := exhaustion(error)) is None:
+                    raise
+                self._lacks(error, next_step)
+                await asyncio.sleep(self._settings.interval)
+                continue
+            self._is_lacking = False
             was = state.passes
             if state.take(reason is None):
                 if reason is not None:
@@ -91,9 +101,19 @@ class Probes:
                 self._notify()
             await asyncio.sleep(self._settings.interval)
 
+    def _lacks(self, error: Exception, next_step: str) -> None:
+        """Log once, for all probes, that this machine lacks a resource. The verdicts stay."""
+        if not self._is_lacking:
+            what = "checking the nodes: what is known of them stays"
+            log.warning("resources.exhausted", what=what, error=str(error), next_step=f"{next_step}; trying again")
+        self._is_lacking = True
+
 
 async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  the timeout is the probe's own
-    """Make one check. Returns None if the node passes, else the reason why it does not."""
+    """Make one check. Returns None if the node passes, else the reason why it does not.
+
+    Raises what says that this machine lacks a resource: it says nothing about the node.
+    """
     try:
         async with asyncio.timeout(timeout):
             return await _check(probe)
@@ -102,6 +122,8 @@ async def check(probe: Probe, timeout: float) -> str | None:  # noqa: ASYNC109  
     except TimeoutError:
         return f"no answer within {timeout} s"
     except OSError as error:
+        if exhaustion(error) is not None:
+            raise
         return _words(error)
 
 

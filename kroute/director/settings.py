@@ -76,11 +76,12 @@ def parse_lease(text: str) -> tuple[str, str]:
 
 
 def parse_selector(text: str) -> str:
-    """Check the form of a label selector. The API server interprets it."""
-    for requirement in re.split(r",(?![^(]*\))", text):
+    """Check the form of a label selector, whose requirements hold together. The API server interprets it."""
+    requirements = re.split(r",(?![^(]*\))", text) if text else []
+    for requirement in requirements:
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{requirement!r} is not a label selector: write app=web, tier!=test, or zone in (a,b)")
-    return text
+    return ",".join(dict.fromkeys(requirements))
 
 
 def problem_with(lease: LeaseSettings) -> str | None:

@@ -4,7 +4,7 @@ from errno import EEXIST
 
 import structlog
 
-from kroute.controllers.service_proxy.sysctls import Circumstances, Row
+from kroute.controllers.service_proxy.sysctls import Row, always
 from kroute.kernel.clients import SyncDaemonClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import SyncDaemon, SyncRole
@@ -14,18 +14,14 @@ from kroute.reconcile.ledger_entries import SyncDaemonStarted, SyncDaemonStopped
 log = structlog.get_logger(__name__)
 
 
-def _always(_: Circumstances) -> bool:
-    return True
-
-
 SYSCTLS = (
     Row(
         "net.ipv4.vs.sync_threshold",
         "3\t0",
-        _always,
+        always,
         "a connection is synchronized with the packet that establishes it, not with its third (the 0 says so)",
     ),
-    Row("net.ipv4.vs.sync_refresh_period", "10", _always, "and again every 10 s for as long as packets come"),
+    Row("net.ipv4.vs.sync_refresh_period", "10", always, "and again every 10 s for as long as packets come"),
 )
 """The sysctls that decide which connections the kernel synchronizes, and when (`ip_vs_sync_conn_needed` of
 net/netfilter/ipvs/ip_vs_sync.c)."""

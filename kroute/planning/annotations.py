@@ -11,7 +11,7 @@ import msgspec
 
 from kroute.model.addresses import canonical
 from kroute.model.plan import Persistence, Problem, quoted, shortened
-from kroute.settings import SCHEDULERS
+from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
 PREFIXES = ("kroute.io/", "kube-router.io/", "")
 
@@ -20,45 +20,29 @@ MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
 second they overflow after 49 days, so a longer timeout would silently become a short one."""
 
 
-class SchedulerFlag(NamedTuple):
-    """A word of `service.schedflags`: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""
-
-    bit: int
-    scheduler: str | None
-
-
-SCHEDULER_FLAGS = {
-    "flag-1": SchedulerFlag(0x08, None),
-    "flag-2": SchedulerFlag(0x10, None),
-    "flag-3": SchedulerFlag(0x20, None),
-    "sh-fallback": SchedulerFlag(0x08, "sh"),
-    "sh-port": SchedulerFlag(0x10, "sh"),
-    "mh-fallback": SchedulerFlag(0x08, "mh"),
-    "mh-port": SchedulerFlag(0x10, "mh"),
-}
-"""`IP_VS_SVC_F_SCHED1..3` of `include/uapi/linux/ip_vs.h`, and their names for sh and mh (`ip_vs_mh.c`)."""
-
-
-def flag_words(scheduler: str, flags: int) -> tuple[str, ...]:
-    """The words for a virtual server's flags: the scheduler's own names where it has any, else the general ones."""
-    words = {flag.bit: word for word, flag in SCHEDULER_FLAGS.items() if flag.scheduler in {None, scheduler}}
-    return tuple(word for bit, word in sorted(words.items()) if flags & bit)
-
-
 class Options(msgspec.Struct, frozen=True):
     """How one Service is served. `persistence_timeout` is in seconds, 0 for none.
 
+    `scheduler_flags` are those that the scheduler gets if the Service says nothing, in words. `chosen_flags` are the
+    Service's own, in the kernel's bits; None if it has none.
     `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
-    leave the load balancer's addresses unserved.
+    leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
     """
 
     scheduler: str = SCHEDULERS[0]
-    flags: int = 0
+    scheduler_flags: tuple[str, ...] = ()
+    chosen_flags: int | None = None
     persistence_timeout: int = 0
     ipv4_prefix: int = 32
     ipv6_prefix: int = 128
     hairpin: bool = True
     skip_load_balancer_ips: bool = False
+    is_local: bool = False
+
+    @property
+    def flags(self) -> int:
+        """The flags of the scheduler, in the kernel's bits."""
+        return flag_bits(self.scheduler_flags, self.scheduler) if self.chosen_flags is None else self.chosen_flags
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address, or None."""
@@ -89,18 +73,26 @@ def _apply_scheduler(options: Options, value: str) -> Applied:
 
 
 def _apply_flags(options: Options, value: str) -> Applied:
-    """Apply the flags that the scheduler has. An invalid word does not prevent the valid ones."""
-    bits, refused = 0, []
-    for word in filter(None, map(str.strip, value.split(","))):
+    """Apply the flags that the scheduler has, in place of the settings' ones.
+
+    An invalid word does not prevent the valid ones. With invalid words only, the settings' flags remain.
+    """
+    accepted, refused = [], []
+    for word in words_of(value):
         flag = SCHEDULER_FLAGS.get(word)
         if flag is None:
             refused.append(f"{quoted(word)} is not a flag")
         elif flag.scheduler not in {None, options.scheduler}:
             refused.append(f"{word} is a flag of {flag.scheduler}, not of {options.scheduler}")
         else:
-            bits |= flag.bit
-    complaint = f"is obeyed only in part: {', '.join(refused[:3])}" if refused else None
-    return msgspec.structs.replace(options, flags=bits), complaint
+            accepted.append(word)
+    if not refused:
+        return msgspec.structs.replace(options, chosen_flags=flag_bits(accepted, options.scheduler)), None
+    why = ", ".join(refused[:3])
+    if not accepted:
+        return options, f"changes no flag: {why}"
+    chosen = flag_bits(accepted, options.scheduler)
+    return msgspec.structs.replace(options, chosen_flags=chosen), f"is obeyed only in part: {why}"
 
 
 def _apply_timeout(options: Options, value: str) -> Applied:
@@ -139,6 +131,18 @@ def _apply_skip(options: Options, value: str) -> Applied:
     return msgspec.structs.replace(options, skip_load_balancer_ips=switch), None
 
 
+def _apply_local(options: Options, value: str) -> Applied:
+    """Read a switch; unlike those above, kube-router's annotation needs a value."""
+    switch = _SWITCH.get(value.lower()) if value else None
+    if switch is None:
+        return options, "is neither on nor off; externalTrafficPolicy of the Service holds"
+    return msgspec.structs.replace(options, is_local=switch), None
+
+
+def _refuse_direct_return(options: Options, _value: str) -> Applied:
+    return options, "is not obeyed: nodes have no direct server return, and serve by address translation"
+
+
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
@@ -160,7 +164,7 @@ ANNOTATIONS = (
     ),
     Annotation(
         name="service.schedflags",
-        meaning="flags of the scheduler, separated by commas",
+        meaning="all flags of the scheduler, separated by commas, in place of those of --scheduler-flags",
         allowed=", ".join(SCHEDULER_FLAGS) + " (a flag with a scheduler's name for that scheduler only)",
         apply=_apply_flags,
     ),
@@ -187,6 +191,18 @@ ANNOTATIONS = (
         meaning="the addresses of the Service's load balancer are not served by nodes",
         allowed="on, off",
         apply=_apply_skip,
+    ),
+    Annotation(
+        name="service.local",
+        meaning="external clients are served as with externalTrafficPolicy Local, whatever that says",
+        allowed="on, off",
+        apply=_apply_local,
+    ),
+    Annotation(
+        name="service.dsr",
+        meaning="kube-router's direct server return, which nodes do not have",
+        allowed="no value; `kroute director` routes directly to nodes",
+        apply=_refuse_direct_return,
     ),
 )
 """Every annotation, in the order of application: the flags are read after the scheduler is known."""

@@ -115,7 +115,8 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> Back
     """Validate a slice. `before` is the version that it replaces.
 
     Absent conditions mean ready, serving and not terminating. Only the first address of an endpoint counts. A port
-    without a name or a number is not served. kube-proxy does the same.
+    without a number is not served, nor is a slice without ports. kube-proxy does the same. A port without a name has
+    the empty one, as the API server writes it into objects (pkg/apis/discovery/v1/defaults.go), and manifests do not.
     """
     refused: dict[str, None] = {}
     family = _FAMILIES.get(piece.address_type)
@@ -140,7 +141,7 @@ _FAMILIES: dict[str, Family] = {family.value: family for family in Family}
 
 
 def _is_served(port: EndpointPort, refused: dict[str, None]) -> bool:
-    if port.name is None or not port.port:
+    if not port.port:
         return False
     if not 1 <= port.port <= 65535:
         refused[f"endpoint port {port.port}"] = None

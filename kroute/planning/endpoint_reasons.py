@@ -10,10 +10,8 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, RealServer, ServicePlan, SetEntry, VirtualServerKey
 from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.endpoints import Backends, choice_steps, merge
+from kroute.planning.endpoints import LOCAL, Backends, choice_steps, external_policy, merge
 from kroute.planning.frontends import Frontend
-
-_LOCAL = "Local"
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -61,7 +59,7 @@ def view_service(
         merged = merge(slices, family_of(frontend.key.address))
         backends = merged.backends.get(frontend.port, {})
         policy = _policy(service, frontend)
-        endpoints = view_endpoints(backends, node, only_local=policy == _LOCAL and not _is_widened(frontend, plan))
+        endpoints = view_endpoints(backends, node, only_local=policy == LOCAL and not _is_widened(frontend, plan))
         holder = held.get(frontend.key)
         views.append(FrontendView(frontend.key, frontend.kind.value, policy, str(holder or ""), endpoints))
     return ServiceView(service, views)
@@ -77,8 +75,7 @@ def view_endpoints(backends: Backends, node: NodeFacts, *, only_local: bool) -> 
 
 
 def _policy(service: Service, frontend: Frontend) -> str:
-    spec = service.spec
-    return (spec.external_traffic_policy if frontend.is_external else spec.internal_traffic_policy) or "Cluster"
+    return (external_policy(service) if frontend.is_external else service.spec.internal_traffic_policy) or "Cluster"
 
 
 def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:

@@ -13,8 +13,13 @@ import msgspec
 from kroute.model.addresses import Family
 from kroute.model.bounds import NO_BOUND, Steps, finish
 from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Service
 from kroute.model.plan import RealServer
+from kroute.planning.annotations import Options, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
+
+LOCAL = "Local"
+"""The value of a traffic policy that keeps traffic on the node that it has reached."""
 
 Backends = dict[RealServer, Traits]
 """The endpoints of one Service port, by the real server that each of them is."""
@@ -32,6 +37,12 @@ class MergedSlices(msgspec.Struct, frozen=True):
     backends: dict[PortKey, Backends]
     refused: tuple[str, ...]
     left_out: int = 0
+
+
+def external_policy(service: Service) -> str | None:
+    """The traffic policy for clients outside: `externalTrafficPolicy`, or Local by the annotation `service.local`."""
+    options, _ = apply_annotations(Options(), service.metadata.annotations)
+    return LOCAL if options.is_local else service.spec.external_traffic_policy
 
 
 def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:

@@ -65,17 +65,6 @@ def admit(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, o
     return Admission(Place.VIP, *_ignored_claim(address, owners))
 
 
-def occupies(address: str, node: NodeFacts) -> str | None:
-    """What a ClusterIP is on this node already, if anything: bound, it would cut the node off.
-
-    Only what the node's own kernel says counts. Anybody who may write a Node could end ClusterIPs by its addresses; and
-    the API server and the DNS servers of a node may well be ClusterIPs.
-    """
-    if address in node.own:
-        return "an address of this node"
-    return _kernels_use(address, node)
-
-
 def _refusal(address: str, allowed: Allowed, node: NodeFacts, settings: Settings, owners: AddressOwners) -> str | None:
     if (allowed.networks or settings.strict_external_ips) and not _is_in(address, allowed.networks):
         names = ", ".join(allowed.networks) or "nothing, since --strict-external-ips is set"
@@ -136,10 +125,15 @@ def _use(address: str, node: NodeFacts, owners: AddressOwners) -> str | None:
         return "an address of the API server"
     if address in node.dns_servers:
         return "a DNS server of this node"
-    return _kernels_use(address, node)
+    return kernels_use(address, node)
 
 
-def _kernels_use(address: str, node: NodeFacts) -> str | None:
+def kernels_use(address: str, node: NodeFacts) -> str | None:
+    """What the node's kernel uses an address for that is on no interface, if anything: bound, it would cut it off.
+
+    Of what a node needs, only this counts against a ClusterIP. Anybody who may write a Node could end ClusterIPs by its
+    addresses; and the API server and the DNS servers of a node may well be ClusterIPs.
+    """
     if address in node.gateways:
         return "the gateway of a route of this node"
     return "the network or broadcast address of a subnet of this node" if address in node.subnet_edges else None

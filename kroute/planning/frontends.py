@@ -5,16 +5,20 @@ from enum import Enum
 from itertools import chain, islice
 from typing import NamedTuple
 
-from kroute.model.addresses import unicast
+from kroute.model.addresses import family_of, unicast
 from kroute.model.bounds import MOST_ADDRESSES, NO_BOUND, Problems
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, Service, ServicePort
+from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePort
 from kroute.model.plan import Problem, Protocol, VirtualServerKey, quoted, shortened
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.backend_slices import PortKey, port_key
-from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, occupies
-from kroute.planning.service_addresses import cluster_ips, has_node_ports, load_balancer_ips
+from kroute.planning.external_addresses import ANOTHER, Admission, Allowed, Place, admit, kernels_use
+from kroute.planning.service_addresses import cluster_ips, has_family, has_node_ports, load_balancer_ips, virtual_ips
 from kroute.settings import Settings
+
+_FREE_RANGE = "Give the cluster a Service range that is free on every node."
+_IF_UNMEANT = "If nobody means that, take it off the interface, or give the cluster a free Service range."
+_SERVED = frozenset({Place.OWN, Place.VIP})
 
 
 class Kind(Enum):
@@ -38,6 +42,11 @@ class Frontend(NamedTuple):
     is_bound: bool = True
 
     @property
+    def is_balanced(self) -> bool:
+        """Whether the address is the load balancer's, so that `loadBalancerSourceRanges` apply."""
+        return self.kind is Kind.LOAD_BALANCER_IP
+
+    @property
     def is_external(self) -> bool:
         """Whether `externalTrafficPolicy` applies here, and not `internalTrafficPolicy`."""
         return self.kind is not Kind.CLUSTER_IP
@@ -58,11 +67,7 @@ def is_ours(service: Service, settings: Settings) -> bool:
     """Whether a proxy should serve the Service, and whether it is this one."""
     labels = service.metadata.labels or {}
     name = settings.service_proxy_name
-    return (
-        service.spec.type != "ExternalName"
-        and HEADLESS_LABEL not in labels
-        and labels.get(SERVICE_PROXY_NAME_LABEL, name) == name
-    )
+    return service.spec.type != "ExternalName" and labels.get(SERVICE_PROXY_NAME_LABEL, name) == name
 
 
 def frontends_of(
@@ -166,28 +171,50 @@ def _by_number(service: Service, most: int, problems: Problems) -> dict[tuple[Pr
 def _addresses(
     service: Service, node: NodeFacts, settings: Settings, owners: AddressOwners, problems: Problems
 ) -> Iterator[tuple[Kind, str, Place]]:
-    """The addresses to serve here, and where they are bound. Of two equal addresses, the first is taken."""
-    seen: set[str] = set()
+    """The addresses to serve here, and where they are bound. Of two equal addresses, the first is taken.
+
+    An external IP that the load balancer has too is the load balancer's, so that its source ranges hold; it is served
+    if it is allowed as one of the two.
+    """
+    balanced = {unicast(ip) for ip in virtual_ips(service)}
+    tried: set[tuple[Kind, str]] = set()
+    taken: set[str] = set()
     for kind, written in _written_addresses(service):
         address = unicast(written)
         if address is None:
             reason = f"is not served: it is no unicast IPv4 or IPv6 address that may leave a machine. {ANOTHER}"
             problems.append(_problem(kind, written, "Invalid", reason))
-        elif address not in seen and node.serves(address):
-            seen.add(address)
-            place, problem, reason = _admission(kind, address, node, settings, owners)
+        elif address not in taken and (kind, address) not in tried and node.serves(address):
+            tried.add((kind, address))
+            place, problem, reason = _admission(service, kind, address, node, settings, owners)
             if problem:
                 problems.append(_problem(kind, written, problem, reason))
-            if place in {Place.OWN, Place.VIP}:
-                yield kind, address, place
+            if place in _SERVED or kind is Kind.CLUSTER_IP:
+                taken.add(address)
+            if place in _SERVED:
+                is_balanced = kind is Kind.EXTERNAL_IP and address in balanced
+                yield Kind.LOAD_BALANCER_IP if is_balanced else kind, address, place
 
 
-def _admission(kind: Kind, address: str, node: NodeFacts, settings: Settings, owners: AddressOwners) -> Admission:
-    """Where an address is served: external ones are admitted, a ClusterIP is bound unless the node has it already."""
+def _admission(
+    service: Service, kind: Kind, address: str, node: NodeFacts, settings: Settings, owners: AddressOwners
+) -> Admission:
+    """Where an address is served: external ones are admitted, a ClusterIP is bound unless the node has it already.
+
+    As with kube-proxy, whose proxier of a family knows the Services with a ClusterIP of that family, an external
+    address of another family is left out: there are no endpoints for it.
+    """
     if kind is not Kind.CLUSTER_IP:
-        return admit(address, _allowed(kind, settings), node, settings, owners)
-    if use := occupies(address, node):
-        reason = f"is not served here: it is {use}. Give the cluster a Service range that is free on every node."
+        admission = admit(address, _allowed(kind, settings), node, settings, owners)
+        if admission.place not in _SERVED or has_family(service, family := family_of(address)):
+            return admission
+        reason = f"is not served: the Service has no {family.value} ClusterIP. Make it dual-stack (ipFamilyPolicy)."
+        return Admission(Place.NOWHERE, "Invalid", reason)
+    if address in node.own:
+        reason = "is not served here: an interface of this node has the address, and what listens there answers"
+        return Admission(Place.NOWHERE, "NodeAddress", f"{reason} (node-local-dns does so). {_IF_UNMEANT}")
+    if use := kernels_use(address, node):
+        reason = f"is not served here: it is {use}. {_FREE_RANGE}"
         return Admission(Place.NOWHERE, "NeededAddress", reason)
     return Admission(Place.VIP)
 
@@ -195,8 +222,8 @@ def _admission(kind: Kind, address: str, node: NodeFacts, settings: Settings, ow
 def _written_addresses(service: Service, most: int = MOST_ADDRESSES) -> list[tuple[Kind, str]]:
     return [
         *[(Kind.CLUSTER_IP, ip) for ip in cluster_ips(service, most)],
-        *[(Kind.EXTERNAL_IP, ip) for ip in (service.spec.external_ips or ())[:most]],
         *[(Kind.LOAD_BALANCER_IP, ip) for ip in load_balancer_ips(service, most)],
+        *[(Kind.EXTERNAL_IP, ip) for ip in (service.spec.external_ips or ())[:most]],
     ]
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from kroute.model.objects import HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL, ObjectMeta, Service, ServiceSpec
+from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, ObjectMeta, Service, ServiceSpec
 from kroute.planning.annotations import ANNOTATION_NAMES
 
 T = TypeVar("T", bound=Hashable)
@@ -21,7 +21,7 @@ SHARED_VALUES = 1 << 12
 """How many values are remembered at most: 2 MiB of JSON."""
 
 _encode = msgspec.json.Encoder().encode
-_LABEL_NAMES = frozenset({HEADLESS_LABEL, SERVICE_PROXY_NAME_LABEL})
+_LABEL_NAMES = frozenset({SERVICE_PROXY_NAME_LABEL})
 
 
 def interned(service: Service) -> Service:

@@ -12,6 +12,7 @@ from kroute.model.plan import (
     AddressSet,
     HealthCheck,
     Problem,
+    Protocol,
     RealServer,
     ServicePlan,
     SetEntry,
@@ -21,8 +22,8 @@ from kroute.model.plan import (
 )
 from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
-from kroute.planning.endpoints import Backends, Chosen, MergedSlices, choose, merging
-from kroute.planning.frontends import Frontend, Frontends, Kind, frontends_of
+from kroute.planning.endpoints import LOCAL, Backends, Chosen, MergedSlices, choose, external_policy, merging
+from kroute.planning.frontends import Frontend, Frontends, frontends_of
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.settings import Settings
 
@@ -31,16 +32,17 @@ DEFAULT_AFFINITY_TIMEOUT = 10800
 
 NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 
-_LOCAL = "Local"
-"""The value of a traffic policy that keeps traffic on the node that it has reached."""
-
 
 class _Reach(NamedTuple):
-    """The real servers of a frontend, and the sets that contain its address and port."""
+    """The real servers of a frontend, and the sets that contain its address and port.
+
+    `lacks_local`: policy Local leaves none of the real servers that there are.
+    """
 
     real_servers: tuple[RealServer, ...]
     on_this_node: tuple[RealServer, ...]
     sets: tuple[AddressSet, ...]
+    lacks_local: bool = False
 
 
 def plan_service(
@@ -80,7 +82,7 @@ def planning(
         merged[family] = yield from merging(slices, family, settings.max_backends)
     problems.extend(_endpoint_problems([text for each in merged.values() for text in each.refused]))
     problems.extend(_conflict(it.key, held[it.key]) for it in served if it.key in held)
-    ranges = source_ranges(service, problems)
+    ranges = source_ranges(service, {family_of(it.key.address) for it in served if it.is_balanced}, problems)
     answered = _Answered(service, merged, node, ranges, settings.max_backends)
 
     vips: set[str] = set()
@@ -101,6 +103,9 @@ def planning(
             yield units
             units = 0
     yield units
+    health_check = _health_check(service, merged, node)
+    if health_check is not None and not settings.protects(health_check.port):
+        entries.update(_health_check_entries(health_check, node))
     if answered.left_out:
         problems.put_first(_too_many_backends(answered, settings))
 
@@ -110,8 +115,9 @@ def planning(
         virtual_servers=tuple(virtual_servers),
         vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips)),
         set_entries=tuple(sorted(entries) if len(entries) < UNITS_A_STEP else (yield from sort(entries))),
-        health_check=_health_check(service, merged, node),
+        health_check=health_check,
         problems=problems.all(),
+        no_local_inside=answered.no_local_inside(),
     )
 
 
@@ -148,11 +154,16 @@ class _Answered:
         self._room -= count
         return reach
 
+    def no_local_inside(self) -> tuple[Family, ...]:
+        return tuple(sorted({family for (_, family, _), reach in self._known.items() if reach.lacks_local}))
+
 
 def _reach_inside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
     """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
-    chosen = choose(backends, node, only_local=service.spec.internal_traffic_policy == _LOCAL)
-    return _reach(chosen, node, AddressSet.CLUSTER_IP)
+    is_local = service.spec.internal_traffic_policy == LOCAL
+    chosen = choose(backends, node, only_local=is_local)
+    lacks_local = is_local and not chosen and bool(choose(backends, node))
+    return _reach(chosen, node, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
 
 
 def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
@@ -162,7 +173,7 @@ def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -
     gets the cluster's endpoints, and the set NO_LOCAL keeps outside clients away from it (kubernetes/kubernetes#97081
     without its black hole).
     """
-    if service.spec.external_traffic_policy != _LOCAL:
+    if external_policy(service) != LOCAL:
         return _reach(choose(backends, node), node, AddressSet.EXTERNAL)
     local = choose(backends, node, only_local=True)
     if local:
@@ -198,7 +209,7 @@ def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges
 
 def _networks(frontend: Frontend, ranges: Ranges) -> tuple[str, ...] | None:
     """The networks of the clients that are let in; None lets in all."""
-    return ranges.get(family_of(frontend.key.address)) if frontend.kind is Kind.LOAD_BALANCER_IP else None
+    return ranges.get(family_of(frontend.key.address)) if frontend.is_balanced else None
 
 
 def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
@@ -213,7 +224,7 @@ def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
 def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
     """The count of ready endpoints on this node, each once, whatever its ports. A pod with two families counts once."""
     port = service.spec.health_check_node_port
-    if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != _LOCAL:
+    if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != LOCAL:
         return None
     counts = [
         len(
@@ -229,11 +240,17 @@ def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node:
     return HealthCheck(port, max(counts, default=0))
 
 
+def _health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEntry]:
+    """Where the node's firewall lets load balancers in, as kube-proxy does on every address."""
+    for address in node.node_port_addresses:
+        yield SetEntry(AddressSet.HEALTH_CHECK, (address, int(Protocol.TCP), check.port))
+
+
 def _options(service: Service, settings: Settings, problems: Problems) -> Options:
     """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
     options, complaints = apply_annotations(
-        Options(scheduler=settings.scheduler, persistence_timeout=timeout, hairpin=settings.hairpin),
+        Options(settings.scheduler, settings.scheduler_flags, persistence_timeout=timeout, hairpin=settings.hairpin),
         service.metadata.annotations,
     )
     problems.extend(complaints)

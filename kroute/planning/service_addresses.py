@@ -23,15 +23,18 @@ def external_ips(service: Service) -> tuple[str, ...]:
 
 
 def load_balancer_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
-    """The addresses of the Service's load balancer that nodes serve: not those with `ipMode: Proxy`, nor host names.
-
-    Empty if the annotation `service.skiplbips` is on.
-    """
-    ingress = service.status.load_balancer.ingress
-    if service.spec.type != "LoadBalancer" or not ingress:
+    """The `virtual_ips` that nodes serve: none if the annotation `service.skiplbips` is on."""
+    found = virtual_ips(service, most)
+    if not found:
         return ()
     options, _ = apply_annotations(Options(), service.metadata.annotations)
-    if options.skip_load_balancer_ips:
+    return () if options.skip_load_balancer_ips else found
+
+
+def virtual_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
+    """The addresses of the Service's load balancer as written: not those with `ipMode: Proxy`, nor host names."""
+    ingress = service.status.load_balancer.ingress
+    if service.spec.type != "LoadBalancer" or not ingress:
         return ()
     return tuple(it.ip for it in ingress[:most] if it.ip and it.ip_mode in {None, "", "VIP"})
 
@@ -42,5 +45,7 @@ def has_family(service: Service, family: Family) -> bool:
 
 
 def has_node_ports(service: Service) -> bool:
-    """Whether the Service has ports on the nodes' own addresses."""
-    return service.spec.type in {"NodePort", "LoadBalancer"} and any(it.node_port for it in service.spec.ports or ())
+    """Whether the Service has ports on the nodes' own addresses, or one port where load balancers ask for health."""
+    spec = service.spec
+    has_any = spec.health_check_node_port or any(it.node_port for it in spec.ports or ())
+    return spec.type in {"NodePort", "LoadBalancer"} and bool(has_any)

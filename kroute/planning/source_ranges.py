@@ -1,6 +1,7 @@
 """`loadBalancerSourceRanges`: which clients may use the addresses of a Service's load balancer."""
 
-from ipaddress import ip_network
+from collections.abc import Collection
+from ipaddress import IPv6Network, ip_network
 
 from kroute.model.addresses import Family, family_of
 from kroute.model.bounds import MOST_RANGES, Problems
@@ -10,36 +11,59 @@ from kroute.model.plan import Problem, quoted
 Ranges = dict[Family, tuple[str, ...]]
 
 
-def source_ranges(service: Service, problems: Problems) -> Ranges:
-    """The networks of the clients that are let in, for each family that is restricted.
+def source_ranges(service: Service, families: Collection[Family], problems: Problems) -> Ranges:
+    """The networks of the clients that are let in, for each of the families that is restricted.
 
-    A family with a /0 is not restricted. A family that the list does not name is restricted to nobody if the other one
-    is restricted. Text that is no network allows nobody and is a Problem.
+    As in kube-proxy (`newBaseServiceInfo` in pkg/proxy/serviceport.go), each family has its own networks of the list:
+    a family that the list does not name is not restricted, which is a Problem, and neither is one with a /0. Text that
+    is no network is a Problem too. It may have been meant for either family, so a family without networks is then
+    closed to everybody; kube-proxy skips such text. `families` are those that the load balancer's addresses have.
     """
-    if not service.spec.load_balancer_source_ranges:
+    written = service.spec.load_balancer_source_ranges or ()
+    if not written or not families:
         return {}
-    if (count := len(service.spec.load_balancer_source_ranges)) > MOST_RANGES:
+    if (count := len(written)) > MOST_RANGES:
         problems.append(_too_many(count))
-    written = [text.strip() for text in service.spec.load_balancer_source_ranges[:MOST_RANGES]]
-    networks = list(dict.fromkeys(network for text in written if (network := _parse(text, problems)) is not None))
-    open_families = {family_of(network) for network in networks if network.endswith("/0")}
-    if open_families and len({family_of(network) for network in networks}) == 1:
-        return {}
+    parsed = [_parse(text.strip(), problems) for text in written[:MOST_RANGES]]
+    networks = list(dict.fromkeys(network for network in parsed if network is not None))
+    is_understood = None not in parsed and count <= MOST_RANGES
+    named = {family_of(network) for network in networks}
+    unrestricted = {family_of(network) for network in networks if network.endswith("/0")}
+    if is_understood and named != unrestricted:
+        problems.extend(_not_restricted(family) for family in sorted(set(families) - named))
     return {
         family: tuple(network for network in networks if family_of(network) == family)
-        for family in Family
-        if family not in open_families
+        for family in families
+        if family not in unrestricted and (family in named or not is_understood)
     }
 
 
 def _parse(text: str, problems: Problems) -> str | None:
     try:
-        return str(ip_network(text, strict=False))
+        network = ip_network(text, strict=False)
     except ValueError:
-        subject = f"loadBalancerSourceRanges {quoted(text)}"
-        message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
-        problems.append(Problem("InvalidSourceRange", subject, message))
-        return None
+        network = None
+    if network is not None and not _is_mapped(network):
+        return str(network)
+    subject = f"loadBalancerSourceRanges {quoted(text)}"
+    message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
+    problems.append(Problem("InvalidSourceRange", subject, message))
+    return None
+
+
+def _is_mapped(network: object) -> bool:
+    """Whether it holds IPv4 addresses written as IPv6 ones, which no packet has as its source."""
+    return isinstance(network, IPv6Network) and network.network_address.ipv4_mapped is not None
+
+
+def _not_restricted(family: Family) -> Problem:
+    subject = "spec.loadBalancerSourceRanges"
+    closed = "::1/128" if family is Family.IPV6 else "127.0.0.1/32"
+    message = (
+        f"{subject} has no {family.value} network, so {family.value} clients are not restricted, as with kube-proxy. "
+        f"Write the {family.value} networks that may call, or {closed} for none."
+    )
+    return Problem("SourceRangesOfOneFamily", subject, message)
 
 
 def _too_many(count: int) -> Problem:

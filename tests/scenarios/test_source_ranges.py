@@ -1,6 +1,9 @@
 """`loadBalancerSourceRanges`: of clients outside, pods and the node itself, only those in the ranges get through."""
 
 import asyncio
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -12,19 +15,24 @@ from tests.lab.world import FAMILIES, Family, World, routed
 from tests.lab.xtables_lock import held
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+OTHER_CLUSTER_IPS = tuple(family.other_service_ip for family in FAMILIES)
 BALANCED = Addresses("203.0.113.10", "2001:db8::10")
 NODE_PORT = 30080
+HELD_FOR = 60.0
+TRIES = 10
+"""How often an excluded client has tried at least while the lock was held, each time for a second at most."""
 DROPPED_AFTER = 1.0
 """Seconds without an answer after which a call is taken to be dropped; an answer comes within milliseconds."""
 
 
-def web(*ranges: str) -> Object:
+def web(*ranges: str, **spec: list[str]) -> Object:
     return service(
         "web",
         *CLUSTER_IPS,
         node_ports={"TCP": NODE_PORT},
         ingress=list(BALANCED),
         loadBalancerSourceRanges=list(ranges),
+        **spec,
     )
 
 
@@ -50,9 +58,15 @@ async def is_kept_out(caller: Host, family: Family) -> None:
     raise AssertionError(f"{caller} was answered: {answer}")
 
 
-async def keeps_trying(caller: Host, family: Family) -> None:
+async def keeps_trying(caller: Host, family: Family, tries: Counter[tuple[str, str]]) -> None:
     while True:
         await is_kept_out(caller, family)
+        tries[caller.name, family.name] += 1
+
+
+async def all_serve(caller: Host, *addresses: str) -> None:
+    for address in addresses:
+        assert (await caller.http(address, 8080)).host.startswith("web-")
 
 
 def only(host: Host, family: Family) -> str:
@@ -72,6 +86,10 @@ async def test_only_clients_in_the_ranges_get_through(
         for name, caller in callers.items():
             await (gets_through if name == allowed else is_dropped)(caller, family)
             assert (await caller.http(family.of(node1), NODE_PORT)).host.startswith("web-"), "node ports are for all"
+        assert await deployment.agents["node1"].kill() == -9
+        for name, caller in callers.items():
+            await (gets_through if name == allowed else is_dropped)(caller, family)
+        await deployment.start(nodes=("node1",))
     assert (await world.visitor.http(family.service_ip, 8080)).host.startswith("web-"), "and so is the ClusterIP"
 
 
@@ -87,22 +105,56 @@ async def test_ranges_are_followed_live(world: World, deployment: Deployment, fa
         await eventually(lambda: is_dropped(pod, family))
 
 
-async def test_a_lock_held_at_the_first_start_opens_the_port_to_nobody_and_holds_up_nothing_else(
-    world: World, deployment: Deployment, family: Family
+async def test_ranges_hold_on_external_ips_of_the_load_balancer_and_each_family_has_its_own(
+    world: World, deployment: Deployment
 ) -> None:
-    """The agents become ready before the lock is free: readiness waits no longer, but restricted ports stay closed."""
-    client, node1 = world.cluster.client, world.cluster.node("node1")
-    deployment.apply(web(only(client, family)), *endpoint_slices("web", world.web))
-    with routed(client, family.of(BALANCED), family.of(node1)):
+    ipv4, ipv6 = FAMILIES
+    pod, node1 = world.visitor, world.cluster.node("node1")
+    deployment.apply(web("192.0.2.0/24", externalIPs=list(BALANCED)), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    for caller in (pod, node1):
+        await is_dropped(caller, ipv4)
+        await gets_through(caller, ipv6)
+    assert "IPv6 clients are not restricted" in deployment.agents["node1"].log.read_text()
+    deployment.apply(web("192.0.2.0/24", only(node1, ipv6), externalIPs=list(BALANCED)))
+    await eventually(lambda: is_dropped(pod, ipv6))
+    await gets_through(node1, ipv6)
+    await is_dropped(pod, ipv4)
+
+
+async def test_a_lock_held_for_a_minute_at_the_first_start_opens_the_port_to_nobody_and_holds_up_nothing_else(
+    world: World, deployment: Deployment
+) -> None:
+    """The agents become ready before the lock is free: readiness waits no longer, but restricted ports stay closed.
+
+    Both families are in one test, because of the minute.
+    """
+    client, node1, pod = world.cluster.client, world.cluster.node("node1"), world.visitor
+    loop, tries = asyncio.get_running_loop(), Counter[tuple[str, str]]()
+    deployment.apply(web(*(only(client, family) for family in FAMILIES)), *endpoint_slices("web", world.web))
+    with ExitStack() as routes:
+        for family in FAMILIES:
+            routes.enter_context(routed(client, family.of(BALANCED), family.of(node1)))
         async with asyncio.TaskGroup() as group:
-            attacks = [group.create_task(keeps_trying(caller, family)) for caller in (world.visitor, node1)]
+            attacks = [
+                group.create_task(keeps_trying(caller, family, tries)) for caller in (pod, node1) for family in FAMILIES
+            ]
             with held():
+                free_at = loop.time() + HELD_FOR
                 await deployment.start()
-                assert (await world.visitor.http(family.service_ip, 8080)).host.startswith("web-")
-                assert (await client.http(family.of(node1), NODE_PORT)).host.startswith("web-")
-                await is_kept_out(client, family)
-            await eventually(lambda: gets_through(client, family), within=30)
+                late = [service("late", *OTHER_CLUSTER_IPS), *endpoint_slices("late", world.web)]
+                deployment.apply(*late)
+                await eventually(lambda: all_serve(pod, *OTHER_CLUSTER_IPS))
+                while loop.time() < free_at:
+                    await all_serve(pod, *CLUSTER_IPS, *OTHER_CLUSTER_IPS)
+                    for family in FAMILIES:
+                        assert (await pod.http(family.of(node1), NODE_PORT)).host.startswith("web-")
+                        await is_kept_out(client, family)
+            for family in FAMILIES:
+                await eventually(partial(gets_through, client, family), within=30)
             for attack in attacks:
                 attack.cancel()
-        for outsider in (world.visitor, node1):
-            await is_dropped(outsider, family)
+        for family in FAMILIES:
+            for outsider in (pod, node1):
+                await is_dropped(outsider, family)
+                assert tries[outsider.name, family.name] > TRIES

@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 LOCALHOST = "127.0.0.1"
@@ -44,9 +45,15 @@ async def say(port: int, request: bytes, host: str = LOCALHOST) -> bytes:
 
 
 async def ask(
-    port: int, path: str = "/", method: str = "GET", host: str = LOCALHOST, host_header: str = "node"
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    host: str = LOCALHOST,
+    host_header: str = "node",
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Answer:
-    said = await say(port, f"{method} {path} HTTP/1.1\r\nHost: {host_header}\r\n\r\n".encode(), host)
+    lines = [f"{name}: {value}" for name, value in {"Host": host_header, **headers}.items()]
+    said = await say(port, "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode(), host)
     head, body = said.split(b"\r\n\r\n", 1)
     first, *lines = head.decode().split("\r\n")
     return Answer(int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body)

@@ -59,6 +59,7 @@ def service(
         "ports": (ServicePort(port, "", protocol),),
         **spec,
     }
+    fields.setdefault("cluster_ips", (fields["cluster_ip"], "fd00:96::1"))
     return Service(
         ObjectMeta(name=name, namespace="default", creation_timestamp=f"2026-01-0{len(name)}", annotations=annotations),
         ServiceSpec(**fields),  # type: ignore[arg-type]
@@ -127,6 +128,7 @@ def test_policy_cluster_directs_to_every_node_that_takes_traffic(
     [
         ({}, "Local", ("n2", "n2"), {"10.0.0.2": 1}),
         ({}, "Local", (), {}),
+        ({"kube-router.io/service.local": "true"}, "Cluster", ("n2", "n2"), {"10.0.0.2": 1}),
         (
             {"kroute.io/service.director-weight": "endpoints"},
             "Local",
@@ -141,7 +143,14 @@ def test_policy_cluster_directs_to_every_node_that_takes_traffic(
             dict.fromkeys(("10.0.0.1", "10.0.0.2", "10.0.0.3"), 1),
         ),
     ],
-    ids=["local", "local without endpoint", "local by endpoints", "cluster by endpoints", "equal"],
+    ids=[
+        "local",
+        "local without endpoint",
+        "local by annotation",
+        "local by endpoints",
+        "cluster by endpoints",
+        "equal",
+    ],
 )
 def test_policy_and_weights(
     annotations: dict[str, str], policy: str | None, endpoints: tuple[str, ...], expected: dict[str, int]

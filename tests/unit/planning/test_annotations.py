@@ -4,7 +4,7 @@ import pytest
 
 from kroute.model.plan import Persistence, Problem
 from kroute.planning.annotations import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.settings import SCHEDULERS
+from kroute.schedulers import SCHEDULERS
 
 DEFAULTS = Options("rr")
 
@@ -57,7 +57,7 @@ def test_a_bad_value_is_a_problem_that_names_the_annotation_the_effect_and_the_a
         "InvalidAnnotation",
         "annotation kroute.io/service.scheduler=fastest",
         "annotation kroute.io/service.scheduler=fastest is not a scheduler; wlc serves. "
-        "Allowed: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh.",
+        "Allowed: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, twos.",
     )
 
 
@@ -83,30 +83,49 @@ def test_white_space_around_a_value_is_ignored() -> None:
         ("sh", "sh-fallback", 0x08),
         ("sh", "sh-port", 0x10),
         ("sh", "", 0),
+        ("sh", "none", 0),
     ],
 )
 def test_scheduler_flags_are_the_kernels_bits(scheduler: str, words: str, flags: int) -> None:
-    assert apply(scheduler=scheduler, schedflags=words) == (Options(scheduler, flags=flags), [])
+    assert apply(scheduler=scheduler, schedflags=words) == (Options(scheduler, chosen_flags=flags), [])
+
+
+@pytest.mark.parametrize(("scheduler", "flags"), [("sh", 0x08), ("mh", 0x18), ("rr", 0), ("dh", 0)])
+def test_without_the_annotation_a_scheduler_has_its_own_flags_of_the_settings(scheduler: str, flags: int) -> None:
+    settings = Options("rr", ("sh-fallback", "mh-fallback", "mh-port"))
+    options, [] = apply(settings, scheduler=scheduler)
+    assert options.flags == flags
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [("mh-port", 0x10), ("mh-port,mh-fallback", 0x18), ("none", 0), ("", 0), ("sh-port", 0x08), ("fastest", 0x08)],
+)
+def test_the_annotation_replaces_the_flags_of_the_settings_unless_nothing_in_it_is_a_flag(
+    words: str, flags: int
+) -> None:
+    options, _ = apply(Options("rr", ("mh-fallback",)), scheduler="mh", schedflags=words)
+    assert options.flags == flags
 
 
 def test_a_readable_flag_counts_for_the_scheduler_of_the_settings_too() -> None:
-    assert apply(Options("mh"), schedflags="mh-port") == (Options("mh", flags=0x10), [])
+    assert apply(Options("mh"), schedflags="mh-port") == (Options("mh", chosen_flags=0x10), [])
 
 
 @pytest.mark.parametrize(
     ("scheduler", "words", "flags", "complaint"),
     [
-        ("mh", "sh-port", 0, "sh-port is a flag of sh, not of mh"),
+        ("mh", "sh-port", None, "changes no flag: sh-port is a flag of sh, not of mh"),
         ("mh", "mh-port,sh-fallback", 0x10, "sh-fallback is a flag of sh, not of mh"),
-        ("rr", "mh-port", 0, "mh-port is a flag of mh, not of rr"),
+        ("rr", "mh-port", None, "changes no flag: mh-port is a flag of mh, not of rr"),
         ("mh", "flag-1,flag-4", 0x08, "'flag-4' is not a flag"),
     ],
 )
 def test_a_bad_flag_is_a_problem_and_the_good_ones_still_apply(
-    scheduler: str, words: str, flags: int, complaint: str
+    scheduler: str, words: str, flags: int | None, complaint: str
 ) -> None:
     options, [problem] = apply(scheduler=scheduler, schedflags=words)
-    assert options == Options(scheduler, flags=flags)
+    assert options == Options(scheduler, chosen_flags=flags)
     assert complaint in problem.message
 
 

@@ -124,15 +124,20 @@ def test_a_service_that_goes_and_comes_back_between_two_commits_is_no_change() -
         service("web", "None"),
         service("web", ""),
         service(kind="ExternalName"),
-        service(labels={HEADLESS_LABEL: ""}),
         service(labels={SERVICE_PROXY_NAME_LABEL: "example.org"}),
     ],
-    ids=["headless", "no address", "ExternalName", "headless label", "another proxy's"],
+    ids=["headless", "no address", "ExternalName", "another proxy's"],
 )
 def test_a_service_that_becomes_someone_elses_matter_goes_and_comes_back(not_ours: Service) -> None:
     catalog = listed(service())
     assert apply(catalog, not_ours)["web"].is_empty
     assert served(apply(catalog, service())["web"]) == ["TCP 10.96.0.10:80"]
+
+
+def test_the_headless_label_of_a_service_with_an_address_says_nothing() -> None:
+    catalog = listed(service(labels={HEADLESS_LABEL: ""}), endpoint_slice("web-1", "10.244.1.5"))
+    changed = apply(catalog, endpoint_slice("web-1", "10.244.1.6"))
+    assert (served(changed["web"]), real_servers(changed["web"])) == (["TCP 10.96.0.10:80"], ["10.244.1.6:8080"])
 
 
 def test_a_service_labelled_for_kroute_is_served() -> None:
@@ -207,7 +212,7 @@ class TestNode:
         assert [plan.key.name for plan in committed(catalog)] == ["six"]
 
     def test_a_changed_address_concerns_external_ips_of_its_family(self) -> None:
-        catalog = listed(service("web", "fd00:96::1", external_ips=("198.51.100.7",)))
+        catalog = listed(service("web", "fd00:96::1", "10.96.0.1", external_ips=("198.51.100.7",)))
         catalog.set_node(facts("192.168.123.239"))
         [plan] = committed(catalog)
         assert Vip("198.51.100.7", "192.168.123.239") in plan.vips

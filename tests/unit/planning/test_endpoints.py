@@ -47,8 +47,13 @@ def test_one_address_may_serve_two_ports_from_two_slices() -> None:
     assert addresses(merged, PortKey("b", "TCP")) == ["10.244.1.5:2000"]
 
 
-@pytest.mark.parametrize("port", [EndpointPort(None, 80), EndpointPort("", None), EndpointPort("", 0)])
-def test_a_slice_port_without_name_or_number_is_skipped(port: EndpointPort) -> None:
+def test_a_slice_port_without_name_has_the_empty_name_as_the_api_server_writes_it() -> None:
+    piece = endpoint_slice("web-1", "10.244.1.5", ports=[EndpointPort(None, 80)])
+    assert addresses(merge(read(piece), "IPv4"), PortKey("", "TCP")) == ["10.244.1.5:80"]
+
+
+@pytest.mark.parametrize("port", [EndpointPort("", None), EndpointPort("", 0)])
+def test_a_slice_port_without_number_is_skipped(port: EndpointPort) -> None:
     assert merge(read(endpoint_slice("web-1", "10.244.1.5", ports=[port])), "IPv4") == MergedSlices({}, ())
 
 

@@ -28,6 +28,7 @@ NODES = [
     node(("InternalIP", OTHER), ("InternalIP", OTHER_IPV6), ("ExternalIP", OTHER_PUBLIC), name="node2"),
 ]
 OWN = frozenset({NODE_IPV4, "fd00:123::250", "172.20.166.1", "192.168.123.7"})
+DUAL = ("10.96.0.10", "fd00:96::a")
 PORTS = [port(80, "web"), port(22, "ssh"), port(6443, "api")]
 SLICE = endpoint_slice("web-1", "10.244.1.5")
 VICTIM = service("victim", "10.96.0.99")
@@ -48,8 +49,8 @@ def plan_of(made: Catalog, name: str = "web") -> ServicePlan:
 def naming(address: str, field: str, **fields: Any) -> Service:
     """Return a Service that names the address in this field."""
     if field == "externalIP":
-        return service(ports=PORTS, external_ips=(address,), **fields)
-    return service(ports=PORTS, kind="LoadBalancer", balanced=[address], **fields)
+        return service("web", *DUAL, ports=PORTS, external_ips=(address,), **fields)
+    return service("web", *DUAL, ports=PORTS, kind="LoadBalancer", balanced=[address], **fields)
 
 
 def ports_on(plan: ServicePlan, address: str) -> list[int]:
@@ -119,7 +120,7 @@ def test_on_a_nodes_address_a_service_has_its_node_port_only(address: str, field
     ports = (port(80, "web", node_port=30080), port(8472, "vxlan", "UDP"))
     spec = msgspec.structs.replace(of.spec, type="LoadBalancer", ports=ports)
     plan = plan_of(catalog(msgspec.structs.replace(of, spec=spec), **CHOSEN))
-    expected = [30080] if address in OWN and ":" not in address else []
+    expected = [30080] if address in OWN else []
     assert ports_on(plan, address) == expected
     assert address not in {vip.address for vip in plan.vips}
     [problem] = plan.problems

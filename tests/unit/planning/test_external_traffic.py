@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kroute.model.objects import Endpoint, LoadBalancerIngress, Service
-from kroute.model.plan import AddressSet, HealthCheck, ServicePlan
+from kroute.model.plan import AddressSet, ServicePlan
 from kroute.planning.plan_node import plan_node
 from kroute.planning.plan_service import plan_service
 from tests.builders import NODE, NODE_IPV4, NODE_IPV6, endpoint, endpoint_slice, facts, port, read, service, settings
@@ -99,19 +99,43 @@ class TestAddresses:
         assert set(served(plan)) == {"TCP 10.96.0.10:80", f"TCP {EXTERNAL}:80"}
         assert [it.reason for it in plan.problems] == ["InvalidExternalIP"]
 
+    @pytest.mark.parametrize(
+        ("own", "outside"), [("10.96.0.10", "2001:db8::9"), ("fd00:96::a", "203.0.113.9")], ids=["IPv6", "IPv4"]
+    )
+    @pytest.mark.parametrize("field", ["external IP", "load balancer"])
+    def test_an_address_of_a_family_that_the_service_has_not_is_left_out_and_said(
+        self, own: str, outside: str, field: str
+    ) -> None:
+        fields: dict[str, Any] = {"external_ips": (outside,)}
+        if field == "load balancer":
+            fields = {"kind": "LoadBalancer", "balanced": [outside]}
+        plan = make(service("web", own, **fields), THERE)
+        assert [vip.address for vip in plan.vips] == [own]
+        [problem] = plan.problems
+        assert "ClusterIP. Make it dual-stack" in problem.message
+        assert repr(outside) in problem.subject
+
 
 RANGES: dict[str, tuple[tuple[str, ...], list[str] | None, list[str] | None]] = {
     "none": ((), None, None),
-    "of one family: the other is closed": (("10.0.0.0/8", "192.0.2.0/24"), ["10.0.0.0/8", "192.0.2.0/24"], []),
+    "of one family: the other is open": (("10.0.0.0/8", "192.0.2.0/24"), ["10.0.0.0/8", "192.0.2.0/24"], None),
+    "of IPv6 only": (("fd00::/8",), None, ["fd00::/8"]),
     "of both": (("10.0.0.0/8", "fd00::/8"), ["10.0.0.0/8"], ["fd00::/8"]),
-    "with white space": ((" 10.0.0.0/8 ",), ["10.0.0.0/8"], []),
-    "with bits right of the prefix": (("10.1.2.3/8",), ["10.0.0.0/8"], []),
-    "twice": (("10.0.0.0/8", "10.0.0.0/8"), ["10.0.0.0/8"], []),
+    "with white space": ((" 10.0.0.0/8 ",), ["10.0.0.0/8"], None),
+    "with bits right of the prefix": (("10.1.2.3/8",), ["10.0.0.0/8"], None),
+    "twice": (("10.0.0.0/8", "10.0.0.0/8"), ["10.0.0.0/8"], None),
     "everybody": (("10.0.0.0/8", " 0.0.0.0/0 "), None, None),
     "everybody of one family": (("0.0.0.0/0", "fd00::/8"), None, ["fd00::/8"]),
-    "everybody by two halves": (("0.0.0.0/1", "128.0.0.0/1"), ["0.0.0.0/1", "128.0.0.0/1"], []),
+    "everybody by two halves": (("0.0.0.0/1", "128.0.0.0/1"), ["0.0.0.0/1", "128.0.0.0/1"], None),
     "nobody, by a slip": (("10.0.0.0/33",), [], []),
+    "of one family, and a slip that may be the other's": (("10.0.0.0/8", "fd00:/8"), ["10.0.0.0/8"], []),
+    "of IPv4, written as IPv6": (("::ffff:10.0.0.0/104",), [], []),
 }
+SLIPS = {"10.0.0.0/33", "fd00:/8", "::ffff:10.0.0.0/104"}
+ONE_FAMILY = [
+    "of one family: the other is open", "of IPv6 only", "with white space", "with bits right of the prefix", "twice",
+    "everybody by two halves",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("written", "ipv4", "ipv6"), RANGES.values(), ids=list(RANGES))
@@ -132,7 +156,44 @@ def test_source_ranges_restrict_the_load_balancers_addresses(
     expected = {"203.0.113.9": ipv4, "2001:db8::9": ipv6}
     assert restricted == {address for address, networks in expected.items() if networks is not None}
     assert sorted(allowed) == sorted((at, 6, 80, it) for at, networks in expected.items() for it in networks or ())
-    assert [it.reason for it in plan.problems] == ["InvalidSourceRange"] * ("10.0.0.0/33" in written)
+    slips = ["InvalidSourceRange"] * len(SLIPS.intersection(written))
+    is_of_one_family = any(written == RANGES[name][0] for name in ONE_FAMILY)
+    assert [it.reason for it in plan.problems] == slips + ["SourceRangesOfOneFamily"] * is_of_one_family
+
+
+def test_the_problem_names_the_family_that_is_not_restricted_and_what_closes_it() -> None:
+    fields: dict[str, Any] = {"kind": "LoadBalancer", "load_balancer_source_ranges": ("10.0.0.0/8",)}
+    [problem] = make(service("web", "10.96.0.10", "fd00:96::a", balanced=["2001:db8::9"], **fields), THERE).problems
+    assert problem.subject == "spec.loadBalancerSourceRanges"
+    assert "IPv6 clients are not restricted" in problem.message
+    assert "::1/128 for none" in problem.message
+    assert not make(service(balanced=["203.0.113.9"], **fields), THERE).problems, "IPv4 only"
+
+
+BOTH = "203.0.113.9"
+IN_BOTH: dict[str, dict[str, Any]] = {
+    "both allowed": {},
+    "not allowed as an external IP": {"external_ip_ranges": ("198.51.100.0/24",)},
+    "not allowed as the load balancer's": {"load_balancer_ip_ranges": ("198.51.100.0/24",)},
+    "not the load balancer's to serve": {},
+}
+
+
+@pytest.mark.parametrize("case", IN_BOTH)
+def test_source_ranges_restrict_an_external_ip_that_is_the_load_balancers_too(case: str) -> None:
+    """kube-proxy drops by the set KUBE-LOAD-BALANCER-FW, whichever field has led to the virtual server."""
+    annotations = {"kroute.io/service.skiplbips": "on"} if case == "not the load balancer's to serve" else {}
+    of = service(
+        kind="LoadBalancer",
+        external_ips=(BOTH,),
+        balanced=[BOTH],
+        load_balancer_source_ranges=("10.0.0.0/8",),
+        annotations=annotations,
+    )
+    plan = plan_service(of, read(endpoint_slice("web-1", THERE)), facts(), settings(**IN_BOTH[case]))
+    assert f"TCP {BOTH}:80" in served(plan)
+    assert {AddressSet.EXTERNAL, AddressSet.RESTRICTED} <= sets_of(plan, BOTH)
+    assert [vip.address for vip in plan.vips].count(BOTH) == 1
 
 
 POLICIES: dict[str, tuple[dict[str, Any], list[Endpoint], list[str], list[str], set[AddressSet]]] = {
@@ -242,32 +303,6 @@ class TestHairpin:
         assert len(plan.problems) == ("maybe" in annotations.values())
 
 
-class TestHealthCheck:
-    """The health check reports how many ready endpoints this node has."""
-
-    LOCAL: ClassVar[dict[str, Any]] = {
-        "kind": "LoadBalancer",
-        "external_traffic_policy": "Local",
-        "health_check_node_port": 31000,
-    }
-
-    def test_it_counts_ready_endpoints_of_this_node_each_once(self) -> None:
-        slices = [
-            endpoint_slice("web-1", HERE, THERE, LEAVING_HERE, ports=[8080]),
-            endpoint_slice("web-2", HERE, endpoint("10.244.1.9", on=NODE), ports=[9090]),
-            endpoint_slice("web-6", endpoint("fd00:10::1", on=NODE), address_type="IPv6"),
-        ]
-        of = service("web", "10.96.0.10", "fd00:96::a", **self.LOCAL)
-        assert plan_service(of, read(*slices), facts(), settings()).health_check == HealthCheck(31000, 2)
-
-    def test_without_local_endpoints_it_counts_none(self) -> None:
-        assert make(service(**self.LOCAL), THERE, LEAVING_HERE).health_check == HealthCheck(31000, 0)
-
-    @pytest.mark.parametrize("field", [{"kind": "NodePort"}, {"external_traffic_policy": "Cluster"}])
-    def test_it_is_for_load_balancers_with_policy_local(self, field: dict[str, str]) -> None:
-        assert make(service(**{**self.LOCAL, **field}), HERE).health_check is None
-
-
 POD_NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
     "the cluster's": (
         {"cluster_cidrs": ("172.20.0.0/16", "fd00::/48")},
@@ -300,3 +335,45 @@ def test_a_bad_pod_network_is_a_problem_and_the_rest_counts() -> None:
     plan = plan_node(settings(), facts(pod_cidrs=("10.1.0.0/33", "10.1.0.0/24")))
     assert [entry.element for entry in plan.set_entries] == [("10.1.0.0/24",)]
     assert [problem.reason for problem in plan.problems] == ["InvalidPodCIDR"]
+
+
+class TestLocalByAnnotation:
+    """`service.local` makes the policy for clients outside Local, and leaves that for clients inside."""
+
+    @pytest.mark.parametrize(
+        ("annotations", "policy", "expected"),
+        [
+            ({"kube-router.io/service.local": "true"}, "Cluster", "Local"),
+            ({"kroute.io/service.local": "on"}, None, "Local"),
+            ({"kube-router.io/service.local": "false"}, "Local", "Local"),
+            ({"kube-router.io/service.local": ""}, "Cluster", "Cluster"),
+            ({"kube-router.io/service.local": "yes"}, "Cluster", "Cluster"),
+        ],
+    )
+    def test_the_plan_is_that_of_the_policy(
+        self, annotations: dict[str, str], policy: str | None, expected: str
+    ) -> None:
+        def of(annotations: dict[str, str] | None, policy: str | None) -> Service:
+            return service(kind="NodePort", ports=NODE_PORT, annotations=annotations, external_traffic_policy=policy)
+
+        plan, plain = make(of(annotations, policy), HERE, THERE), make(of(None, expected), HERE, THERE)
+        assert (plan.virtual_servers, plan.set_entries) == (plain.virtual_servers, plain.set_entries)
+        assert served(plan)["TCP 10.96.0.10:80"] == ["10.244.1.1", "10.244.1.2"]
+        invalid = next(iter(annotations.values())) not in {"true", "false", "on"}
+        assert [problem.reason for problem in plan.problems] == (["InvalidAnnotation"] if invalid else [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "endpoints", "families"),
+    [
+        ("Local", (THERE,), ("IPv4",)),
+        ("Local", (HERE, THERE), ()),
+        ("Local", (), ()),
+        ("Cluster", (THERE,), ()),
+    ],
+)
+def test_a_plan_says_where_internal_policy_local_leaves_no_endpoint(
+    policy: str, endpoints: tuple[Endpoint, ...], families: tuple[str, ...]
+) -> None:
+    of = service("web", "10.96.0.10", "fd00:96::a", internal_traffic_policy=policy)
+    assert make(of, *endpoints).no_local_inside == families

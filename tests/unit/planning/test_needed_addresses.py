@@ -109,10 +109,13 @@ def test_no_rule_depends_on_what_the_node_needs() -> None:
 class TestClusterIPs:
     """A ClusterIP is bound unless the kernel has another use for it."""
 
-    @pytest.mark.parametrize("address", [NODE_IPV4, GATEWAY, BROADCAST])
-    def test_one_that_the_nodes_kernel_has_is_not_bound(self, address: str) -> None:
+    @pytest.mark.parametrize(
+        ("address", "reason"),
+        [(NODE_IPV4, "NodeAddress"), (GATEWAY, "NeededAddress"), (BROADCAST, "NeededAddress")],
+    )
+    def test_one_that_the_nodes_kernel_has_is_not_bound(self, address: str, reason: str) -> None:
         plan = plan_of(catalog(service("web", address)))
-        assert (bound(plan), plan.virtual_servers, reasons(plan)) == ([], (), ["NeededAddress"])
+        assert (bound(plan), plan.virtual_servers, plan.set_entries, reasons(plan)) == ([], (), (), [reason])
 
     def test_it_is_given_up_and_served_again_as_the_nodes_addresses_change(self) -> None:
         made = catalog(service("web", GATEWAY), interfaces=BARE)
@@ -143,12 +146,13 @@ class TestPods:
 
     def test_an_address_of_another_nodes_pods_is_refused_and_served_when_the_node_goes(self) -> None:
         other = node(name="node2", pod_cidrs=("10.244.7.0/24", "fd00:244:7::/64"))
-        made = catalog(service(external_ips=("10.244.7.9", "fd00:244:7::9", "10.244.8.9")), other)
+        outside = ("10.244.7.9", "fd00:244:7::9", "10.244.8.9")
+        made = catalog(service("web", "10.96.0.10", "fd00:96::a", external_ips=outside), other)
         plan = plan_of(made)
-        assert bound(plan) == ["10.244.8.9", "10.96.0.10"]
+        assert bound(plan) == ["10.244.8.9", "10.96.0.10", "fd00:96::a"]
         assert ["Node node2" in problem.message for problem in plan.problems] == [True, True]
         made.take([Deleted(Node, other.key)])
-        assert bound(plan_of(made)) == ["10.244.7.9", "10.244.8.9", "10.96.0.10", "fd00:244:7::9"]
+        assert bound(plan_of(made)) == ["10.244.7.9", "10.244.8.9", "10.96.0.10", "fd00:244:7::9", "fd00:96::a"]
 
     def test_only_services_with_such_an_address_are_planned_again(self) -> None:
         made = catalog(
