@@ -1,4 +1,4 @@
-"""The metrics port: `/metrics`, the status page on `/`, the probes, and kube-proxy's `/proxyMode`.
+"""The metrics port: `/metrics`, the status page on `/`, the probes, and the paths that kube-proxy has besides.
 
 Everything is read-only. The page names Services and pods, and a browser on the same machine can reach a port on
 loopback. So such a port refuses requests whose Host is not a loopback name, as a DNS rebinding attack would send them.
@@ -15,6 +15,8 @@ from ipaddress import ip_address
 import msgspec
 from aiohttp import web
 
+from kroute.settings import Settings
+from kroute.telemetry import zpages
 from kroute.telemetry.health import Health
 from kroute.telemetry.health_server import probe_response
 from kroute.telemetry.metrics import exposition
@@ -46,12 +48,14 @@ class MetricsServer:
         metrics: Callable[[], AsyncIterator[bytes]],
         status: StatusPage,
         health: Health,
+        settings: Settings,
         *,
         only_loopback: bool,
     ) -> None:
         self._metrics = metrics
         self._status = status
         self._health = health
+        self._settings = settings
         self._only_loopback = only_loopback
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -76,9 +80,23 @@ class MetricsServer:
         if path == "/status.json":
             status = await self._status.status(request.query.get("search", ""), _page_number(request))
             return web.Response(body=msgspec.json.encode(status), content_type="application/json")
-        if path == "/proxyMode":
+        return (
+            self._of_kube_proxy(request)
+            or probe_response(self._health, path)
+            or web.Response(status=HTTPStatus.NOT_FOUND)
+        )
+
+    def _of_kube_proxy(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to a path that kube-proxy has besides metrics and probes, or None."""
+        if request.path == "/proxyMode":
             return web.Response(text="ipvs")
-        return probe_response(self._health, path) or web.Response(status=HTTPStatus.NOT_FOUND)
+        if request.path == "/configz":
+            return web.Response(body=zpages.configz(self._settings), content_type="application/json")
+        if request.path not in {"/flagz", "/statusz"}:
+            return None
+        if not zpages.accepts_text(request.headers.get("Accept", "")):
+            return web.Response(status=HTTPStatus.NOT_ACCEPTABLE, text="this page is text/plain\n")
+        return web.Response(text=zpages.flagz(self._settings) if request.path == "/flagz" else zpages.statusz())
 
 
 def _page_number(request: web.BaseRequest) -> int:

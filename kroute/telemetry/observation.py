@@ -16,6 +16,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.kernel.errors import KernelError
+from kroute.model.plan import Problem
 from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
@@ -72,7 +73,8 @@ class Observation:
         self._status = StatusPage(
             settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
         )
-        self._privileges = PrivilegeWatch(statistics, self._report, settings.resync_period)
+        self._loading = asyncio.Lock()
+        self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
 
     async def run(self) -> None:
         """Answer requests and write Events until cancelled."""
@@ -89,14 +91,22 @@ class Observation:
                 group.create_task(_harmless(name, part), name=name)
 
     async def _serve_health(self, where: ListenAddress) -> None:
-        servers = await asyncio.to_thread(_load_servers)
+        servers = await self._load()
         await listener.serve("healthz", where, servers.health(self._health).answer, self._report)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
-        servers = await asyncio.to_thread(_load_servers)
+        servers = await self._load()
         only_loopback = where.host.startswith(LOOPBACK)
-        server = servers.metrics(self._metrics, self._status, self._health, only_loopback=only_loopback)
+        server = servers.metrics(self._metrics, self._status, self._health, self._settings, only_loopback=only_loopback)
         await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
+
+    async def _load(self) -> _Servers:
+        """Load the servers, one caller after the other.
+
+        While one thread fails to load a module, another would see half of it.
+        """
+        async with self._loading:
+            return await asyncio.to_thread(_load_servers)
 
     def _metrics(self) -> AsyncIterator[bytes]:
         return metrics.write(self._scrape)
@@ -110,6 +120,7 @@ class Observation:
             changes=self._changes,
             process=process_figures(),
             kernel=await self._read_kernel(),
+            sets=self._controllers.set_fills(),
         )
 
     async def _read_kernel(self) -> KernelSummary | None:
@@ -118,6 +129,9 @@ class Observation:
         except KernelError as error:
             log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
             return None
+
+    def _privilege_back(self, problem: Problem) -> None:
+        self._recorder.take_back_on_node(problem, "PrivilegeRestored", f"kroute has it again: {problem.subject}.")
 
     async def _announce_start(self) -> None:
         await self._controllers.live()

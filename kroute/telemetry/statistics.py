@@ -2,7 +2,9 @@
 
 import gc
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +13,10 @@ from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
+from kroute.watchers.kubernetes.requests import RequestSeries
+
+if TYPE_CHECKING:
+    from kroute.watchers.kubernetes.reflector import Reflector
 
 QUESTION = "statistics"
 NEWEST_QUESTION = "newest-measurements"
@@ -27,7 +33,7 @@ class WatchStatistics(msgspec.Struct):
     """The counters of one kind's watch.
 
     `objects` are the known ones. `resource_version` is the newest that was read (empty: none). `denied` are the
-    failures that a missing permission caused.
+    failures with status 401 or 403; `is_denied` when they have lasted, which those of a starting server do not.
     """
 
     lists: int
@@ -38,6 +44,7 @@ class WatchStatistics(msgspec.Struct):
     malformed: int
     resource_version: str
     denied: int = 0
+    is_denied: bool = False
 
 
 class Statistics(msgspec.Struct):
@@ -58,6 +65,7 @@ class Statistics(msgspec.Struct):
     sockets: dict[str, NetlinkStatistics]
     loop: LoopStatistics
     latency: LatencyStatistics
+    requests: list[RequestSeries] = []
 
 
 class NewestMeasurements(msgspec.Struct):
@@ -74,6 +82,7 @@ def statistics(
     sockets: dict[str, NetlinkStatistics],
     loop: LoopStatistics,
     latency: LatencyStatistics,
+    requests: list[RequestSeries],
 ) -> Statistics:
     """The counters of the parts, with those of the process."""
     return Statistics(
@@ -88,6 +97,18 @@ def statistics(
         sockets=sockets,
         loop=loop,
         latency=latency,
+        requests=requests,
+    )
+
+
+def watch_statistics(reflector: "Reflector") -> WatchStatistics:
+    """The counters of a watch, as they are now."""
+    return WatchStatistics(
+        **asdict(reflector.statistics),
+        is_denied=reflector.is_denied,
+        objects=reflector.known,
+        malformed=reflector.malformed,
+        resource_version=reflector.resource_version,
     )
 
 

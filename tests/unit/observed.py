@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
@@ -18,6 +19,7 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
+from kroute.watchers.kubernetes.requests import RequestStatistics
 from tests.builders import settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 
@@ -32,6 +34,7 @@ class Workers:
         self.faults: list[str] = []
         self.taken_over = 0
         self.counters = {name: ControllerStatistics(last_success=1_700_000_000.0) for name in CONTROLLERS}
+        self.fills: list[SetFill] = [SetFill("KROUTE-VIP", 3, 262_144, 2_097_152)]
         self.durations = {name: Histogram((0.1, 1.0)) for name in CONTROLLERS}
 
     def complaints(self) -> list[str]:
@@ -42,6 +45,9 @@ class Workers:
 
     def passes(self) -> Mapping[str, Histogram]:
         return self.durations
+
+    def set_fills(self) -> list[SetFill]:
+        return self.fills
 
     async def live(self) -> None:
         return
@@ -95,9 +101,10 @@ class Observed:
             kind: WatchStatistics(1, 2, 30, failures=0, denied=0, objects=12, malformed=0, resource_version="7")
             for kind in ("Service", "EndpointSlice", "Node")
         }
+        self.requests = RequestStatistics()
         self.changes = ChangeObserver(self.settings.node_name)
         self.created: list[dict[str, object]] = []
-        self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self._create)
+        self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self)
         self.observation = Observation(
             self.settings, self.broadcaster, self.workers, self.recorder, self.changes, self.statistics
         )
@@ -115,6 +122,7 @@ class Observed:
             {"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
             LoopWatch().statistics(),
             self.changes.statistics(),
+            self.requests.series(),
         )
 
     def use_readings(self, readings: KernelReader) -> None:
@@ -122,8 +130,12 @@ class Observed:
         self.observation._kernel = readings
         self.observation._status._kernel = readings
 
-    async def _create(self, _path: str, body: dict[str, object]) -> None:
-        self.created.append(body)
+    async def create(self, _path: str, body: Mapping[str, object]) -> None:
+        """Keep an Event."""
+        self.created.append(dict(body))
+
+    async def patch(self, _path: str, _patch: Mapping[str, object]) -> None:
+        """Take the count of an Event that is kept."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

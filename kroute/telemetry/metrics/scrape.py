@@ -1,8 +1,9 @@
 """Everything that one scrape of the metrics reads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.health import Health
@@ -15,7 +16,7 @@ from kroute.telemetry.statistics import Statistics
 class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
-    `passes` are the durations of passes by controller.
+    `passes` are the durations of passes by controller, `sets` the firewall's sets.
     """
 
     statistics: Statistics
@@ -25,3 +26,4 @@ class Scrape(NamedTuple):
     changes: ChangeObserver
     process: ProcessFigures
     kernel: KernelSummary | None
+    sets: Sequence[SetFill]

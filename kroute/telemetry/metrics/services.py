@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from kroute import __version__
 from kroute.comparison.virtual_servers import Condition
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.telemetry.health import HealthEndpoint
 from kroute.telemetry.kernel_reader import KernelSummary, ServiceTraffic
 from kroute.telemetry.metrics.exposition import Metric, Samples
@@ -12,6 +13,7 @@ from kroute.telemetry.metrics.kube_proxy import Row
 from kroute.telemetry.metrics.scrape import Scrape
 
 _SERVICE = ("namespace", "service")
+_SET = ("set",)
 
 
 def _of_kernel(
@@ -33,6 +35,10 @@ def _service_problems(scrape: Scrape) -> Samples:
     for key, reasons in scrape.plans.troubled.items():
         for reason, count in reasons.items():
             yield (key.namespace, key.name, reason), count
+
+
+def _of_sets(field: Callable[[SetFill], int]) -> Callable[[Scrape], Samples]:
+    return lambda scrape: [((fill.set,), field(fill)) for fill in scrape.sets]
 
 
 STATE_ROWS: tuple[Row, ...] = (
@@ -68,6 +74,18 @@ STATE_ROWS: tuple[Row, ...] = (
     (
         Metric("kroute_changes_total", "counter", "Objects that were seen new, changed or gone, by kind.", ("kind",)),
         lambda it: [((kind,), n) for kind, n in it.changes.counts.items()],
+    ),
+    (
+        Metric("kroute_set_entries", "gauge", "Entries of a set that the firewall's rules look up.", _SET),
+        _of_sets(lambda it: it.entries),
+    ),
+    (
+        Metric("kroute_set_capacity", "gauge", "How many entries the set can hold as it is; a full one grows.", _SET),
+        _of_sets(lambda it: it.capacity),
+    ),
+    (
+        Metric("kroute_set_capacity_limit", "gauge", "How many entries the set can hold once it has grown.", _SET),
+        _of_sets(lambda it: it.limit),
     ),
 )
 

@@ -1,12 +1,15 @@
 """The agent's answers on its health port and its metrics port. The sockets are real ones, on loopback."""
 
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from kroute import __version__
 from kroute.http import listener
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from tests.builders import NODE
@@ -77,7 +80,7 @@ async def test_a_node_that_is_about_to_go_gets_no_more_traffic_and_kroute_lives_
 
 
 async def test_the_health_port_answers_probes_and_nothing_else(agent: Observed) -> None:
-    for path in ("/", "/metrics", "/status.json", "/healthz/"):
+    for path in ("/", "/metrics", "/status.json", "/healthz/", "/configz", "/flagz", "/statusz"):
         assert (await ask(agent.health_port, path)).status == 404
     assert (await ask(agent.health_port, "/healthz", method="POST")).status == 405
     assert (await ask(agent.health_port, "/healthz", method="HEAD")).status == 200
@@ -105,7 +108,7 @@ async def test_the_metrics_port_answers_probes_and_the_proxy_mode_too(agent: Obs
 async def test_on_loopback_only_those_who_ask_for_loopback_are_answered(
     agent: Observed, host: str, status: int
 ) -> None:
-    for path in ("/", "/metrics", "/status.json"):
+    for path in ("/", "/metrics", "/status.json", "/configz", "/flagz", "/statusz"):
         assert (await ask(agent.metrics_port, path, host_header=host)).status == status
 
 
@@ -120,7 +123,7 @@ async def test_the_page_may_load_and_run_only_what_comes_with_it(agent: Observed
 
 
 async def test_it_is_read_only(agent: Observed) -> None:
-    for path in ("/", "/metrics", "/status.json", "/healthz"):
+    for path in ("/", "/metrics", "/status.json", "/healthz", "/configz", "/flagz", "/statusz"):
         assert (await ask(agent.metrics_port, path, method="POST", host_header="localhost")).status == 405
 
 
@@ -182,3 +185,49 @@ async def test_a_defect_of_one_part_ends_no_other(monkeypatch: pytest.MonkeyPatc
             assert (await ask(agent.metrics_port, "/metrics", host_header="localhost")).status == 200
     failures = {line["event"] for line in logs if line["log_level"] == "error"}
     assert failures == {"observation.failed", "request.failed"}
+
+
+class TestDebuggingPages:
+    """The pages that every Kubernetes component has, on the metrics port only."""
+
+    async def test_the_configuration_is_json_under_its_name(self, agent: Observed) -> None:
+        answer = await ask(agent.metrics_port, "/configz", host_header="localhost")
+        assert answer.headers["Content-Type"] == "application/json"
+        shown = json.loads(answer.body)["kroute.io"]
+        assert (shown["node_name"], shown["metrics_services"]) == (NODE, agent.settings.metrics_services)
+
+    async def test_the_flags_are_sorted_lines_of_text(self, agent: Observed) -> None:
+        answer = await ask(agent.metrics_port, "/flagz", host_header="localhost")
+        assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+        head, _, lines = answer.body.decode().partition("\n\n")
+        assert head.startswith("\nkroute flagz\nWarning: ")
+        names = [line.partition("=")[0] for line in lines.splitlines()]
+        assert names == sorted(names)
+        assert f"node-name={NODE}" in lines.splitlines()
+
+    async def test_the_status_says_what_runs_and_for_how_long(self, agent: Observed) -> None:
+        answer = await ask(agent.metrics_port, "/statusz", host_header="localhost")
+        rows = dict(line.split(": ", 1) for line in answer.body.decode().partition("\n\n")[2].splitlines())
+        assert rows["Binary version"] == __version__
+        assert re.fullmatch(r"\d+ hr \d\d min \d\d sec", rows["Up"])
+        assert {"Started", "Python version", "Paths"} <= rows.keys()
+
+    @pytest.mark.parametrize(
+        ("accept", "status"), [("text/plain", 200), ("text/html, */*;q=0.1", 200), ("", 200), ("application/json", 406)]
+    )
+    async def test_the_text_pages_are_only_for_who_takes_text(self, agent: Observed, accept: str, status: int) -> None:
+        for path in ("/flagz", "/statusz"):
+            headers = {"Accept": accept} if accept else {}
+            assert (await ask(agent.metrics_port, path, host_header="localhost", headers=headers)).status == status
+
+    @pytest.mark.parametrize("page", ["/configz", "/flagz"])
+    async def test_no_secret_is_shown(self, page: str, tmp_path: Path) -> None:
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text("users: [{user: {token: SECRET}}]")
+        observed = Observed(kubeconfig=kubeconfig, master="https://admin:SECRET@192.0.2.1:6443")
+        async with observed.running():
+            await ask_soon(observed.metrics_port)
+            body = (await ask(observed.metrics_port, page, host_header="localhost")).body.decode()
+        assert "SECRET" not in body
+        assert str(kubeconfig) in body
+        assert "https://192.0.2.1:6443" in body

@@ -14,13 +14,19 @@ async def agent() -> Observed:
 
 def told(agent: Observed, *, may_change_network: bool = True) -> list[Problem]:
     problems: list[Problem] = []
-    PrivilegeWatch(agent.statistics, problems.append, 30.0, lambda: may_change_network).look()
+    PrivilegeWatch(agent.statistics, problems.append, problems.append, 30.0, lambda: may_change_network).look()
     return problems
+
+
+def deny(agent: Observed) -> None:
+    counters = agent.workers.counters["masquerade"]
+    counters.denied, counters.last_error = 1, "iptables: Permission denied"
 
 
 async def test_nothing_is_said_while_nothing_is_denied(agent: Observed) -> None:
     agent.workers.counters["masquerade"].failures = 3
     agent.watches["Service"].failures = 3
+    agent.watches["Service"].denied = 3
     assert told(agent) == []
 
 
@@ -31,13 +37,29 @@ async def test_a_lost_capability(agent: Observed) -> None:
 
 
 async def test_a_controller_that_the_kernel_denies_what_it_needs(agent: Observed) -> None:
-    agent.workers.counters["masquerade"].denied = 1
+    deny(agent)
     [problem] = told(agent)
     assert problem.subject == "controller masquerade"
 
 
 async def test_a_verb_that_the_api_server_denies(agent: Observed) -> None:
-    agent.watches["EndpointSlice"].denied = 2
+    agent.watches["EndpointSlice"].is_denied = True
     [problem] = told(agent)
     assert problem.subject == "API EndpointSlice"
     assert "ClusterRole" in problem.message
+
+
+async def test_what_is_allowed_again_is_taken_back_once(agent: Observed) -> None:
+    said: list[Problem] = []
+    taken_back: list[Problem] = []
+    watch = PrivilegeWatch(agent.statistics, said.append, taken_back.append, 30.0, lambda: True)
+    agent.watches["Node"].is_denied = True
+    deny(agent)
+    watch.look()
+    assert taken_back == []
+    agent.watches["Node"].is_denied = False
+    agent.workers.counters["masquerade"].last_error = ""
+    watch.look()
+    watch.look()
+    assert sorted(problem.subject for problem in taken_back) == ["API Node", "controller masquerade"]
+    assert len(said) == 2

@@ -8,7 +8,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.model.addresses import Family
 from kroute.model.objects import Applied, Listed, ObjectKey, Service
 from kroute.model.plan import (
     AddressSet,
@@ -32,7 +34,10 @@ WEB = ServicePlan(
     virtual_servers=(VirtualServer(KEY, "rr", 0, None, (RealServer("10.1.0.1", 8080),)),),
     set_entries=(SetEntry(AddressSet.NO_LOCAL, ("192.168.123.250", 6, 30080)),),
     problems=(Problem("InvalidAnnotation", "annotation x=y", "y is not allowed"),),
+    no_local_inside=(Family.IPV6,),
 )
+FAMILIES = (("IPv4",), ("IPv6",))
+HOST = "192.0.2.1:6443"
 SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in families.ROWS}
 
 Series = dict[tuple[str, ...], float]
@@ -56,6 +61,8 @@ async def agent() -> Observed:
     observed.kernel.table[KEY] = VirtualServerState(VirtualServerOptions(), reals)
     observed.kernel.passed[KEY] = Traffic(8, 100, 90, 5000, 70000)
     observed.changes.read([Applied(service()), Applied(service("shop")), Listed(Service)])
+    observed.requests.answered(HOST, "GET", 200, 0.5)
+    observed.requests.answered(HOST, "GET", None, 2.0)
     observed.workers.counters["route_fix"].repairs = 5
     observed.workers.durations["service_proxy"].observe(0.5)
     return observed
@@ -84,13 +91,32 @@ async def test_what_is_served_and_what_passes_through_it(agent: Observed) -> Non
     assert found["kroute_problems"] == {("InvalidAnnotation",): 1}
 
 
+async def test_how_full_the_sets_are(agent: Observed) -> None:
+    agent.workers.fills = [SetFill("KROUTE-VIP", 262_144, 524_288, 2_097_152), SetFill("KROUTE-6-VIP", 0, 64, 64)]
+    found = await scraped(agent)
+    assert found["kroute_set_entries"] == {("KROUTE-VIP",): 262_144, ("KROUTE-6-VIP",): 0}
+    assert found["kroute_set_capacity"] == {("KROUTE-VIP",): 524_288, ("KROUTE-6-VIP",): 64}
+    assert found["kroute_set_capacity_limit"] == {("KROUTE-VIP",): 2_097_152, ("KROUTE-6-VIP",): 64}
+
+
 async def test_the_names_of_kube_proxy(agent: Observed) -> None:
     found = await scraped(agent)
     assert found["kubeproxy_sync_proxy_rules_service_changes_total"] == {(): 2}
     assert found["kubeproxy_sync_proxy_rules_endpoint_changes_total"] == {(): 0}
-    assert found["kubeproxy_sync_proxy_rules_no_local_endpoints_total"] == {("external",): 1}
-    assert found["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == {(): 1_700_000_000}
-    assert found["kubeproxy_sync_proxy_rules_duration_seconds_count"] == {(): 1}
+    assert found["kubeproxy_sync_proxy_rules_no_local_endpoints_total"] == {
+        ("IPv4", "external"): 1,
+        ("IPv6", "external"): 0,
+        ("IPv4", "internal"): 0,
+        ("IPv6", "internal"): 1,
+    }
+    assert found["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == dict.fromkeys(FAMILIES, 1_700_000_000)
+    assert found["kubeproxy_sync_proxy_rules_duration_seconds_count"] == dict.fromkeys(FAMILIES, 1)
+    assert found["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 2}
+    assert found["kubeproxy_sync_proxy_rules_endpoint_changes_pending"] == {(): 0}
+    assert found["kubeproxy_network_programming_duration_seconds_count"] == dict.fromkeys(FAMILIES, 0)
+    assert found["rest_client_requests_total"] == {("200", HOST, "GET"): 1, ("<error>", HOST, "GET"): 1}
+    assert found["rest_client_request_duration_seconds_count"] == {(HOST, "GET"): 2}
+    assert found["rest_client_request_duration_seconds_sum"] == {(HOST, "GET"): 2.5}
     assert found["kubeproxy_proxy_healthz_total"] == {("200",): 0, ("503",): 0}
 
 
@@ -134,7 +160,7 @@ async def test_series_of_services_are_bounded() -> None:
 
 def test_names_follow_the_conventions() -> None:
     for name, metric in SAID_OF_EVERY_AGENT.items():
-        assert re.fullmatch(r"(kroute|kubeproxy|process)_[a-z_]+", name)
+        assert re.fullmatch(r"(kroute|kubeproxy|process|rest_client)_[a-z_]+", name)
         assert metric.help.endswith(".")
         if name.startswith("kroute_"):  # a kube-proxy gauge has a name that ends like a counter's
             assert (metric.kind == "counter") == name.endswith("_total")
@@ -151,12 +177,25 @@ def test_the_page_of_the_documentation_is_the_table() -> None:
     ]
 
 
+def test_the_page_says_what_becomes_of_every_metric_of_kube_proxys() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text().partition("## Every metric of kube-proxy")[2]
+    said = dict(re.findall(r"^\| `(\w+)…?` \| (.+) \|$", page, re.MULTILINE))
+    listed = (Path(__file__).parent / "names" / "kube-proxy-metrics").read_text().splitlines()
+    assert said.keys() == {line for line in listed if not line.startswith("#")}
+    for name, becomes in said.items():
+        is_ours = any(it.startswith(name) if name.endswith("_") else it == name for it in SAID_OF_EVERY_AGENT)
+        assert is_ours == becomes.startswith("the same"), name
+        assert is_ours or becomes.startswith("none: "), name
+    ours = {name for name in SAID_OF_EVERY_AGENT if name.startswith(("kubeproxy_", "rest_client_"))}
+    assert ours <= said.keys()
+
+
 def used_in(expression: str) -> set[str]:
     """Return the metrics in a PromQL expression, without quoted text and the labels after by/without/on."""
     without_text = re.sub(r'"[^"]*"|\$\w+', "", expression)
     without_labels = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", without_text)
     without_labels = re.sub(r"\{[^}]*\}", "", without_labels)
-    return set(re.findall(r"\b(?:kroute|kubeproxy|process|up)\w*", without_labels))
+    return set(re.findall(r"\b(?:kroute|kubeproxy|process|rest_client|up)\w*", without_labels))
 
 
 def test_every_alert_names_metrics_that_exist_and_says_what_to_do() -> None:
