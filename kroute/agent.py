@@ -8,6 +8,7 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,15 +29,17 @@ from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
-from kroute.runtime.runner import stop_signal
+from kroute.runtime.runner import opened, stop_signal
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
-from kroute.telemetry.events import CreateObject, EventRecorder
+from kroute.telemetry.event_writer import EventRequests
+from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
-from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics
+from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
+from kroute.watchers.kubernetes.requests import RequestSeries
 from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
@@ -65,8 +68,9 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
 
-    `follow` delivers changes. `create` writes Events; None: they are only logged. `loop_watch` watches the event loop
-    in which the agent runs. `watches` returns the counters of each watch.
+    `follow` delivers changes. `events` writes Events; None: they are only logged. `loop_watch` watches the event loop
+    in which the agent runs. `watches` returns the counters of each watch, `requests` those of
+    the requests to the API server.
     """
 
     def __init__(
@@ -75,21 +79,23 @@ class Agent:
         interfaces: NodeInterfaces,
         kernel: NodeKernel,
         follow: Follow,
-        create: CreateObject | None = None,
+        events: EventRequests | None = None,
         *,
         loop_watch: LoopWatch,
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
+        requests: Callable[[], list[RequestSeries]] = list,
         follow_api: FollowApi | None = None,
     ) -> None:
         self._kernel = kernel
         self._follow = follow
         self._follow_api = follow_api
         self._watches = watches
+        self._requests = requests
         self._loop_watch = loop_watch
         self._changes = ChangeObserver(settings.node_name)
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
         self._broadcaster = Broadcaster()
-        self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, create)
+        self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, events)
         self._changed = asyncio.Event()
         self._gc_tuning = GcTuning()
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
@@ -99,7 +105,7 @@ class Agent:
             settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
         )
         self._answers = {
-            **Answers(settings, self._catalog, self._broadcaster).by_question,
+            **Answers(settings, self._catalog, self._broadcaster, self._controllers.set_fills).by_question,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,
         }
@@ -189,6 +195,7 @@ class Agent:
             dict(self._kernel.sockets),
             self._loop_watch.statistics(),
             self._changes.statistics(),
+            self._requests(),
         )
 
     async def _counted(self, _about: str) -> bytes:
@@ -223,7 +230,7 @@ async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
         state_dir = await patiently("locking", lambda: _claim(settings, claimed))
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         async with AsyncExitStack() as stack:
-            agent = await patiently("starting", lambda: _opened(settings, stack, loop_watch))
+            agent = await patiently("starting", lambda: opened(stack, partial(_agent, settings, loop_watch)))
             await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
@@ -232,14 +239,6 @@ async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
 
 async def _claim(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
     return stack.enter_context(StateDirectory.claim(settings.state_dir))
-
-
-async def _opened(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
-    """One attempt at an agent: when it fails, what it has opened is closed again."""
-    async with AsyncExitStack() as attempt:
-        agent = await _agent(settings, attempt, loop_watch)
-        stack.push_async_exit(attempt.pop_all())
-        return agent
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
@@ -251,7 +250,7 @@ async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
     return not report.failed
 
 
-async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatch) -> Agent:
+async def _agent(settings: Settings, loop_watch: LoopWatch, stack: AsyncExitStack) -> Agent:
     """An agent that follows the source that the settings name. `stack` closes the kernel and the API connection."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     kernel = await stack.enter_async_context(open_kernel(settings.proc_sys))
@@ -265,7 +264,6 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
 
     api = await stack.enter_async_context(await Api.open(settings))
-    log.info("api.configured", server=api.server)
     reflectors: dict[str, Reflector] = {}
 
     async def follow(sink: Sink) -> None:
@@ -273,27 +271,16 @@ async def _agent(settings: Settings, stack: AsyncExitStack, loop_watch: LoopWatc
         reflectors.update(watcher.reflectors)
         await watcher.run()
 
-    return Agent(
+    agent = Agent(
         settings,
         interfaces,
         kernel,
         follow,
-        api.create,
+        api.when_up,
         loop_watch=loop_watch,
-        watches=lambda: {kind: _watch_statistics(reflector) for kind, reflector in reflectors.items()},
+        watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
+        requests=api.requests.series,
         follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
     )
-
-
-def _watch_statistics(reflector: "Reflector") -> WatchStatistics:
-    counted = reflector.statistics
-    return WatchStatistics(
-        lists=counted.lists,
-        watches=counted.watches,
-        events=counted.events,
-        failures=counted.failures,
-        denied=counted.denied,
-        objects=reflector.known,
-        malformed=reflector.malformed,
-        resource_version=reflector.resource_version,
-    )
+    log.info("api.configured", server=api.server)
+    return agent

@@ -29,6 +29,7 @@ class OtherProxy(NamedTuple):
     `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port); if
     `lists_every_virtual_server`, they hold those of other programs, too. `node_port_sets` hold its node ports; the
     values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
+    `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have.
     """
 
     name: str
@@ -40,6 +41,7 @@ class OtherProxy(NamedTuple):
     sysctls: dict[str, str]
     lists_every_virtual_server: bool = False
     has_dsr: bool = False
+    has_source_routes: bool = False
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
@@ -122,6 +124,7 @@ OTHER_PROXIES = {
             },
             lists_every_virtual_server=True,
             has_dsr=True,
+            has_source_routes=True,
         ),
     )
 }

@@ -3,15 +3,19 @@
 from collections.abc import Iterable
 
 from kroute.checks import preflight
+from kroute.checks.bridges import check_bridges
+from kroute.checks.calico import calico_traces, check_calico
 from kroute.checks.finding import Finding, Level, failed, ok, warning
+from kroute.checks.host_firewall import check_host_firewall
 from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, SysctlClient
+from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.nftables import Nftables
-from kroute.kernel.node_kernel import open_kernel
+from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
@@ -40,8 +44,9 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         return findings  # without capabilities and modules the kernel does not answer the other checks
     async with open_kernel(only=("xtables", "ipvs", "links", "ipset")) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
-        findings += check_proxies(await leftovers(kernel, nftables))
-        findings += await check_virtual_servers(settings, kernel.ipvs)
+        findings += await check_host_firewall(XtablesTools(), await nftables.chains())
+        findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
+        findings += await check_other_programs(settings, kernel, nftables)
     return findings
 
 
@@ -99,12 +104,20 @@ def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
     ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
 
 
-async def check_virtual_servers(settings: Settings, ipvs: IpvsClient) -> list[Finding]:
-    """Whether there are virtual servers that kroute has not made and will not change."""
+async def check_other_programs(settings: Settings, kernel: NodeKernel, nftables: Nftables) -> list[Finding]:
+    """Whether other service proxies and what they made are here, and whether neighbours find what they expect."""
     try:
         ledger = Ledger.open(settings.state_dir)
     except LedgerError as error:
         return [failed(PROXIES, str(error), "run kroute as the user that the agent runs as")]
+    findings = check_proxies(await leftovers(kernel, nftables, ledger.links))
+    findings += await check_virtual_servers(ledger, kernel.ipvs)
+    findings += check_calico(await calico_traces(kernel, nftables), settings.dummy_interface)
+    return findings
+
+
+async def check_virtual_servers(ledger: Ledger, ipvs: IpvsClient) -> list[Finding]:
+    """Whether there are virtual servers that kroute has not made and will not change."""
     foreign = sorted(key for key in await ipvs.read() if key not in ledger.virtual_servers)
     if not foreign:
         return [ok(PROXIES, "every virtual server in IPVS is kroute's own")]

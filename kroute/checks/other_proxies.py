@@ -1,13 +1,12 @@
 """Find traces of another service proxy that runs, or ran, on the node."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
 from kroute.kernel.nftables import Nftables
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
-from kroute.settings import DEFAULTS
 
 NAMED_CHAINS = 5
 """How many chains of one family are named."""
@@ -29,8 +28,8 @@ NFT_TABLE = "kube-proxy"
 too."""
 
 
-async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
-    """Every trace on the node. Reads only."""
+async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str]) -> list[Leftover]:
+    """Every trace on the node. Reads only. A link in `our_links` is kroute's, whatever its name."""
     found: list[Leftover] = []
     set_names = await kernel.ipset.names()
     chains = {
@@ -40,8 +39,7 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables) -> list[Leftover]:
     nft_chains = await nftables.chains()
     for proxy in OTHER_PROXIES.values():
         what = []
-        # kube-router's link has the same name as kroute's own, so it is no evidence.
-        if proxy.link != DEFAULTS.dummy_interface and await kernel.links.index(proxy.link) is not None:
+        if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:
             what.append(f"link {proxy.link}")
         if sets := sorted(proxy.sets & set_names):
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))

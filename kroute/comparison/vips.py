@@ -9,7 +9,7 @@ def agrees(_applied: Vip, _desired: Vip) -> bool:
 
 
 def differences(desired: Vip | None, *, is_bound: bool) -> list[str]:
-    """What is not as desired of an address. One that is bound without a plan is left out: it may be excluded."""
+    """What is not as desired of an address. One that is bound without a plan is left out."""
     return [f"address {desired.address} is not bound"] if desired is not None and not is_bound else []
 
 

@@ -12,9 +12,7 @@ from typing import NamedTuple
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-
-SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
-"""All other schedulers ignore flags, and the kernel does not show flags for them."""
+from kroute.schedulers import SCHEDULERS_WITH_FLAGS
 
 
 class Condition(StrEnum):

@@ -21,7 +21,7 @@ async def cleanup(
     another cleanup can finish the work. An object that no longer exists counts neither as undone nor as failed.
 
     Without a ledger and without any set of kroute's, kroute never ran here, and nothing is undone. A link with the name
-    of the dummy interface is then another proxy's: kube-router's has the same name.
+    of the dummy interface is then another proxy's: kube-proxy's has the same name.
     """
     report = CleanupReport()
     if not ledger.exists and not await masquerade.has_sets():

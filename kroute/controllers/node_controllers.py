@@ -16,6 +16,7 @@ from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks.controller import HealthChecks
 from kroute.controllers.liveness import RESYNC_PERIODS, complaints
 from kroute.controllers.masquerade.controller import Masquerade
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
@@ -150,6 +151,10 @@ class NodeControllers:
     def passes(self) -> dict[str, Histogram]:
         """The durations of each controller's passes, by its name."""
         return {controller.name: controller.status.passes for controller in self._all}
+
+    def set_fills(self) -> list[SetFill]:
+        """How full each set of the firewall is."""
+        return self.masquerade.set_fills()
 
     async def cleanup(self) -> CleanupReport:
         """Undo everything that earlier runs did on this node. `run` must not be running."""

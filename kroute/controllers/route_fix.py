@@ -184,7 +184,7 @@ class RouteFix(StagedController[str, SourceRoute]):
 
     def _is_ours(self, address: str) -> bool:
         is_known = address in self.desired.applied or bool(self.desired.owners(address))
-        return (self._interface.is_ours or is_known) and not self._exclusion.covers(address)
+        return self._interface.is_ours or is_known
 
     def retracted(self, plan: ServicePlan) -> None:
         """Assume that the plan's routes are lost: the kernel may delete routes with an address and send no event."""
@@ -199,7 +199,7 @@ class RouteFix(StagedController[str, SourceRoute]):
             return
         for address, routes in sorted((await self._routes.read(self._interface.name)).items()):
             ours = ours_among(address, routes)
-            if ours is None or self._exclusion.covers(address):
+            if ours is None:
                 continue
             changes = [DeleteLocalRoute(address, source) for source in ours.sources]
             report.batch(changes, await self._routes.write(self._interface.name, changes))

@@ -11,6 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import structlog
+
+from kroute.kernel.errors import KernelError
+
+log = structlog.get_logger(__name__)
+
 Answer = Callable[[str], Awaitable[bytes]]
 """Answers one question. The argument is the rest of the question's line."""
 
@@ -38,6 +44,8 @@ async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator
             await writer.drain()
         except (TimeoutError, OSError, UnicodeDecodeError, ValueError):
             pass  # the client has gone, or speaks another protocol
+        except KernelError as error:
+            log.warning("question.unanswered", question=question, error=str(error))
         finally:
             writer.close()
 
@@ -57,6 +65,9 @@ def _bind(path: Path) -> socket.socket:
     earlier = os.umask(0o177)
     try:
         unix_socket.bind(str(path))
+    except OSError:
+        unix_socket.close()
+        raise
     finally:
         os.umask(earlier)
     return unix_socket

@@ -1,10 +1,11 @@
 """The agent's answers on its socket."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from kroute.broadcaster import Broadcaster
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_settings, planned_state, snapshot
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
@@ -14,9 +15,16 @@ from kroute.settings import Settings
 
 
 class Answers:
-    """Answers every question to an agent. No question changes anything."""
+    """Answers every question to an agent. No question changes anything. `set_fills` says how full each set is."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, broadcaster: Broadcaster) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        broadcaster: Broadcaster,
+        set_fills: Callable[[], list[SetFill]],
+    ) -> None:
+        self._set_fills = set_fills
         self._settings = settings
         self._catalog = catalog
         self._broadcaster = broadcaster
@@ -30,7 +38,7 @@ class Answers:
     async def _show(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.plans, table))
+        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.plans, table, self._set_fills()))
 
     async def _answer_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)

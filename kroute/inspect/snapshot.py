@@ -11,6 +11,7 @@ from kroute.comparison.virtual_servers import (
     options_of,
     real_server_condition,
 )
+from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.kernel.ipvs.client import (
     RealServerState,
     Traffic,
@@ -18,7 +19,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerState,
 )
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
-from kroute.planning.annotations import flag_words
+from kroute.schedulers import flag_words
 
 QUESTION = "show"
 """The question that an agent or a director answers with a Snapshot."""
@@ -86,11 +87,12 @@ class ProblemRow(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """`source` is `agent`, or `kernel` if no agent answered."""
+    """`source` is `agent`, or `kernel` if no agent answered. Only an agent knows how full its sets are."""
 
     source: str
     virtual_servers: list[VirtualServerRow]
     problems: list[ProblemRow]
+    sets: list[SetFill] = []
 
 
 class ServiceRow(msgspec.Struct):
@@ -132,9 +134,9 @@ def services(snapshot: Snapshot) -> list[ServiceRow]:
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]
 
 
-def of_agent(plans: Iterable[Plan], table: KernelTable) -> Snapshot:
+def of_agent(plans: Iterable[Plan], table: KernelTable, sets: Iterable[SetFill] = ()) -> Snapshot:
     """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
-    snapshot = Snapshot("agent", [], [])
+    snapshot = Snapshot("agent", [], [], list(sets))
     for plan in sorted(plans, key=lambda plan: plan.key):
         service = plan.service_name
         for planned in () if isinstance(plan, NodePlan) else plan.virtual_servers:

@@ -24,6 +24,7 @@ from kroute.kernel.clients import (
 )
 from kroute.kernel.conntrack import Conntrack
 from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.nft_tables import NftTables
 from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
@@ -46,9 +47,10 @@ EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 class NodeKernel:
     """The clients for the parts of the kernel that kroute reads and writes.
 
-    `xtables` has a client for AF_INET and one for AF_INET6. `monitor` makes an event source, which the caller opens.
-    `version` is the kernel's version, such as (6, 1). `sockets` has the counters of each netlink socket, by the name of
-    its client; the counters change as the sockets are used. It is empty where the clients have no sockets.
+    `xtables` has a client for AF_INET and one for AF_INET6; `nft` may have the same for the tables of iptables-nft.
+    `monitor` makes an event source, which the caller opens. `version` is the kernel's version, such as (6, 1).
+    `sockets` has the counters of each netlink socket, by the name of its client; the counters change as the sockets are
+    used. It is empty where the clients have no sockets.
     """
 
     links: LinkClient
@@ -61,6 +63,7 @@ class NodeKernel:
     sysctls: SysctlClient
     version: tuple[int, int]
     monitor: MonitorFactory
+    nft: Mapping[int, XtablesClient] = field(default_factory=dict)
     sockets: Mapping[str, NetlinkStatistics] = field(default_factory=dict)
 
 
@@ -102,5 +105,6 @@ async def open_kernel(
             sysctls=Sysctls(proc_sys),
             version=kernel_version(),
             monitor=Monitor,
+            nft={family: NftTables(family) for family in xtables},
             sockets={name: client.statistics for name, client in sockets.items() if name in only},
         )

@@ -5,7 +5,8 @@ initial sync waits for it, and its changes are counted. `deploy/kustomize/base/r
 compares the two. `planning/` decides what a kind means.
 
 kube-proxy excludes Services with the label `service-proxy-name` by a selector. kroute cannot: no selector says "absent,
-or ours". So planning leaves out the Services of other proxies.
+or ours". So planning leaves out the Services of other proxies. The label `headless` is for EndpointSlices only, as in
+kube-proxy since 1.36: the API server's own controller puts it on those of a Service without a ClusterIP.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,6 @@ from kroute.model.objects import (
     EndpointSlice,
     KubernetesObject,
     Node,
-    ObjectMeta,
     Service,
 )
 
@@ -56,15 +56,11 @@ class WatchedKind:
 
 
 def _is_served_service(item: KubernetesObject) -> bool:
-    return isinstance(item, Service) and not _is_headless(item.metadata) and item.spec.cluster_ip != "None"
+    return isinstance(item, Service) and item.spec.cluster_ip != "None"
 
 
 def _is_served_slice(item: KubernetesObject) -> bool:
-    return isinstance(item, EndpointSlice) and not _is_headless(item.metadata)
-
-
-def _is_headless(metadata: ObjectMeta) -> bool:
-    return HEADLESS_LABEL in (metadata.labels or {})
+    return isinstance(item, EndpointSlice) and HEADLESS_LABEL not in (item.metadata.labels or {})
 
 
 SERVICES = WatchedKind(
@@ -73,7 +69,6 @@ SERVICES = WatchedKind(
     version="v1",
     plural="services",
     selects=_is_served_service,
-    label_selector=f"!{HEADLESS_LABEL}",
     field_selector="spec.clusterIP!=None",
 )
 ENDPOINT_SLICES = WatchedKind(

@@ -161,7 +161,7 @@ class Endpoint(_Struct, frozen=True):
 
 
 class EndpointPort(_Struct, frozen=True):
-    """One of a slice's `ports`. A port without a name or a number is not served."""
+    """One of a slice's `ports`. A port without a number is not served."""
 
     name: str | None = None
     port: Int32 | None = None

@@ -102,6 +102,8 @@ class AddressSet(StrEnum):
     """(address, protocol, port) of every LoadBalancer port that only some clients may use."""
     SOURCE_RANGE = "SOURCE-RANGE"
     """(address, protocol, port, network) of the clients that may use an entry of RESTRICTED."""
+    HEALTH_CHECK = "HEALTH-CHECK"
+    """(address, protocol, port) of every health check port, on each address of the node that serves node ports."""
     HAIRPIN = "HAIRPIN"
     """(address, protocol, port, address) of every real server that may be on this node."""
     VIP = "VIP"
@@ -169,7 +171,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     A virtual server without real servers is a port without endpoints. It exists in the kernel only while real servers
     of it drain. `vips` are the addresses to bind, without those that another interface of the node has. `generation`
-    grows with every plan that the catalog makes. `same_as` compares plans without it.
+    grows with every plan that the catalog makes. `same_as` compares plans without it. `no_local_inside`: the families
+    in which `internalTrafficPolicy` is Local and no endpoint is on this node, though there are some elsewhere.
     """
 
     key: ObjectKey
@@ -179,6 +182,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     set_entries: tuple[SetEntry, ...] = ()
     health_check: HealthCheck | None = None
     problems: tuple[Problem, ...] = ()
+    no_local_inside: tuple[Family, ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
         """Whether both are equal apart from their generations."""

@@ -3,7 +3,8 @@
 Read the modules in this order: `desired_state` (desired state, applied state, deltas), `stage_gate` (how controllers
 wait for each other), `controller` (the loop that all share), `staged_controller` (the base of controllers whose objects
 exist before a VIP goes live), `pass_status` (counters, refusals, retries), `ledger` (which objects are ours) and
-`exclusion` (which addresses kroute leaves alone). `batches`, `change_log` and `cleanup_report` are small tools.
+`exclusion` (which addresses kroute leaves alone). `departures` is a part of `desired_state`; `batches`, `change_log`
+and `cleanup_report` are small tools.
 
 **Concurrency.** Each controller is one task, and no other task touches its mutable state. It sleeps until new plans
 arrive, the kernel sends an event, a plan passes a stage of another controller, or a retry or a resync falls due. Then

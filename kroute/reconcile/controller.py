@@ -17,7 +17,6 @@ from kroute.kernel.net.monitor import Event, Overrun
 from kroute.model.plan import NodePlan, ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
-from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
 from kroute.settings import Settings
@@ -49,7 +48,6 @@ class Controller(ABC):
         self.wake = asyncio.Event()
         self._settings = settings
         self._subscription = subscription
-        self._exclusion = Exclusion(settings.exclude_cidrs)
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
@@ -142,7 +140,7 @@ class Controller(ABC):
             else:
                 services.append(plan)
         async for plans in sliced(services, PLANS_A_SLICE):
-            self.accept([self._exclusion.apply(plan) for plan in plans])
+            self.accept(plans)
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]
         if len(events) < len(taken):

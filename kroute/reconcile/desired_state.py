@@ -10,13 +10,13 @@ to drop it, because the deletion waits for stages of that plan.
 """
 
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from kroute.model.objects import ObjectKey
 from kroute.reconcile.batches import sliced
-from kroute.reconcile.stage_gate import EARLIER_RUN, Revision
+from kroute.reconcile.departures import Departures
+from kroute.reconcile.stage_gate import Revision
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,23 +38,33 @@ def _never(_desired: V) -> bool:
     return False
 
 
+def _uncounted(_key: K, _difference: int) -> None:
+    pass
+
+
 class DesiredState(Generic[K, V]):
     """The desired and the applied state of one kind of kernel object. Values are never None.
 
     `agree` says whether an applied value is as good as a desired one. `is_nothing` says of a desired value that the
     object should not be in the kernel. When several owners want one object, the newest wins. The catalog resolves
-    conflicts, so this lasts only while one batch of plans is read.
+    conflicts, so this lasts only while one batch of plans is read. `count` is told each object that comes into the
+    applied state (1) or leaves it (-1).
     """
 
-    def __init__(self, agree: Callable[[V, V], bool] = _same, is_nothing: Callable[[V], bool] = _never) -> None:
+    def __init__(
+        self,
+        agree: Callable[[V, V], bool] = _same,
+        is_nothing: Callable[[V], bool] = _never,
+        count: Callable[[K, int], None] = _uncounted,
+    ) -> None:
         self.agree = agree
         self._is_nothing = is_nothing
+        self._count = count
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
         self._in_doubt: set[K] = set()
-        self._departed: dict[K, Revision] = {}
-        self._departing: Counter[ObjectKey] = Counter()
+        self._departures: Departures[K] = Departures()
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
 
     # What is desired
@@ -65,12 +75,12 @@ class DesiredState(Generic[K, V]):
         before = self._wanted.get(owner, {})
         for key in before:
             if key not in objects and self._release(key, owner) and key in self._applied:
-                self._departs(key, revision)
+                self._departures.put(key, revision)
         alone = (owner,)
         for key, value in objects.items():
             if key not in before or before[key] != value:
                 self._own(key, alone)
-                self._has_gone(key)
+                self._departures.forget(key)
                 self._in_doubt.discard(key)  # a resync may have put in an equal key: keep the plan's, in memory once
                 self._in_doubt.add(key)
         if objects:
@@ -81,8 +91,8 @@ class DesiredState(Generic[K, V]):
     def let_go_unwanted(self, revision: Revision) -> None:
         """Let every applied object that nobody has wanted in this run leave with this revision."""
         for key in self.unwanted():
-            if key not in self._departed:
-                self._departs(key, revision)
+            if key not in self._departures:
+                self._departures.put(key, revision)
 
     def desired(self, key: K) -> V | None:
         """The desired value; None if nobody wants the object."""
@@ -144,7 +154,7 @@ class DesiredState(Generic[K, V]):
 
     def let_go_by(self, key: K) -> Revision:
         """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
-        return self._departed.get(key, EARLIER_RUN)
+        return self._departures.dropped_by(key)
 
     def responsible(self, key: K) -> Sequence[ObjectKey]:
         """The owners of the object; if it has none, the one that was the last to drop it."""
@@ -152,7 +162,7 @@ class DesiredState(Generic[K, V]):
 
     def has_departed(self, owner: ObjectKey) -> bool:
         """Whether every object that this owner was the last to drop has been deleted, or has an owner again."""
-        return not self._departing[owner]
+        return self._departures.has_none(owner)
 
     # The difference
 
@@ -201,9 +211,12 @@ class DesiredState(Generic[K, V]):
 
     def _remember(self, key: K, value: V | None) -> None:
         if value is None:
-            self._applied.pop(key, None)
-            self._has_gone(key)
+            if self._applied.pop(key, None) is not None:
+                self._count(key, -1)
+            self._departures.forget(key)
         else:
+            if key not in self._applied:
+                self._count(key, 1)
             desired = self.desired(key)
             self._applied[key] = desired if desired is not None and value == desired else value
         if self.is_right(key):
@@ -233,19 +246,6 @@ class DesiredState(Generic[K, V]):
         else:
             del self._owners[key]
         return not left
-
-    def _departs(self, key: K, revision: Revision) -> None:
-        self._has_gone(key)
-        self._departed[key] = revision
-        self._departing[revision.key] += 1
-
-    def _has_gone(self, key: K) -> None:
-        """Forget who dropped the object: it was deleted, or has an owner again."""
-        revision = self._departed.pop(key, None)
-        if revision is not None:
-            self._departing[revision.key] -= 1
-            if not self._departing[revision.key]:
-                del self._departing[revision.key]
 
 
 class Resync(Generic[K, V]):

@@ -16,11 +16,11 @@ from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, R
 from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.monitor_queue import MonitorQueue
 
-SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"})
+SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"})
 
 
 class Operation(NamedTuple):
-    """A write for which there is no change object: ("create dummy", "kube-dummy-if")."""
+    """A write for which there is no change object: ("create dummy", "kube-ipvs0")."""
 
     verb: str
     subject: str

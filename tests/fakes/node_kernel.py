@@ -31,11 +31,14 @@ class FakeNodeKernel(NodeKernel):
     ipset: FakeIpset
     conntrack: FakeConntrack
     xtables: Mapping[int, FakeXtables]
+    nft: Mapping[int, FakeXtables]
     sysctls: FakeSysctls
 
     @classmethod
     def of(cls, kernel: FakeKernel) -> Self:
-        """The clients of this kernel, not opened yet."""
+        """The clients of this kernel, not opened yet. Nobody uses its tables of iptables-nft."""
+        nft = FakeKernel()
+        nft.sets = kernel.sets
         return cls(
             links=FakeLinks(kernel),
             ipvs=FakeIpvs(kernel),
@@ -47,12 +50,13 @@ class FakeNodeKernel(NodeKernel):
             sysctls=FakeSysctls(kernel),
             version=kernel.version,
             monitor=partial(FakeMonitor, kernel),
+            nft={family: FakeXtables(nft, family) for family in (socket.AF_INET, socket.AF_INET6)},
         )
 
     async def open(self) -> Self:
         """Open every client."""
         one_each = (self.links, self.ipvs, self.addresses, self.routes, self.ipset, self.conntrack)
-        for client in (*one_each, *self.xtables.values()):
+        for client in (*one_each, *self.xtables.values(), *self.nft.values()):
             await client.open()
         return self
 

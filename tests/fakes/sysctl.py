@@ -3,6 +3,9 @@
 from kroute.kernel.errors import KernelError
 from tests.fakes.kernel import FakeKernel
 
+BUCKETS = "net.netfilter.nf_conntrack_buckets"
+BUCKETS_A_PAGE = 512
+
 
 class FakeSysctls:
     """Same shape as kroute.kernel.sysctl.Sysctls; a sysctl that a test did not set does not exist."""
@@ -16,8 +19,15 @@ class FakeSysctls:
     def write(self, name: str, value: str) -> None:
         if name not in self.kernel.sysctls:
             raise KernelError(f"cannot set {name} to {value}: there is no such sysctl")
+        if name in self.kernel.read_only_sysctls:
+            raise KernelError(f"cannot set {name} to {value}: Permission denied; set it on the host")
         self.kernel.operate("set sysctl", f"{name}={value}")
-        self.kernel.sysctls[name] = value
+        self.kernel.sysctls[name] = self._in_whole_pages(value) if name == BUCKETS else value
 
     def is_writable(self, name: str) -> bool:
         return name in self.kernel.sysctls and name not in self.kernel.read_only_sysctls
+
+    @staticmethod
+    def _in_whole_pages(buckets: str) -> str:
+        """Round up, as `nf_ct_alloc_hashtable` does."""
+        return str(-(-int(buckets) // BUCKETS_A_PAGE) * BUCKETS_A_PAGE)

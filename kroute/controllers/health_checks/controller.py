@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from kroute.backoff import exhaustion
 from kroute.broadcaster import Subscription
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
@@ -188,10 +189,11 @@ class HealthChecks(Controller):
         """Report a port that cannot be opened, unless it was reported before; returns the sentence."""
         subject = f"healthCheckNodePort {place.port}"
         where = place.address or "every address"
-        next_step = f"`ss -ltnp sport = :{place.port}` shows who has it; " if error.errno == EADDRINUSE else ""
+        who_has_it = f"`ss -ltnp sport = :{place.port}` shows who has it" if error.errno == EADDRINUSE else ""
+        next_step = exhaustion(error) or who_has_it
         message = (
             f"{subject} cannot be opened on {where} of this node: {os.strerror(error.errno or 0)}. "
-            f"{next_step}kroute tries again, later and later."
+            f"{next_step}{'; ' if next_step else ''}kroute tries again, later and later."
         )
         if place not in self.status.retries:
             self._report(key, Problem("HealthCheckPortUnavailable", subject, message))

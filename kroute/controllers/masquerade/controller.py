@@ -13,6 +13,7 @@ from kroute.backoff import Retries
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
 from kroute.controllers.masquerade.enforcement import Enforcement
+from kroute.controllers.masquerade.set_fills import SetFill, SetFills
 from kroute.firewall.protocol import Firewall
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
@@ -43,7 +44,8 @@ class Masquerade(StagedController[SetEntry, Present]):
         firewall: Firewall,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, subscription, gate, DesiredState(), None, clock)
+        self._fills = SetFills(firewall)
+        super().__init__(settings, subscription, gate, DesiredState(count=self._fills.count), None, clock)
         self._firewall = firewall
         self._node: NodeFacts | None = None
         self._rules_due = True
@@ -122,6 +124,10 @@ class Masquerade(StagedController[SetEntry, Present]):
 
     def fields_of(self, delta: Delta[SetEntry, Present]) -> dict[str, object]:
         return {"set": self._set_name(delta.key), "entry": delta.key.element}
+
+    def set_fills(self) -> list[SetFill]:
+        """How full each set is."""
+        return self._fills.all()
 
     async def has_sets(self) -> bool:
         """Whether a set of kroute's exists, from any run."""

@@ -6,15 +6,17 @@ binds an address when the plan's virtual servers exist and route_fix has said RO
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.vips import describe_drift
-from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.service_proxy.bind_gate import BindGate
+from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows
+from kroute.controllers.service_proxy.ownership import adopt_what_is_ours
 from kroute.controllers.service_proxy.restrictions import Restrictions
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
@@ -30,6 +32,7 @@ from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
+from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.reconcile.stage_gate import (
@@ -78,7 +81,8 @@ class ServiceProxy(Controller):
         self._ipvs = ipvs
         self._addresses = addresses
         self._kernel_version = kernel_version
-        self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings)))
+        conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
+        self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings), *conntrack_limits))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
         self._vips = VipAddresses(self.status, addresses, interface)
         self._flows = UdpFlows(self.status, conntrack)
@@ -146,10 +150,10 @@ class ServiceProxy(Controller):
     async def read(self) -> Iterable[str]:
         """Scan the link, sysctls, timeouts, addresses and IPVS. The first three are repaired at once."""
         wrong = await self._ensure_surroundings()
-        drift = await self._vips.learn(self._exclusion)
+        drift = await self._vips.learn()
         wrong += [describe_drift(one.key, one.applied) for one in drift]
         self._lose(one.key for one in drift if one.applied is None)
-        return wrong + await self._servers.learn(self._exclusion, self.meanwhile)
+        return wrong + await self._servers.learn(self.meanwhile)
 
     async def write(self) -> None:
         """Write the deltas in the order of dependency."""
@@ -192,10 +196,10 @@ class ServiceProxy(Controller):
         with report.step("addresses and virtual servers"):
             await self._settle_owner()
             bound = await self._addresses.read(self._interface.name)
-            servers = sorted(key for key in self._ledger.virtual_servers if not self._exclusion.covers(key.address))
+            servers = sorted(self._ledger.virtual_servers)
             if not self._interface.is_ours:
                 bound &= {address for _, address, _ in servers}
-            unbindings = [UnbindAddress(it) for it in sorted(bound) if not self._exclusion.covers(it)]
+            unbindings = [UnbindAddress(it) for it in sorted(bound)]
             report.batch(unbindings, await self._addresses.write(self._interface.name, unbindings), {EADDRNOTAVAIL})
             deletions = [DeleteVirtualServer(key) for key in servers]
             failures = await self._ipvs.write(deletions)
@@ -225,18 +229,10 @@ class ServiceProxy(Controller):
 
     async def _settle_owner(self) -> None:
         """Decide once which objects of an earlier run are ours, and record that in the ledger."""
-        if self._is_owner_settled:
-            return
-        links = {self._interface.name} if await self._interface.exists() else set()
-        ours = self._ledger.virtual_servers
-        if self._ledger.is_whole:
-            links &= self._ledger.links
-        else:
-            bound = await self._addresses.read(self._interface.name)
-            ours = ours | {planned_key(key) for key in await self._ipvs.read() if key[1] in bound}
-        if self._ledger.exists or ours or links:
-            self._ledger.adopt(ours, links)
-        self._is_owner_settled = True
+        if not self._is_owner_settled:
+            exclusion = Exclusion(self._settings.exclude_cidrs)
+            await adopt_what_is_ours(self._ledger, self._interface, self._addresses, self._ipvs, exclusion)
+            self._is_owner_settled = True
 
     def _ensure_sysctls(self) -> list[str]:
         self._sysctls_due = False

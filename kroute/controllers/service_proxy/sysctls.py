@@ -23,7 +23,8 @@ class Circumstances(NamedTuple):
     strict_arp: bool = True
 
 
-def _always(_: Circumstances) -> bool:
+def always(_: Circumstances) -> bool:
+    """The condition of a row that always applies."""
     return True
 
 
@@ -43,7 +44,8 @@ class Row(NamedTuple):
     """One sysctl.
 
     `disturbs` are the sysctls that the kernel also changes when this one is written. `absent` is what an error says
-    where the kernel does not have it. If it is `optional`, its absence is no error.
+    where the kernel does not have it. If it is `optional`, its absence is no error. `at_least`: a greater number is as
+    good. `needs` is a sysctl without which this one is of no use: when that cannot be set, this one is not tried.
     """
 
     name: str
@@ -53,15 +55,21 @@ class Row(NamedTuple):
     disturbs: tuple[str, ...] = ()
     absent: str = "load its module"
     optional: bool = False
+    at_least: bool = False
+    needs: str = ""
+
+    def is_met_by(self, value: str) -> bool:
+        """Whether the sysctl may keep this value."""
+        return value == self.value or (self.at_least and value.isdecimal() and int(value) >= int(self.value))
 
 
 SYSCTLS = (
-    Row("net.ipv4.vs.conntrack", "1", _always, "IPVS connections are in conntrack, so that they can be masqueraded"),
-    Row("net.ipv4.vs.expire_nodest_conn", "1", _always, "a connection to a deleted real server ends at once"),
+    Row("net.ipv4.vs.conntrack", "1", always, "IPVS connections are in conntrack, so that they can be masqueraded"),
+    Row("net.ipv4.vs.expire_nodest_conn", "1", always, "a connection to a deleted real server ends at once"),
     Row(
         "net.ipv4.vs.expire_quiescent_template",
         "1",
-        _always,
+        always,
         "persistence does not lead new connections to a draining real server",
     ),
     Row(
@@ -76,14 +84,14 @@ SYSCTLS = (
     Row(
         "net.ipv4.vs.conn_lfactor",
         "-8",
-        _always,
+        always,
         "IPVS's table of connections is not made larger while clients come back from the same ports",
         optional=True,
     ),
     Row(
         "net.ipv4.ip_forward",
         "1",
-        _always,
+        always,
         "packets pass between clients and pods",
         disturbs=("net.ipv4.conf.all.accept_redirects",),
     ),
@@ -109,11 +117,11 @@ def estimation_rows(settings: Settings) -> tuple[Row, ...]:
     if settings.ipvs_estimation is not None:
         value = "1" if settings.ipvs_estimation else "0"
         meaning = "whether IPVS sums up the statistics of its servers"
-        rows.append(Row("net.ipv4.vs.run_estimation", value, _always, meaning, absent="it is too old for it"))
+        rows.append(Row("net.ipv4.vs.run_estimation", value, always, meaning, absent="it is too old for it"))
     if settings.ipvs_estimation_nice is not None:
         value = str(settings.ipvs_estimation_nice)
         meaning = "how nice the kernel's threads are that do so"
-        rows.append(Row("net.ipv4.vs.est_nice", value, _always, meaning, absent="Linux 6.2 and later have it"))
+        rows.append(Row("net.ipv4.vs.est_nice", value, always, meaning, absent="Linux 6.2 and later have it"))
     return tuple(rows)
 
 
@@ -133,7 +141,7 @@ class NodeSysctls:
         """
         drift = []
         for row in self._rows:
-            if not row.when(circumstances):
+            if not row.when(circumstances) or row.needs in self._failed:
                 continue
             was_set = row.name in self._ledger.sysctls
             try:
@@ -162,7 +170,7 @@ class NodeSysctls:
 
     def _set(self, row: Row) -> bool:
         old = self._sysctls.read(row.name)
-        if old == row.value or (old is None and row.optional):
+        if (old is None and row.optional) or (old is not None and row.is_met_by(old)):
             return False
         if old is None:
             raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl ({row.absent})")
@@ -170,9 +178,10 @@ class NodeSysctls:
         self._ledger.record([SysctlChanged(row.name, old, row.value)])
         self._sysctls.write(row.name, row.value)
         log.info("sysctl.set", sysctl=row.name, value=row.value, was=old)
+        changed = disturbed | ({row.name: row.value} if row.at_least else {})  # the kernel may have rounded it up
         self._ledger.record(
             SysctlChanged(name, before, after)
-            for name, before in disturbed.items()
+            for name, before in changed.items()
             if before is not None and (after := self._sysctls.read(name)) is not None
         )
         return True

@@ -18,7 +18,6 @@ from kroute.model.plan import Vip
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import Delta, DesiredState
-from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.pass_status import PassStatus, names_of
 
 IsHeld = Callable[[ObjectKey, str], bool]
@@ -36,16 +35,31 @@ class VipAddresses:
         self._addresses = addresses
         self._interface = interface
 
-    async def learn(self, exclusion: Exclusion) -> list[Delta[str, Vip]]:
+    async def learn(self) -> list[Delta[str, Vip]]:
         """Scan the bound addresses into the applied state; returns the drift."""
         resync = self.desired.resync()
-        async for addresses in sliced(await self._addresses.read(self._interface.name)):
+        async for addresses in sliced(await self._bound()):
             for address in addresses:
                 desired, known = self.desired.desired(address), self.desired.applied.get(address)
                 is_known = desired is not None or known is not None
-                if (self._interface.is_ours or is_known) and not exclusion.covers(address):
+                if self._interface.is_ours or is_known:
                     resync.found(address, desired or known or Vip(address, None))
         return await resync.complete()
+
+    async def _bound(self) -> set[str]:
+        """The bound addresses.
+
+        The kernel lists the addresses of one link by their position, and does not report that they have changed
+        meanwhile: whoever deletes the first ones pushes as many others out of the list. So what is missing is looked
+        for again, until a list has nothing new. A monitor reports what is deleted between two lists.
+        """
+        found = await self._addresses.read(self._interface.name)
+        while self.desired.applied.keys() - found:
+            again = await self._addresses.read(self._interface.name)
+            if again <= found:
+                break
+            found |= again
+        return found
 
     def lost_all(self) -> None:
         """Note that the link was deleted, and all its addresses with it."""

@@ -50,7 +50,6 @@ from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
-from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.ledger_entries import VirtualServerDeleted, VirtualServerMade
 from kroute.reconcile.pass_status import PassStatus, Report, names_of
@@ -92,7 +91,7 @@ class VirtualServers:
         self._foreign = ForeignServers(status, self.desired, report)
         self._ask_again = False
 
-    async def learn(self, exclusion: Exclusion, meanwhile: Meanwhile) -> list[str]:
+    async def learn(self, meanwhile: Meanwhile) -> list[str]:
         """Scan the kernel's table into the applied state; returns the drift, one sentence each."""
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
@@ -105,7 +104,7 @@ class VirtualServers:
                 if found not in self._ledger.virtual_servers:
                     no_longer_foreign.discard(found)
                     self._foreign.keys.add(found)
-                elif not exclusion.covers(found[1]):
+                else:
                     self._schedulers.found(state.options.scheduler)
                     known = self._if_unchanged(found, state)
                     if known is None:

@@ -198,6 +198,9 @@ class RecordingLinks:
         """The kernel's index, or a placeholder for a link that is only recorded."""
         return _NOT_MADE if name in self._made else await self._recorder.answered(self._links.index(name))
 
+    async def names(self) -> set[str]:
+        return await self._recorder.answered(self._links.names()) | self._made
+
     async def read(self, name: str) -> LinkState | None:
         return await self._recorder.answered(self._links.read(name))
 

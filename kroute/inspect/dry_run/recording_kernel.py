@@ -36,6 +36,10 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         sysctls=RecordingSysctls(kernel.sysctls, recorder),
         version=kernel.version,
         monitor=NoEvents,
+        nft={
+            family: RecordingXtables(tables, recorder, f"{_FAMILY_NAMES[family]} nft")
+            for family, tables in kernel.nft.items()
+        },
     )
 
 

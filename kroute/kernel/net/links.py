@@ -1,6 +1,7 @@
 """Links, and the dummy interface that carries the VIPs."""
 
 import errno
+import socket
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
@@ -53,6 +54,10 @@ class Links(NetlinkClient):
     async def index(self, name: str) -> int | None:
         """The link's index; None if no link has that name."""
         return interface_index(name)
+
+    async def names(self) -> set[str]:
+        """The names of all links."""
+        return {name for _, name in socket.if_nameindex()}
 
     async def read(self, name: str) -> LinkState | None:
         """The link's state; None if no link has that name."""

@@ -6,7 +6,7 @@ import pytest
 
 from kroute.checks import api_checks, node_checks
 from kroute.checks.finding import Finding, Level
-from kroute.checks.other_proxies import leftovers
+from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.service_proxy.sysctls import Circumstances
 from kroute.firewall.backend import firewall_of
 from kroute.kernel.ipset import SetDefinition
@@ -113,14 +113,14 @@ async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel = new_kernel()
     clients, nftables = await FakeNodeKernel.of(kernel).open(), FakeNftables()
-    assert levels(node_checks.check_proxies(await leftovers(clients, nftables))) == [Level.OK]
+    assert levels(node_checks.check_proxies(await leftovers(clients, nftables, set()))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
     for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
         await clients.ipset.create(SetDefinition(name, "hash:ip,port"))
     kernel.table(Family.IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
     nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
     nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
-    kube_proxy, kube_router = node_checks.check_proxies(await leftovers(clients, nftables))
+    kube_proxy, kube_router = node_checks.check_proxies(await leftovers(clients, nftables, set()))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
     assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
@@ -132,16 +132,24 @@ async def test_what_another_proxy_has_left_is_a_warning() -> None:
     assert "KUBE-ROUTER-SERVICES" in kube_router.message
 
 
+async def test_a_link_of_the_ledgers_is_no_trace_of_another_proxy() -> None:
+    kernel = new_kernel()
+    clients = await FakeNodeKernel.of(kernel).open()
+    kernel.add_link("kube-ipvs0", kind="dummy")
+    assert await leftovers(clients, FakeNftables(), {"kube-ipvs0"}) == []
+    [trace] = await leftovers(clients, FakeNftables(), {"kube-dummy-if"})
+    assert trace == Leftover("kube-proxy", "link kube-ipvs0")
+
+
 async def test_virtual_servers_of_others_are_a_warning(tmp_path: Path) -> None:
-    settings = Settings(node_name="node1", state_dir=tmp_path)
     async with FakeIpvs(new_kernel()) as ipvs:
         await ipvs.write([AddVirtualServer(KEY, VirtualServerOptions("rr", 0, 0, 0))])
-        [warning] = await node_checks.check_virtual_servers(settings, ipvs)
+        [warning] = await node_checks.check_virtual_servers(Ledger.open(tmp_path), ipvs)
         assert "10.96.0.1 port 80" in warning.message
         ledger = Ledger.open(tmp_path)
         ledger.record([VirtualServerMade(KEY)])
         ledger.close()
-        assert levels(await node_checks.check_virtual_servers(settings, ipvs)) == [Level.OK]
+        assert levels(await node_checks.check_virtual_servers(Ledger.open(tmp_path), ipvs)) == [Level.OK]
 
 
 def test_the_nodes_addresses_must_be_on_the_node() -> None:

@@ -193,33 +193,39 @@ async def test_a_deleted_virtual_server_leaves_the_ledger(tmp_path: Path) -> Non
 
 
 class TestExcluded:
-    async def test_an_excluded_service_is_not_made(self, tmp_path: Path) -> None:
-        node = FakeNode(tmp_path, exclude_cidrs=("10.96.0.0/28", "fd00::/64"))
-        await node.start(
-            plan(
-                "web",
-                1,
-                server("10.96.0.1", 80, "10.1.0.1"),
-                server("fd00::1", 80, "fd00:1::1"),
-                server("10.96.0.99", 80, "10.1.0.1"),
-            )
-        )
-        assert set(node.kernel.virtual_servers) == {(6, "10.96.0.99", 80)}
-        assert set(node.kernel.links[DUMMY].addresses) == {"10.96.0.99"}
-        assert set(node.kernel.links[DUMMY].routes) == {"10.96.0.99"}
-        assert node.kernel.sets["KROUTE-CLUSTER-IP"].elements == {("10.96.0.99", 6, 80)}
+    """Excluded networks keep kroute from cleaning up what others made there, and from nothing else."""
 
-    async def test_what_an_earlier_run_made_there_stays_and_cleanup_leaves_it_too(self, tmp_path: Path) -> None:
-        node = await FakeNode(tmp_path).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
-        before = dict(node.kernel.virtual_servers)
-        node = await node.restarted(exclude_cidrs=("10.96.0.0/28",)).start(
-            plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+    async def test_services_are_served_there_as_everywhere(self, tmp_path: Path) -> None:
+        node = FakeNode(tmp_path, exclude_cidrs=("10.96.0.0/28", "fd00::/64", f"{NODE_IPV4}/32"))
+        await node.start(
+            plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1")),
+            plan("port", 1, server(NODE_IPV4, 30080, "10.1.0.1")),
         )
-        await node.resync()
-        assert node.kernel.virtual_servers == before
-        assert "10.96.0.1" in node.kernel.links[DUMMY].addresses
+        assert set(node.kernel.virtual_servers) == {WEB, (6, "fd00::1", 80), (6, NODE_IPV4, 30080)}
+        assert {"10.96.0.1", "fd00::1"} <= set(node.kernel.links[DUMMY].addresses)
+        assert {"10.96.0.1", "fd00::1"} <= set(node.kernel.links[DUMMY].routes)
+        assert ("10.96.0.1", 6, 80) in node.kernel.sets["KROUTE-CLUSTER-IP"].elements
+
+    async def test_what_kroute_made_there_follows_its_service_and_goes_at_a_cleanup(self, tmp_path: Path) -> None:
+        served = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))
+        node = await FakeNode(tmp_path).start(served)
+        node = await node.restarted(exclude_cidrs=("10.96.0.0/28",)).start(
+            plan("web", 1, server("10.96.0.1", 80, "10.1.0.2"))
+        )
+        assert ("10.1.0.2", 8080) in node.kernel.virtual_servers[WEB].real_servers
+        await node.apply(plan("web", 2))
+        assert node.kernel.virtual_servers == {}
+        assert node.kernel.links[DUMMY].addresses == {}
+        await node.apply(plan("web", 3, server("10.96.0.1", 80, "10.1.0.1")))
         await node.cleanup()
-        assert node.kernel.virtual_servers == before
+        assert node.kernel.virtual_servers == {}
+
+    async def test_a_virtual_server_there_that_no_ledger_names_is_never_cleaned_up(self, tmp_path: Path) -> None:
+        node = FakeNode(tmp_path, left_by_another_run(), exclude_cidrs=("10.96.0.8/32",))
+        await node.start()
+        await node.resync()
+        await node.cleanup()
+        assert set(node.kernel.virtual_servers) == {STALE, (6, "192.168.123.201", 80)}
 
 
 async def test_what_a_reading_of_the_kernel_lacks_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kroute.model.node_facts import NodeFacts, NodeInterfaces, node_facts
 from kroute.model.objects import ZONE_LABEL, Node, NodeMeta
-from kroute.settings import parse_nodeport_addresses
+from kroute.settings.text import parse_nodeport_addresses
 from tests.builders import NODE, facts, node, settings
 
 

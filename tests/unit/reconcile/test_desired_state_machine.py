@@ -5,6 +5,7 @@ after the change finds it, unless an event reports it earlier.
 """
 
 import asyncio
+from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,7 +31,10 @@ kernels = st.dictionaries(keys, st.integers(1, 2))
 class Following(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.state: DesiredState[str, Value] = DesiredState(is_nothing=lambda desired: desired == NOTHING)
+        self.counted: Counter[str] = Counter()
+        self.state: DesiredState[str, Value] = DesiredState(
+            is_nothing=lambda desired: desired == NOTHING, count=lambda key, change: self.counted.update({key: change})
+        )
         self.kernel: dict[str, Value] = {}
         self.unknown: set[str] = set(KEYS)
         self.desired: dict[ObjectKey, dict[str, Value]] = {}
@@ -130,6 +134,10 @@ class Following(RuleBasedStateMachine):
     def what_may_be_known_is_known(self) -> None:
         for key in set(KEYS) - self.unknown:
             assert self.state.applied.get(key) == self.kernel.get(key)
+
+    @invariant()
+    def what_is_applied_was_counted_once(self) -> None:
+        assert self.counted == Counter(self.state.applied.keys())
 
     @invariant()
     def what_is_wrong_is_in_doubt(self) -> None:

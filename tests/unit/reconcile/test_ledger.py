@@ -28,12 +28,12 @@ def test_a_new_ledger_makes_no_file_until_something_is_made(tmp_path: Path) -> N
 
 def test_what_was_recorded_is_there_after_a_kill(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path)
-    ledger.record([VirtualServerMade(WEB), VirtualServerMade(DNS), LinkMade("kube-dummy-if")])
+    ledger.record([VirtualServerMade(WEB), VirtualServerMade(DNS), LinkMade("kube-ipvs0")])
     ledger.record([VirtualServerDeleted(WEB)])
     again = Ledger.open(tmp_path)
     assert again.exists
     assert again.virtual_servers == {DNS}
-    assert again.links == {"kube-dummy-if"}
+    assert again.links == {"kube-ipvs0"}
     assert isinstance(next(iter(again.virtual_servers)), VirtualServerKey)
 
 
@@ -102,7 +102,7 @@ def test_it_does_not_grow_with_what_came_and_went(tmp_path: Path) -> None:
 
 def test_adopting_replaces_what_the_file_says_and_keeps_the_old_values(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path)
-    ledger.record([VirtualServerMade(WEB), LinkMade("kube-dummy-if"), SysctlChanged("net.ipv4.ip_forward", "0", "1")])
+    ledger.record([VirtualServerMade(WEB), LinkMade("kube-ipvs0"), SysctlChanged("net.ipv4.ip_forward", "0", "1")])
     ledger.adopt([DNS], [])
     again = Ledger.open(tmp_path)
     assert (again.virtual_servers, again.links) == ({DNS}, set())

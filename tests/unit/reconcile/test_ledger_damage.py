@@ -27,7 +27,7 @@ GONE = VirtualServerKey(Protocol.UDP, "fd00::10", 53)
 def write(directory: Path) -> bytes:
     ledger = Ledger.open(directory)
     ledger.record([VirtualServerMade(key) for key in (*KEYS, GONE)])
-    ledger.record([LinkMade("kube-dummy-if"), SysctlChanged("net.ipv4.ip_forward", "0", "1")])
+    ledger.record([LinkMade("kube-ipvs0"), SysctlChanged("net.ipv4.ip_forward", "0", "1")])
     ledger.record([VirtualServerDeleted(GONE), AddressMade("eth0", "192.168.0.9")])
     ledger.close()
     return ledger.path.read_bytes()
@@ -40,7 +40,7 @@ def opened(directory: Path, text: bytes) -> Ledger:
 
 def assert_nothing_is_invented(ledger: Ledger) -> None:
     assert ledger.virtual_servers <= {*KEYS, GONE}
-    assert ledger.links <= {"kube-dummy-if"}
+    assert ledger.links <= {"kube-ipvs0"}
     assert ledger.addresses <= {("eth0", "192.168.0.9")}
     assert ledger.sysctls in ({}, {"net.ipv4.ip_forward": SysctlChanged("net.ipv4.ip_forward", "0", "1")})
     if ledger.is_whole:
@@ -106,8 +106,8 @@ def test_any_bytes_can_be_opened(parts: list[bytes]) -> None:
 )
 def test_a_senseless_line_of_an_older_version_costs_itself(tmp_path: Path, line: bytes) -> None:
     good = b'{"event":"virtual-server-made","key":[6,"10.96.0.1",80]}\n'
-    ledger = opened(tmp_path, good + line + b"\n" + b'{"event":"link-made","name":"kube-dummy-if"}\n')
-    assert (ledger.virtual_servers, ledger.links) == ({KEYS[0]}, {"kube-dummy-if"})
+    ledger = opened(tmp_path, good + line + b"\n" + b'{"event":"link-made","name":"kube-ipvs0"}\n')
+    assert (ledger.virtual_servers, ledger.links) == ({KEYS[0]}, {"kube-ipvs0"})
     assert ledger.exists
     assert not ledger.is_whole
 

@@ -45,6 +45,7 @@ async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
         "KROUTE-NO-LOCAL": set(),
         "KROUTE-NO-ENDPOINT": {("10.96.0.2", 6, 53)},
         "KROUTE-RESTRICTED": set(),
+        "KROUTE-HEALTH-CHECK": set(),
         "KROUTE-SOURCE-RANGE": set(),
         "KROUTE-HAIRPIN": {("10.1.0.1", 6, 8080, "10.1.0.1")},
         "KROUTE-VIP": {("10.96.0.1",), ("10.96.0.2",)},
@@ -55,6 +56,7 @@ async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
         "KROUTE-6-NO-LOCAL": set(),
         "KROUTE-6-NO-ENDPOINT": set(),
         "KROUTE-6-RESTRICTED": set(),
+        "KROUTE-6-HEALTH-CHECK": set(),
         "KROUTE-6-SOURCE-RANGE": set(),
         "KROUTE-6-HAIRPIN": {("fd00:1::1", 6, 8080, "fd00:1::1")},
         "KROUTE-6-VIP": {("fd00::1",)},
@@ -63,7 +65,7 @@ async def test_each_family_has_its_sets_filled(tmp_path: Path) -> None:
 
 
 async def test_the_pod_networks_follow_the_nodes_own_plan(tmp_path: Path) -> None:
-    node = await FakeNode(tmp_path, exclude_cidrs=("172.20.0.0/16",)).start(node_plan(1, "172.20.135.0/24"))
+    node = await FakeNode(tmp_path).start(node_plan(1, "172.20.135.0/24"))
     await node.apply(node_plan(2, "172.20.136.0/24"))
     assert elements(node, "KROUTE-POD-NETWORK") == {("172.20.136.0/24",)}
 
@@ -161,6 +163,17 @@ class TestTheVipBites:
         await node.apply(plan("web", 2, server("10.96.0.1", 80, "10.1.0.1")))
         assert elements(node, "KROUTE-VIP") == {VIP.element}
         assert elements(node, "KROUTE-CLUSTER-IP") == {PORT.element}
+
+
+async def test_what_was_deleted_is_no_longer_counted(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    await node.apply(plan("other", 2, server("10.96.0.2", 80, "10.1.0.2")))
+    await node.apply(plan("web", 3))
+    elements(node, "KROUTE-CLUSTER-IP").add(("10.96.0.9", 6, 80))
+    await node.resync()
+    counted = {fill.set: fill.entries for fill in node.masquerade.set_fills()}
+    assert counted == {name: len(each.elements) for name, each in node.kernel.sets.items()}
+    assert (counted["KROUTE-CLUSTER-IP"], counted["KROUTE-6-CLUSTER-IP"]) == (1, 0)
 
 
 async def test_a_port_that_loses_its_endpoints_is_refused_and_one_that_gets_some_is_let_by(tmp_path: Path) -> None:
@@ -270,18 +283,3 @@ class TestSetsOfAnEarlierVersion:
         assert "KROUTE-CLUSTER-CIDR" in node.kernel.sets
         assert [line["set"] for line in logs if line["event"] == "set.kept"] == ["KROUTE-CLUSTER-CIDR"]
         assert node.stage_gate.has_passed(WEB, ENTRIES_PREPARED)
-
-
-async def test_entries_with_excluded_addresses_are_not_made_but_those_of_pods_are(tmp_path: Path) -> None:
-    node = await serving(tmp_path, exclude_cidrs=("10.96.0.1/32", "10.1.0.0/24", "fd00:1::/64"))
-    assert {element for each in node.kernel.sets.values() for element in each.elements} == {
-        ("fd00::1",),
-        ("fd00::1", 6, 80),
-        ("10.1.0.1", 6, 8080, "10.1.0.1"),
-        ("fd00:1::1", 6, 8080, "fd00:1::1"),
-    }
-
-
-async def test_nothing_is_made_for_a_service_of_excluded_addresses_only(tmp_path: Path) -> None:
-    node = await serving(tmp_path, exclude_cidrs=("10.96.0.1/32", "fd00::/64"))
-    assert not [element for each in node.kernel.sets.values() for element in each.elements]

@@ -1,0 +1,26 @@
+"""Which virtual servers and links of an earlier run are ours: what the ledger names, and what it must have lost."""
+
+from kroute.comparison.virtual_servers import planned_key
+from kroute.controllers.dummy_interface import DummyInterface
+from kroute.kernel.clients import AddressClient, IpvsClient
+from kroute.reconcile.exclusion import Exclusion
+from kroute.reconcile.ledger import Ledger
+
+
+async def adopt_what_is_ours(
+    ledger: Ledger, interface: DummyInterface, addresses: AddressClient, ipvs: IpvsClient, exclusion: Exclusion
+) -> None:
+    """Record in the ledger what is ours. Without a whole ledger, virtual servers on the interface's addresses are too.
+
+    A virtual server in the networks of `exclusion` is ours only if the ledger names it. Raises KernelError and
+    LedgerError.
+    """
+    links = {interface.name} if await interface.exists() else set()
+    ours = ledger.virtual_servers
+    if ledger.is_whole:
+        links &= ledger.links
+    else:
+        bound = exclusion.without(await addresses.read(interface.name))
+        ours = ours | {planned_key(key) for key in await ipvs.read() if key[1] in bound}
+    if ledger.exists or ours or links:
+        ledger.adopt(ours, links)

@@ -1,0 +1,33 @@
+"""What `kroute check` says of bridges and large IPv6 datagrams."""
+
+import pytest
+
+from kroute.checks.bridges import CALLED, check_bridges
+from kroute.checks.finding import Level
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.links import FakeLinks
+from tests.fakes.sysctl import FakeSysctls
+
+
+async def level(*, called: str | None, kind: str = "bridge", ipv6: bool = True) -> Level:
+    kernel = FakeKernel()
+    kernel.add_link("cbr0", kind=kind)
+    if called is not None:
+        kernel.sysctls[CALLED] = called
+    async with FakeLinks(kernel) as links:
+        [finding] = await check_bridges(FakeSysctls(kernel), links, ipv6=ipv6, names=["cbr0", "gone0"])
+    assert (finding.level is Level.WARNING) == ("cbr0" in finding.message)
+    return finding.level
+
+
+async def test_a_bridge_under_br_netfilter_loses_large_ipv6_datagrams() -> None:
+    assert await level(called="1") is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [{"called": "0"}, {"called": None}, {"called": "1", "kind": "veth"}, {"called": "1", "ipv6": False}],
+    ids=["switched off", "not loaded", "no bridge", "no IPv6"],
+)
+async def test_otherwise_all_is_well(otherwise: dict[str, object]) -> None:
+    assert await level(**otherwise) is Level.OK
