@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.workload import NODE_ADDRESS
 
-INTERFACE = "kube-dummy-if"
+INTERFACE = "kube-ipvs0"
 
 
 def count() -> dict[str, int]:

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from tests.conformance.table import PAGE, declared, page, results
+from tests.conformance.table import PAGE, Run, declared, page, results
+from tests.lab.vm.durations import without_suffix
+from tests.lab.vm.fleet import kernels_used
 
 
 class PageWriter:
@@ -20,7 +22,7 @@ class PageWriter:
         self._tests = {item.nodeid: f"{item.path.stem}::{item.originalname}" for item in functions}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = self._tests[report.nodeid]
+        test = self._tests[without_suffix(report.nodeid)]
         if report.failed:
             self._failed.add(test)
         elif report.passed and report.when == "call":
@@ -31,7 +33,8 @@ class PageWriter:
         if left_out:
             terminalreporter.line(f"{PAGE.name} stays as it is: {len(left_out)} of its tests did not run")
             return
-        PAGE.write_text(page(results({test: test not in self._failed for test in self._passed | self._failed})))
+        by_row = results({test: test not in self._failed for test in self._passed | self._failed})
+        PAGE.write_text(page(by_row, Run.here(kernels_used(terminalreporter.config))))
         terminalreporter.line(f"{PAGE.name} is written")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment
+from tests.lab.feed import feed_for
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import World
 
@@ -20,7 +21,7 @@ Serve = Callable[..., Awaitable[Node]]
 @pytest.fixture(scope="package")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """kroute on every node, for all tests. A test requests `kroute` instead."""
-    deployed = Deployment(world.cluster, tmp_path_factory.mktemp("manifests"))
+    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
     asyncio.run(deployed.start(*FLAGS))
     try:
         yield deployed

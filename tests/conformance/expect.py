@@ -24,26 +24,29 @@ async def served_by(
 
 async def refused(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
     """Expect that a call is refused at once: by a TCP reset or ICMP port unreachable, not by silence."""
+    await _comes_to("refused", client, address, port, protocol, within)
 
-    async def is_refused() -> None:
+
+async def dropped(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
+    """Expect that a call gets no answer of any kind."""
+    await _comes_to("silence", client, address, port, protocol, within)
+
+
+async def unrouted(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
+    """Expect that a node says it has no route to the address: it is nobody's in the cluster."""
+    await _comes_to("unrouted", client, address, port, protocol, within)
+
+
+async def _comes_to(expected: str, client: Host, address: str, port: int, protocol: str, within: float) -> None:
+    async def it_does() -> None:
         outcome = await outcome_of(client, address, port, protocol)
-        assert outcome == "refused", f"{client} asked {address} {port}: {outcome}"
+        assert outcome == expected, f"{client} asked {address} {port}: {outcome}"
 
-    await eventually(is_refused, within)
-
-
-async def unreachable(client: Host, address: str, port: int, protocol: str = "http", within: float = WITHIN) -> None:
-    """Expect that no call is answered, whether it is refused or dropped."""
-
-    async def is_unreachable() -> None:
-        outcome = await outcome_of(client, address, port, protocol)
-        assert outcome in {"refused", "unreachable", "silence"}, f"{client} asked {address} {port}: {outcome}"
-
-    await eventually(is_unreachable, within)
+    await eventually(it_does, within)
 
 
 async def outcome_of(client: Host, address: str, port: int, protocol: str = "http") -> str:
-    """Make one call; return who answered ("answered by web-1"), or `refused`, `unreachable` or `silence`."""
+    """Make one call; return who answered ("answered by web-1"), or `refused`, `unrouted` or `silence`."""
     try:
         return f"answered by {(await _ask(client, address, port, protocol)).host}"
     except ConnectionRefusedError:
@@ -51,7 +54,7 @@ async def outcome_of(client: Host, address: str, port: int, protocol: str = "htt
     except TimeoutError:
         return "silence"
     except OSError:
-        return "unreachable"
+        return "unrouted"
 
 
 async def _ask(client: Host, address: str, port: int, protocol: str) -> Answer:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One row; `reason` says why there is no test for it."""
+    """One row; `reason` says why it has no test, `shows` what its tests show where that is less than the title."""
 
     section: str
     id: str
     title: str
     reason: str = ""
+    shows: str = ""
 
     @property
     def test_prefix(self) -> str:
@@ -172,4 +173,30 @@ _BY_SECTION = {
     "5.6": _OTHERS,
 }
 
-ROWS = tuple(Row(section, *each) for section, rows in _BY_SECTION.items() for each in rows)
+_UDP_STARTS_ANEW = (
+    "the client is served by the new endpoint although its first packets came before the Service; kroute deletes their "
+    "conntrack entries, and IPVS ends its own flows to a deleted real server"
+)
+_UDP_MOVES = (
+    "the client is served by the new pod: IPVS ends its flows to a deleted real server, because kroute sets "
+    "`net.ipv4.vs.expire_nodest_conn`. The conntrack entries that kroute itself deletes are in "
+    "`tests/scenarios/test_udp_flows.py`"
+)
+_SHOWS = {
+    "C19": "a Service `kube-dns` is reached over UDP and TCP on port 53 from every pod and node; names and their "
+    "resolution are not a proxy's matter, so stand-ins serve behind it",
+    "service 1207": "kroute is restarted, not kube-proxy",
+    "service 1792": "an endpoint whose slice says `ready` is served, and else refused; that "
+    "`publishNotReadyAddresses` becomes `ready` is the EndpointSlice controller's work",
+    "networking 458": "datagrams of 2,000 bytes to pods on other nodes, with br_netfilter off on the bridges of pods "
+    "(its setting `bridge-nf-call-ip6tables`): with it, IPVS refuses IPv6 datagrams above the MTU",
+    **dict.fromkeys(("conntrack 140", "conntrack 673"), _UDP_STARTS_ANEW),
+    **dict.fromkeys(("conntrack 218", "conntrack 297", "conntrack 391", "loadbalancer 707"), _UDP_MOVES),
+}
+"""What the tests of a row show, if that is less than its title says."""
+
+ROWS = tuple(
+    Row(section, *each)._replace(shows=_SHOWS.get(each[0], ""))
+    for section, rows in _BY_SECTION.items()
+    for each in rows
+)

@@ -1,9 +1,11 @@
 """Which test covers which row, and the page that lists them."""
 
 import importlib
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 
@@ -20,6 +22,13 @@ proxy is a test in `tests/conformance/`: packets between the pods, nodes and cli
 in both address families. The number behind a file's name is the line of the test there. `make conformance` runs the
 tests and writes this page from their results.
 """
+_RUN = """
+| the run | |
+|---|---|
+| commit | {commit} |
+| date | {date} |
+| kernel | {kernel} |
+"""
 
 
 class Result(NamedTuple):
@@ -27,6 +36,27 @@ class Result(NamedTuple):
 
     test: str
     passed: bool
+
+
+class Run(NamedTuple):
+    """Where results come from: the commit, the day (UTC), and the kernels with what fed their tests."""
+
+    commit: str
+    date: str
+    kernel: str
+
+    @classmethod
+    def here(cls, kernels: Iterable[str]) -> Self:
+        """The run that ends now, in this clone."""
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = [line for line in _git("status", "--porcelain").splitlines() if not line.endswith(PAGE.name)]
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        return cls(f"{commit} with uncommitted changes" if changed else commit, date, "; ".join(kernels))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The run that a page names."""
+        return cls(*(text.partition(f"| {name} | ")[2].partition(" |")[0] for name in cls._fields))
 
 
 Results = Mapping[str, list[Result]]
@@ -63,14 +93,19 @@ def results(passed: Mapping[str, bool]) -> dict[str, list[Result]]:
     return by_row
 
 
-def page(by_row: Results) -> str:
+def page(by_row: Results, run: Run) -> str:
     """Return the text of docs/conformance.md."""
     sections = [
         f"## {title}\n\n| row | what it asserts | kroute |\n|---|---|---|\n"
         + "".join(_line(each, by_row[each.id]) for each in ROWS if each.section == section)
         for section, title in SECTIONS.items()
     ]
-    return "\n".join((_HEAD, *sections))
+    return "\n".join((_HEAD + _RUN.format(**run._asdict()), *sections))
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=PAGE.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _line(each: Row, shown_by: list[Result]) -> str:
@@ -81,7 +116,8 @@ def _line(each: Row, shown_by: list[Result]) -> str:
     else:
         failed = [result for result in shown_by if not result.passed]
         verdict = "**fails**: " + (", ".join(_name(result) for result in failed) or "no test")
-    return f"| {each.id} | {each.title} | {verdict} |\n"
+    shows = f". Shown here: {each.shows}" if each.shows else ""
+    return f"| {each.id} | {each.title}{shows} | {verdict} |\n"
 
 
 def _name(result: Result) -> str:

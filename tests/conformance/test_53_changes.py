@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tests.conformance.expect import served_by, unreachable
+from tests.conformance.expect import refused, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.cluster import Node
@@ -67,7 +67,7 @@ async def test_networking_360_update_node_port(
     kroute.apply(service("changing", *ips, ports=PORTS))
     for client in (world.visitor, world.cluster.client, world.nodes[0]):
         for node in world.nodes:
-            await unreachable(client, family.of(node), node_ports[kind], protocol)
+            await refused(client, family.of(node), node_ports[kind], protocol)
     await served_by(world.visitor, family.of(ips), PORTS[kind], WEB, protocol)
 
 

@@ -1,6 +1,6 @@
 """C5 to C8: the type of a live Service changes from and to ExternalName."""
 
-from tests.conformance.expect import refused, served_by, unreachable
+from tests.conformance.expect import refused, served_by, unrouted
 from tests.conformance.table import row
 from tests.lab.allocation import Addresses, Allocator
 from tests.lab.deployment import Deployment
@@ -50,7 +50,7 @@ async def test_c07_change_the_type_from_clusterip_to_externalname(
     kroute.apply(cluster_ip(ips), *endpoint_slices("typed", world.web))
     await served_by(world.visitor, family.of(ips), 80, WEB)
     kroute.apply(NAME)
-    await unreachable(world.visitor, family.of(ips), 80)
+    await unrouted(world.visitor, family.of(ips), 80)
 
 
 @row("C8")
@@ -62,4 +62,4 @@ async def test_c08_change_the_type_from_nodeport_to_externalname(
     await served_by(world.cluster.client, family.of(world.nodes[1]), number, WEB)
     kroute.apply(NAME)
     await refused(world.cluster.client, family.of(world.nodes[1]), number)
-    await unreachable(world.visitor, family.of(ips), 80)
+    await unrouted(world.visitor, family.of(ips), 80)

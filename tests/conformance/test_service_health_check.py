@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.conformance.expect import WITHIN, served_by, unreachable
+from tests.conformance.expect import WITHIN, refused, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Addresses, Allocator
 from tests.lab.cluster import Node
@@ -41,7 +41,7 @@ async def health_is(world: World, family: Family, port: int, statuses: tuple[int
 
 async def nothing_at(world: World, family: Family, port: int) -> None:
     for node in world.nodes:
-        await unreachable(world.cluster.client, family.of(node), port)
+        await refused(world.cluster.client, family.of(node), port)
 
 
 async def served_with_own_address(world: World, family: Family, node: Node, port: int, pod: str) -> None:
@@ -75,7 +75,7 @@ async def test_service_3833_nodeport_and_healthchecknodeport_when_external_traff
         kroute.apply(balanced.with_policy("Local"))
         await health_is(world, family, balanced.health_check, (503, 200, 503))
         for node in (node1, node3):
-            await unreachable(client, family.of(node), balanced.node_port)
+            await refused(client, family.of(node), balanced.node_port)
         # With policy Cluster node2 served already, so an answer alone does not show that the client's address is kept.
         seen = partial(served_with_own_address, world, family, node2, balanced.node_port, "web-2")
         await eventually(seen, WITHIN)
@@ -110,7 +110,7 @@ async def test_loadbalancer_1081_esipp_only_target_nodes_with_endpoints(
                 if node is pod.node:
                     await served_by(client, vip, 8080, {pod.name})
                 else:
-                    await unreachable(client, vip, 8080)
+                    await refused(client, vip, 8080)
 
 
 @row("loadbalancer 1174")

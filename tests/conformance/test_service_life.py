@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.conformance.conftest import FLAGS
-from tests.conformance.expect import served_by, unreachable
+from tests.conformance.expect import refused, served_by, unrouted
 from tests.conformance.table import row
 from tests.lab import objects
 from tests.lab.allocation import Allocator
@@ -48,7 +48,7 @@ async def test_service_1125_up_and_down_services(
     for ips in (first, second):
         await served_by(world.visitor, family.of(ips), 8080, WEB)
     kroute.delete(one, *endpoint_slices("up-0", world.web))
-    await unreachable(world.visitor, family.of(first), 8080)
+    await unrouted(world.visitor, family.of(first), 8080)
     kroute.apply(three, *endpoint_slices("up-2", world.web))
     for ips in (second, third):
         await served_by(world.visitor, family.of(ips), 8080, WEB)
@@ -63,7 +63,7 @@ async def test_service_1171_work_after_the_service_has_been_recreated(
     kroute.apply(web, *endpoint_slices("again", world.web))
     await served_by(world.visitor, family.of(ips), 8080, WEB)
     kroute.delete(web)
-    await unreachable(world.visitor, family.of(ips), 8080)
+    await unrouted(world.visitor, family.of(ips), 8080)
     kroute.apply(web)
     await served_by(world.visitor, family.of(ips), 8080, WEB)
 
@@ -119,7 +119,18 @@ async def test_service_2294_implement_service_proxy_name(
 async def test_service_2345_implement_headless(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
-    await toggled(world, kroute, family, free, {HEADLESS: ""})
+    """Since 1.36 the label counts on the EndpointSlices; on a Service with a ClusterIP it means nothing."""
+    ips = free.cluster_ips()
+    plain = endpoint_slices("toggle", world.web)
+    labelled = [
+        {**it, "metadata": it["metadata"] | {"labels": it["metadata"]["labels"] | {HEADLESS: ""}}} for it in plain
+    ]
+    kroute.apply(service("toggle", *ips, labels={HEADLESS: ""}), *labelled)
+    await refused(world.visitor, family.of(ips), 8080)
+    kroute.apply(*plain)
+    await served_by(world.visitor, family.of(ips), 8080, WEB)
+    kroute.apply(*labelled)
+    await refused(world.visitor, family.of(ips), 8080)
 
 
 async def toggled(world: World, kroute: Deployment, family: Family, free: Allocator, labels: dict[str, str]) -> None:
@@ -132,9 +143,9 @@ async def toggled(world: World, kroute: Deployment, family: Family, free: Alloca
         *endpoint_slices("beside", world.web),
     )
     await served_by(world.visitor, family.of(beside), 8080, WEB)
-    await unreachable(world.visitor, family.of(toggle), 8080)
+    await unrouted(world.visitor, family.of(toggle), 8080)
     kroute.apply(service("toggle", *toggle))
     await served_by(world.visitor, family.of(toggle), 8080, WEB)
     kroute.apply(service("toggle", *toggle, labels=labels))
-    await unreachable(world.visitor, family.of(toggle), 8080)
+    await unrouted(world.visitor, family.of(toggle), 8080)
     await served_by(world.visitor, family.of(beside), 8080, WEB)

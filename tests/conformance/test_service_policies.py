@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tests.conformance.conftest import Serve
-from tests.conformance.expect import refused, served_by, unreachable
+from tests.conformance.expect import refused, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.deployment import Deployment
@@ -65,7 +65,7 @@ async def test_service_2771_external_traffic_policy_local_for_type_nodeport(
     await served_by(client, family.of(world.nodes[1]), number, {"web-2"})
     assert (await client.http(family.of(world.nodes[1]), number)).peer == family.of(client)
     for node in (world.nodes[0], world.nodes[2]):
-        await unreachable(client, family.of(node), number)
+        await refused(client, family.of(node), number)
 
 
 @row("service 2920")
@@ -125,8 +125,8 @@ async def test_service_3149_fallback_to_local_terminating_endpoints_external_tra
     node1, node2, node3 = (family.of(node) for node in world.nodes)
     await served_by(client, node2, number, {"web-2"})
     for node in (node1, node3):
-        await unreachable(client, node, number)
+        await refused(client, node, number)
     kroute.apply(*endpoint_slices("ending", world.web[2:], name="ready"))
     await served_by(client, node3, number, {"web-3"})
     await served_by(client, node2, number, {"web-2"})
-    await unreachable(client, node1, number)
+    await refused(client, node1, number)

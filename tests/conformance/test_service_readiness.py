@@ -1,6 +1,6 @@
 """Endpoints in service.go that are not ready, that terminate, or that do not exist."""
 
-from tests.conformance.expect import refused, served_by, unreachable
+from tests.conformance.expect import refused, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.deployment import Deployment
@@ -52,9 +52,9 @@ async def test_service_2068_not_connect_to_terminating_and_unready_endpoints_if_
     await served_by(world.visitor, family.of(ips), 8080, {"web-2"})
     kroute.apply(*endpoint_slices("waiting", world.web[1:2], ready=False, serving=False, terminating=True))
     for client in (world.visitor, world.web[2]):
-        await unreachable(client, family.of(ips), 8080)
+        await refused(client, family.of(ips), 8080)
         for node in world.nodes:
-            await unreachable(client, family.of(node), number)
+            await refused(client, family.of(node), number)
 
 
 @row("service 2419")
@@ -62,7 +62,7 @@ async def test_service_2419_rejected_when_no_endpoints_exist(
     world: World, kroute: Deployment, family: Family, free: Allocator
 ) -> None:
     ips, number = free.cluster_ips(), free.node_port()
-    kroute.apply(service("nobody", *ips, ports=BOTH, node_ports={"TCP": number, "UDP": number}))
+    kroute.apply(service("nobody", *ips, ports=BOTH, node_ports=dict.fromkeys(BOTH, number)))
     await all_refuse(world, family, family.of(ips), number)
 
 
@@ -72,7 +72,7 @@ async def test_service_2464_rejected_for_evicted_pods(
 ) -> None:
     ips, number = free.cluster_ips(), free.node_port()
     kroute.apply(
-        service("evicted", *ips, ports=BOTH, node_ports={"TCP": number, "UDP": number}),
+        service("evicted", *ips, ports=BOTH, node_ports=dict.fromkeys(BOTH, number)),
         *endpoint_slices("evicted", world.web[1:2], TARGETS),
     )
     await served_by(world.visitor, family.of(ips), 80, {"web-2"})

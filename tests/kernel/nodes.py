@@ -89,8 +89,11 @@ class RealNode:
         await netlink.close()
         assert not refused, f"there already: {refused}"
 
-    def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
-        run(f"iptables-legacy -t {table} -A {chain} {rule}")
+    def add_foreign_rule(self, table: str, chain: str, rule: str, *, first: bool = False) -> None:
+        run(f"iptables-legacy -t {table} {'-I' if first else '-A'} {chain} {rule}")
+
+    def add_foreign_chain(self, table: str, chain: str) -> None:
+        run(f"iptables-legacy -t {table} -N {chain}")
 
     def rules(self, table: str, chain: str) -> list[str]:
         lines = run(f"iptables-legacy -t {table} -S {chain}").splitlines()
@@ -152,8 +155,12 @@ class FakeNode:
     async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
         self.conntrack.add_flows(*flows, protocol=protocol)
 
-    def add_foreign_rule(self, table: str, chain: str, rule: str) -> None:
-        self.kernel.table(socket.AF_INET, table).chains[chain].append(rule)
+    def add_foreign_rule(self, table: str, chain: str, rule: str, *, first: bool = False) -> None:
+        rules = self.kernel.table(socket.AF_INET, table).chains[chain]
+        rules.insert(0 if first else len(rules), rule)
+
+    def add_foreign_chain(self, table: str, chain: str) -> None:
+        self.kernel.table(socket.AF_INET, table).chains[chain] = []
 
     def rules(self, table: str, chain: str) -> list[str]:
         return self.kernel.table(socket.AF_INET, table).chains[chain]

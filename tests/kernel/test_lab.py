@@ -224,8 +224,8 @@ async def test_kroute_in_a_node_gets_ready_is_killed_and_is_terminated(
     await agent.ready()
     assert agent.running
     assert agent.rss() > 10 << 20
-    assert node.addresses("kube-dummy-if") == []
-    assert cluster.node("node2").run("ip", "-o", "link").count("kube-dummy-if") == 0
+    assert node.addresses("kube-ipvs0") == []
+    assert cluster.node("node2").run("ip", "-o", "link").count("kube-ipvs0") == 0
     assert await agent.kill() == -signal.SIGKILL
     assert not agent.running
     agent = await node.kroute(*run, fork=fork)

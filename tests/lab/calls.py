@@ -91,16 +91,19 @@ async def ask_status(namespace: SocketFactory, address: str, port: int, path: st
 
 
 async def ask_udp(
-    namespace: SocketFactory, address: str, port: int, source: tuple[str, int] | None, timeout: float
+    namespace: SocketFactory, address: str, port: int, source: tuple[str, int] | None, timeout: float, size: int = 0
 ) -> Answer:
-    """Send one datagram and return the answer. An ICMP error raises ConnectionRefusedError or another OSError."""
+    """Send one datagram, of at least `size` bytes, and return the answer.
+
+    An ICMP error raises ConnectionRefusedError or another OSError.
+    """
     loop = asyncio.get_running_loop()
     with namespace.socket(_family(address), socket.SOCK_DGRAM) as made:
         if source is not None:
             made.bind(source)
         async with asyncio.timeout(timeout):
             await loop.sock_connect(made, (address, port))
-            await loop.sock_sendall(made, b"who are you?")
+            await loop.sock_sendall(made, b"who are you?".ljust(size, b"."))
             return msgspec.json.decode(await loop.sock_recv(made, 2048), type=Answer)
 
 

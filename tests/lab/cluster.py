@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
+from tests.lab.api_server import ApiServer
 from tests.lab.hosts import Host
 from tests.lab.kroute_process import KrouteProcess
 from tests.lab.namespaces import Namespace
@@ -127,18 +128,22 @@ class Cluster:
     alive: ClassVar[set["Cluster"]] = set()
     """The clusters that exist now."""
 
-    def __init__(self, names: tuple[str, ...] = tuple(NODES)) -> None:
+    def __init__(
+        self, names: tuple[str, ...] = tuple(NODES), *, places: Mapping[str, Place] = NODES, client: Place = CLIENT
+    ) -> None:
         """Build a cluster of the nodes `names`. It is complete when this returns."""
         self.traffic = Traffic()
         self.directory = Path(tempfile.mkdtemp(prefix="kroute-lab-"))
         self.prefix = f"kl-{os.getpid()}-{secrets.token_hex(2)}"
         self.nodes: dict[str, Node] = {}
         self._hosts: list[Host] = []
+        self.api_server: ApiServer | None = None
+        """The one that `tests/lab/feed.py` has started."""
         self.wire = self.namespace("wire")
         try:
             self.wire.ip("link add wire type bridge mcast_snooping 0\nlink set wire up\n")
-            self.nodes = self._make_nodes(names)
-            self.client = self.host("client", CLIENT)
+            self.nodes = self._make_nodes({name: places[name] for name in names})
+            self.client = self.host("client", client)
         except BaseException:
             self.close()
             raise
@@ -176,20 +181,22 @@ class Cluster:
     def close(self) -> None:
         """Remove everything."""
         self.alive.discard(self)
+        if self.api_server is not None:
+            self.api_server.stop()
         for host in self._hosts:
             host.close()
         self.wire.delete()
         self.traffic.close()
         shutil.rmtree(self.directory)
 
-    def _make_nodes(self, names: tuple[str, ...]) -> dict[str, Node]:
+    def _make_nodes(self, places: Mapping[str, Place]) -> dict[str, Node]:
         """Connect the nodes to the wire, each with a bridge for its pods and routes to the pods of the other nodes."""
-        nodes = {name: Node(name, NODES[name], self, self.namespace(name)) for name in names}
+        nodes = {name: Node(name, place, self, self.namespace(name)) for name, place in places.items()}
         self._hosts += nodes.values()
         self._plug_in(*nodes.values())
         for name, node in nodes.items():
-            others = [NODES[other] for other in names if other != name]
-            node.namespace.ip(_on_the_wire(NODES[name]) + _pod_network(NODES[name], others))
+            others = [place for other, place in places.items() if other != name]
+            node.namespace.ip(_on_the_wire(places[name]) + _pod_network(places[name], others))
             for sysctl, value in _ROUTER.items():
                 node.sysctl(sysctl, value)
         return nodes

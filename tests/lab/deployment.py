@@ -1,7 +1,6 @@
-"""kroute on the nodes of the lab's cluster, which read one directory of manifests."""
+"""kroute on the nodes of the lab's cluster, with one source of objects."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TypeVar
 
 from tests.lab import objects
 from tests.lab.cluster import Cluster, Node
+from tests.lab.feed import Feed
+from tests.lab.hosts import OpenStream
 from tests.lab.kroute_process import KrouteProcess
 
 T = TypeVar("T")
@@ -31,42 +32,53 @@ async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0
             await asyncio.sleep(POLL)
 
 
-class Deployment:
-    """A kroute process on each node. `apply` and `delete` change the objects that they serve."""
+async def goes_on(stream: OpenStream) -> None:
+    """Wait until a byte that is sent after this call has come back."""
+    echoed = stream.echoed
 
-    def __init__(self, cluster: Cluster, manifests: Path) -> None:
+    def has_moved() -> None:
+        assert stream.failure is None, stream.failure
+        assert stream.echoed > echoed + 1
+
+    await eventually(has_moved)
+
+
+class Deployment:
+    """A kroute process on each node. `apply` and `delete` change the objects that they serve.
+
+    `source` are the flags that tell a kroute command where these objects are.
+    """
+
+    def __init__(self, cluster: Cluster, feed: Feed) -> None:
         self.cluster = cluster
-        self.manifests = manifests
+        self.source = feed.flags
+        self._feed = feed
         self.agents: dict[str, KrouteProcess] = {}
         self._touched: set[str] = set()
-        self._applied: dict[Path, objects.Object] = {}
+        self._applied: dict[tuple[str, str, str], objects.Object] = {}
         self.node_objects = [objects.node(node) for node in cluster.nodes.values()]
         self.apply(*self.node_objects)
 
     def apply(self, *items: objects.Object) -> None:
-        """Create or replace objects, each in its own file, each file in one step."""
+        """Create or replace objects, one after the other."""
         for item in items:
-            path = self._path(item)
-            self._applied[path] = item
-            unfinished = path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(item))
-            unfinished.replace(path)
+            self._applied[objects.identity(item)] = item
+            self._feed.put(item)
 
     def delete(self, *items: objects.Object) -> None:
         """Delete objects."""
         for item in items:
-            path = self._path(item)
-            path.unlink()
-            del self._applied[path]
+            self._feed.delete(item)
+            del self._applied[objects.identity(item)]
 
     async def clear(self) -> None:
         """Delete every object except the Nodes, which are restored, and wait until no node serves any.
 
         Real servers may still drain.
         """
-        nodes = {self._path(item): item for item in self.node_objects}
-        self.delete(*(item for path, item in self._applied.items() if path not in nodes))
-        self.apply(*(item for path, item in nodes.items() if self._applied[path] != item))
+        nodes = {objects.identity(item): item for item in self.node_objects}
+        self.delete(*[item for key, item in self._applied.items() if key not in nodes])
+        self.apply(*(item for key, item in nodes.items() if self._applied[key] != item))
         for name in self.agents:
             await eventually(partial(_serves_nothing, self.cluster.node(name)), within=30)
 
@@ -75,7 +87,7 @@ class Deployment:
         for name in nodes or tuple(self.cluster.nodes):
             self._touched.add(name)
             self.agents[name] = await self.cluster.node(name).kroute(
-                "run", "--manifests", str(self.manifests), "--node-name", name, "--resync-period", "5s", *flags
+                "run", *self.source, "--node-name", name, "--resync-period", "5s", *flags
             )
         for name in (nodes or tuple(self.cluster.nodes)) if wait else ():
             await self.agents[name].ready()
@@ -96,9 +108,6 @@ class Deployment:
         while self._touched:
             cleanup = await self.cluster.node(self._touched.pop()).kroute("cleanup")
             assert await cleanup.wait() == 0, cleanup.log.read_text()
-
-    def _path(self, item: objects.Object) -> Path:
-        return self.manifests / ("_".join(objects.identity(item)).lower() + ".json")
 
 
 def _serves_nothing(node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.lab.allocation import Allocator
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import Deployment
+from tests.lab.feed import Feed, feed_for
 from tests.lab.world import FAMILIES, Family, World
 
 
@@ -44,11 +45,15 @@ def free() -> Allocator:
 
 
 @pytest.fixture
-async def deployment(world: World, tmp_path: Path) -> AsyncIterator[Deployment]:
+def feed(world: World, tmp_path: Path) -> Feed:
+    """A source of objects, which has none yet."""
+    return feed_for(world.cluster, tmp_path)
+
+
+@pytest.fixture
+async def deployment(world: World, feed: Feed) -> AsyncIterator[Deployment]:
     """kroute, to be started by the test. Every node is cleaned afterwards."""
-    manifests = tmp_path / "manifests"
-    manifests.mkdir()
-    deployed = Deployment(world.cluster, manifests)
+    deployed = Deployment(world.cluster, feed)
     yield deployed
     await deployed.cleanup()
 

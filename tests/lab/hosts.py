@@ -68,10 +68,16 @@ class Host:
         )
 
     async def udp(
-        self, address: str, port: int, *, source: tuple[str, int] | None = None, timeout: float = PATIENCE
+        self,
+        address: str,
+        port: int,
+        *,
+        source: tuple[str, int] | None = None,
+        timeout: float = PATIENCE,
+        size: int = 0,
     ) -> Answer:
-        """Send one datagram and return the answer."""
-        return await self.traffic.run(ask_udp(self.namespace, address, port, source, timeout))
+        """Send one datagram, of at least `size` bytes, and return the answer."""
+        return await self.traffic.run(ask_udp(self.namespace, address, port, source, timeout, size))
 
     async def spread(self, address: str, port: int, calls: int, protocol: str = "http") -> Counter[str]:
         """Call `calls` times in sequence, by `http`, `udp` or `sctp`. Returns how often each host answered."""

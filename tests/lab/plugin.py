@@ -7,10 +7,13 @@ there is one progress and one summary, and options such as -k, -x and --duration
 
 If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
 kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
+
+Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
+those get them as manifests, and the tests marked `each_feed` run once more with an API server, with `@api` in their
+names: the tests of EACH_FEED.
 """
 
 import itertools
-import os
 import re
 
 import pytest
@@ -19,21 +22,28 @@ from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.vm import kernels
 from tests.lab.vm.durations import Durations
-from tests.lab.vm.fleet import Fleet, stop_if_asked
+from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked
 from tests.lab.vm.work import matrix
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
 EVERY_KERNEL = re.compile(r"tests/kernel/|tests/scenarios/test_s\d\d_")
 """The files of the tests that run on every available kernel."""
+EACH_FEED = re.compile(r"tests/conformance/")
+"""The files of the tests that run by each feed."""
+FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
+"""The fixtures of tests that have objects applied."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need a lab, by their paths."""
     directories = tuple(PROJECT / "tests" / name for name in LAB_DIRECTORIES)
     for item in items:
+        path = str(item.path.relative_to(PROJECT)) if item.path.is_relative_to(PROJECT) else ""
         if any(item.path.is_relative_to(directory) for directory in directories):
             item.add_marker("lab")
-        if EVERY_KERNEL.match(str(item.path.relative_to(PROJECT))):
+        if EACH_FEED.match(path) and FED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("each_feed")
+        if EVERY_KERNEL.match(path):
             item.add_marker("every_kernel")
 
 
@@ -56,10 +66,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print which kernels the tests ran on."""
-    for line in config.stash.get(Fleet.USED, []):
+    for line in kernels_used(config):
         terminalreporter.line(f"lab: {line}")
-    if lab_mode() == "host" and "KROUTE_LAB_EVENTS" not in os.environ:
-        terminalreporter.line(f"lab: Linux {os.uname().release} (this host's own)")
 
 
 def _run_here(session: pytest.Session, items: list[pytest.Item], fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 _IN6_PKTINFO = 50
 """IPV6_PKTINFO of linux/in6.h, which the socket module does not have."""
-_NO_LINGER = struct.pack("ii", 1, 0)
+NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def plain(address: str) -> str:
 
 def reset_on_close(writer: asyncio.StreamWriter) -> None:
     """Make a TCP connection end with a reset when it is closed."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
 
 
 class Server:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.lab import objects
 from tests.lab.cluster import Cluster, Node
 from tests.lab.deployment import Deployment
+from tests.lab.feed import ManifestFeed
 
 _VIP = ("10.254.0.10", "fd00:10:254::10")
 _NODE_PORT = 30080
@@ -96,7 +97,7 @@ def main(names: list[str]) -> int:
         here = cluster.node(names[0]) if names else None
         manifests = cluster.directory / "manifests"
         manifests.mkdir()
-        deployment = Deployment(cluster, manifests)
+        deployment = Deployment(cluster, ManifestFeed(manifests))
         asyncio.run(_populate(cluster, deployment))
         print(_welcome(cluster, manifests, here), flush=True)
         _start_shell(cluster, here)

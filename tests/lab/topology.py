@@ -43,3 +43,4 @@ class Place:
 
 NODES = {"node1": Place(250, 166), "node2": Place(248, 104), "node3": Place(249, 135)}
 CLIENT = Place(50)
+CONTROL_PLANE = Place(230)

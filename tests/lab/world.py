@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.hosts import Host
+from tests.lab.overlays import Overlay, address_of
 
 
 class TwoAddresses(Protocol):
@@ -57,24 +58,32 @@ class World:
     cluster: Cluster
     web: tuple[Pod, ...]
     visitor: Pod
+    overlay: Overlay | None = None
 
     @classmethod
-    def build(cls) -> "World":
-        """Build the cluster. Closing `cluster` removes it."""
+    def build(cls, overlay: Overlay | None = None) -> "World":
+        """Build the cluster. Closing `cluster` removes it. With `overlay`, its tunnels carry the packets of pods."""
         cluster = Cluster()
         try:
-            return asyncio.run(cls._populate(cluster))
+            world = asyncio.run(cls._populate(cluster, overlay))
+            if overlay is not None:
+                overlay.lay(cluster)
         except BaseException:
             cluster.close()
             raise
+        return world
 
     @classmethod
-    async def _populate(cls, cluster: Cluster) -> "World":
+    async def _populate(cls, cluster: Cluster, overlay: Overlay | None) -> "World":
         web = [
             await node.pod(f"web-{number}", http=8080, udp=5353, sctp=9090)
             for number, node in enumerate(cluster.nodes.values(), 1)
         ]
-        return cls(cluster, tuple(web), await cluster.node("node1").pod("visitor"))
+        return cls(cluster, tuple(web), await cluster.node("node1").pod("visitor"), overlay)
+
+    def masquerade_of(self, node: Node) -> TwoAddresses:
+        """The addresses that the kernel of a node gives what it masquerades to pods of other nodes."""
+        return node if self.overlay is None else address_of(node)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -49,7 +49,7 @@ def assert_right(node: "cluster.Node", items: Iterable[Object], settings: Settin
 
 def _own_addresses(node: "cluster.Node") -> frozenset[str]:
     links = json.loads(node.run("ip", "-j", "address"))
-    return frozenset(it["local"] for link in links if link["ifname"] != "kube-dummy-if" for it in link["addr_info"])
+    return frozenset(it["local"] for link in links if link["ifname"] != "kube-ipvs0" for it in link["addr_info"])
 
 
 def _ipvs_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
@@ -81,7 +81,7 @@ def _planned_persistence(server: VirtualServer) -> int:
 
 def _vip_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
     vips = {vip.address: vip.source for plan in plans for vip in plan.vips}
-    bound = {address.partition("/")[0] for address in node.addresses("kube-dummy-if")}
+    bound = {address.partition("/")[0] for address in node.addresses("kube-ipvs0")}
     found = [f"address {address} is too many" for address in bound - vips.keys()]
     found += [f"address {address} is missing" for address in vips.keys() - bound]
     routes = node.local_routes()

@@ -80,7 +80,7 @@ async def observed(case: Case, family: Family) -> tuple[str, bool | None]:
         answer = await ask(case.address, case.port, timeout=ANSWERS_WITHIN)
     except (TimeoutError, PermissionError):
         return DROPPED, None
-    except OSError:
+    except ConnectionRefusedError:
         return (HOST if case.fate == HOST else REFUSED), None
     return SERVED, None if case.kept is None else answer.peer == family.of(case.caller)
 

@@ -105,7 +105,7 @@ async def test_every_node_pod_and_service_is_still_reached_and_each_refusal_is_r
             assert (await node.http(VICTIM_IPS[family.name == "IPv6"], 8080)).host == "web-1"
     for node in world.nodes:
         assert api.answers(node), f"{node} has lost the API server"
-        bound = {address.partition("/")[0] for address in node.addresses("kube-dummy-if")}
+        bound = {address.partition("/")[0] for address in node.addresses("kube-ipvs0")}
         assert not bound & set(hostile_addresses(world)) - set(VICTIM_IPS)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -15,6 +14,7 @@ from kroute.settings import Settings
 from tests.lab import objects
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.feed import Feed
 from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, identity
 from tests.scenarios.conftest import World
@@ -159,14 +159,12 @@ def second_addresses(world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("second_addresses")
-def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: Path) -> None:
-    deployment = Deployment(world.cluster, tmp_path)
+def test_the_kernel_holds_what_a_full_computation_gives(world: World, feed: Feed) -> None:
+    deployment = Deployment(world.cluster, feed)
     story = Story(world, deployment, {identity(item): item for item in deployment.node_objects})
     played = 0
 
     with asyncio.Runner() as runner:
-        runner.run(deployment.start(*FLAGS, nodes=("node1",)))
-
         # Without shrinking: each sequence starts from the kernel state that the previous one left.
         @hypothesis.settings(max_examples=SEQUENCES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
         @hypothesis.given(st.lists(EVENTS, min_size=1, max_size=6))
@@ -180,6 +178,7 @@ def test_the_kernel_holds_what_a_full_computation_gives(world: World, tmp_path: 
             played += 1
 
         try:
+            runner.run(deployment.start(*FLAGS, nodes=("node1",)))
             play()
             assert played >= SEQUENCES
             runner.run(deployment.agents["node1"].ready())  # the last event may have started it

@@ -91,7 +91,7 @@ async def test_the_node_keeps_what_it_needs_and_hears_that_the_attackers_service
         api.create(item)
     await eventually(lambda: all_are_told_of(api, items, nodes))
     for node in nodes:
-        assert not {address.partition("/")[0] for address in node.addresses("kube-dummy-if")} & named(items)
+        assert not {address.partition("/")[0] for address in node.addresses("kube-ipvs0")} & named(items)
         assert [route for route in routes[node.name] if route not in local_routes(node)] == []
         assert api.answers(node)
         node.run("busybox", "ping", "-c", "1", "-W", "5", GATEWAY)
@@ -114,7 +114,7 @@ async def test_an_address_that_becomes_needed_is_given_up_and_comes_back_when_it
     node = nodes[0]
 
     def is_bound(expected: bool) -> None:
-        assert (f"{LATER}/32" in node.addresses("kube-dummy-if")) is expected
+        assert (f"{LATER}/32" in node.addresses("kube-ipvs0")) is expected
 
     await eventually(lambda: is_bound(True))
     node.run("ip", "address", "add", "198.51.100.1/24", "broadcast", "+", "dev", "cbr0")
@@ -149,4 +149,4 @@ def named(items: list[Object]) -> set[str]:
 def local_routes(node: Node) -> list[str]:
     """Return the kernel's own routes to this node's subnets, broadcast ones included."""
     routes = node.run("ip", "route", "show", "table", "local").splitlines()
-    return [route for route in routes if "kube-dummy-if" not in route]
+    return [route for route in routes if "kube-ipvs0" not in route]

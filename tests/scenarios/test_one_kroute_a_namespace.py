@@ -32,7 +32,7 @@ async def test_a_second_agent_and_a_cleanup_with_another_directory_are_refused_b
     before = node1.ipvs()
     assert "TCP 10.254.3.1:80" in " ".join(before)
 
-    argv = ("run", "--manifests", str(deployment.manifests), "--node-name", "node1")
+    argv = ("run", *deployment.source, "--node-name", "node1")
     for each in (argv, ("cleanup",)):
         process = await start_elsewhere(node1, tmp_path / "elsewhere", *each)
         assert await process.wait() == 1, each

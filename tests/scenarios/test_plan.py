@@ -1,7 +1,5 @@
 """`kroute plan` predicts an agent's changes correctly, and changes nothing."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.lab.answers import ask_json
@@ -32,10 +30,10 @@ def sysctl_changed(node: Node, _: object) -> None:
     node.sysctl("net.ipv4.vs.expire_nodest_conn", 0)
 
 
-async def planned(node: Node, manifests: Path) -> tuple[int, list[tuple[str, str, str]]]:
+async def planned(node: Node, source: tuple[str, ...]) -> tuple[int, list[tuple[str, str, str]]]:
     """Return the exit code of `kroute plan`, and service, kind and action of each change. No object is foreign."""
     before = node.snapshot()
-    code, said = await ask_json(node, "plan", "--manifests", str(manifests), "--node-name", node.name)
+    code, said = await ask_json(node, "plan", *source, "--node-name", node.name)
     changed = before.diff(node.snapshot())
     assert not changed, changed
     return code, [(it["service"], it["kind"], it["action"]) for it in said["changes"]]
@@ -47,9 +45,9 @@ async def test_on_a_node_that_is_right_nothing_changes_with_or_without_an_agent(
     node1 = world.cluster.node("node1")
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
     await deployment.start(nodes=("node1",))
-    assert await planned(node1, deployment.manifests) == (0, [])
+    assert await planned(node1, deployment.source) == (0, [])
     await deployment.stop()
-    assert await planned(node1, deployment.manifests) == (0, [])
+    assert await planned(node1, deployment.source) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -75,11 +73,11 @@ async def test_drift_is_planned_to_be_repaired_and_then_is(
     await deployment.start(nodes=("node1",))
     await deployment.stop()
     damage(node1, FAMILIES[0])
-    code, changes = await planned(node1, deployment.manifests)
+    code, changes = await planned(node1, deployment.source)
     assert code == 2
     assert change in changes
     await deployment.start(nodes=("node1",))
-    assert await planned(node1, deployment.manifests) == (0, [])
+    assert await planned(node1, deployment.source) == (0, [])
 
 
 async def test_a_change_of_the_manifests_and_of_a_setting_is_planned(world: World, deployment: Deployment) -> None:
@@ -94,7 +92,7 @@ async def test_a_change_of_the_manifests_and_of_a_setting_is_planned(world: Worl
     }
     await deployment.stop()
     deployment.apply(*endpoint_slices("web", world.web[1:]))
-    _, changes = await planned(node1, deployment.manifests)
+    _, changes = await planned(node1, deployment.source)
     assert set(changes) == {
         ("default/web", "real server", "edit"),  # it drains
         ("", "set entry", "delete"),
@@ -103,7 +101,7 @@ async def test_a_change_of_the_manifests_and_of_a_setting_is_planned(world: Worl
 
 async def test_on_a_node_without_kroute_everything_would_be_made(world: World, deployment: Deployment) -> None:
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
-    code, changes = await planned(world.cluster.node("node2"), deployment.manifests)
+    code, changes = await planned(world.cluster.node("node2"), deployment.source)
     assert code == 2
     assert {action for _, kind, action in changes if kind not in {"rules", "sysctl", "route"}} == {"add"}
     assert ("", "link", "add") in changes

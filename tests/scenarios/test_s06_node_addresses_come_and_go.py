@@ -13,8 +13,8 @@ import pytest
 
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
-from tests.lab.hosts import Host, OpenStream
+from tests.lab.deployment import Deployment, eventually, goes_on
+from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import FAMILIES, Family, World, routed
 
@@ -77,17 +77,6 @@ def serves(node: Node, family: Family, addresses: Addresses) -> None:
 
 def does_not_serve(node: Node, family: Family, addresses: Addresses) -> None:
     assert f"TCP {family.at(family.of(addresses), NODE_PORT)}" not in node.ipvs()
-
-
-async def goes_on(stream: OpenStream) -> None:
-    """Wait until a byte that is sent after this call has come back."""
-    echoed = stream.echoed
-
-    def has_moved() -> None:
-        assert stream.failure is None, stream.failure
-        assert stream.echoed > echoed + 1
-
-    await eventually(has_moved)
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS.values(), ids=ARRIVALS)

@@ -54,6 +54,31 @@ async def test_s7_node_ports_are_on_just_these_addresses(
     assert set(node1.ipvs()) == wanted
 
 
+FOREIGN_PORT = 30999
+
+
+async def test_node_ports_are_served_in_networks_that_are_excluded_from_a_clean_up(
+    node1: Node, world: World, deployment: Deployment, family: Family
+) -> None:
+    """The exclusion protects the virtual servers of others there, also without a ledger; Services are served."""
+    deployment.apply(
+        service("web", *CLUSTER_IPS, node_ports={"TCP": NODE_PORT}), *endpoint_slices("web", world.web[:1])
+    )
+    excluded = f"--exclude-cidrs={WIRE},{WIRE6},{family.service_ip}"
+    await deployment.start(excluded, nodes=("node1",))
+    assert (await world.visitor.http(family.of(WIRED), NODE_PORT)).host == "web-1"
+    await deployment.agents["node1"].kill()
+    for address in (family.of(WIRED), family.service_ip):
+        node1.run("ipvsadm", "-A", "-t", family.at(address, FOREIGN_PORT), "-s", "wlc")
+    (node1.state_dir / "ledger").unlink()
+    await deployment.start(excluded, nodes=("node1",))
+    await deployment.cleanup()
+    foreign = {f"TCP {family.at(address, FOREIGN_PORT)}" for address in (family.of(WIRED), family.service_ip)}
+    left = set(node1.ipvs())
+    node1.run("ipvsadm", "-C")
+    assert foreign <= left
+
+
 async def test_s7_packets_to_another_address_are_refused(
     node1: Node, world: World, deployment: Deployment, family: Family
 ) -> None:

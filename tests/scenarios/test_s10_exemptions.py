@@ -88,7 +88,7 @@ async def test_without_the_exemption_the_answer_is_lost(world: World, deployment
 
 
 BREAKAGES = {
-    "the rule is deleted": "iptables-legacy -t nat -D KROUTE-SERVICES 1",
+    "the rule is deleted": "iptables-legacy -t nat -D KROUTE-SERVICES 2",
     "the chain is flushed": "iptables-legacy -t nat -F KROUTE-SERVICES",
     "the table is flushed": "iptables-legacy -t nat -F",
 }

@@ -33,7 +33,7 @@ async def test_s11_masquerade_all_shows_the_node_for_every_connection(
     node1 = world.cluster.node("node1")
     for client in (world.visitor, node1):
         for _ in remote:
-            assert (await client.http(family.service_ip, 8080)).peer == family.of(node1)
+            assert (await client.http(family.service_ip, 8080)).peer == family.of(world.masquerade_of(node1))
 
 
 async def test_s12_a_pod_sees_the_pod_that_called(world: World, deployment: Deployment, family: Family) -> None:
@@ -51,7 +51,7 @@ async def test_only_calls_from_outside_the_cluster_networks_are_masqueraded(
     await deployment.start("--cluster-cidr", CLUSTER_CIDRS)
     assert (await world.visitor.http(family.service_ip, 8080)).peer == family.of(world.visitor)
     with routed(client, family, node1):
-        assert (await client.http(family.service_ip, 8080)).peer == family.of(node1)
+        assert (await client.http(family.service_ip, 8080)).peer == family.of(world.masquerade_of(node1))
 
 
 async def test_exempt_sources_are_not_masqueraded(world: World, deployment: Deployment, family: Family) -> None:
@@ -60,7 +60,7 @@ async def test_exempt_sources_are_not_masqueraded(world: World, deployment: Depl
     await deployment.start("--masquerade-all", "--masquerade-exempt", exempt)
     node1 = world.cluster.node("node1")
     assert (await world.visitor.http(family.service_ip, 8080)).peer == family.of(world.visitor)
-    assert (await node1.http(family.service_ip, 8080)).peer == family.of(node1)
+    assert (await node1.http(family.service_ip, 8080)).peer == family.of(world.masquerade_of(node1))
 
 
 async def test_a_pod_that_is_sent_to_itself_gets_an_answer(

@@ -3,7 +3,7 @@
 The only endpoint is on node3. Two clients are on node1 itself: the visitor's pod, and the node's own processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ EXTERNAL_IP = Entrance(80, 53, external=True)
 by_entrance = pytest.mark.parametrize("entrance", [NODE_PORT, EXTERNAL_IP], ids=["node port", "external IP"])
 
 
-def web(policy: str) -> Object:
+def web(policy: str, annotations: Mapping[str, str] | None = None) -> Object:
     return service(
         "web",
         *CLUSTER_IPS,
@@ -60,6 +60,7 @@ def web(policy: str) -> Object:
         node_ports={"TCP": NODE_PORT.tcp, "UDP": NODE_PORT.udp},
         externalIPs=list(EXTERNAL),
         externalTrafficPolicy=policy,
+        annotations=annotations,
     )
 
 
@@ -89,23 +90,32 @@ async def test_s13_cluster_any_node_serves_and_the_pod_sees_that_node(
             [seen] = await seen_as(client, address, entrance)
         # On the pod's own node the kernel takes the bridge's address, because the route to the pod leaves there.
         bridge = Addresses(NODES[name].pod_ip(1), NODES[name].pod_ip6(1))
-        assert seen == family.of(node if name == "node1" else bridge)
+        assert seen == family.of(world.masquerade_of(node) if name == "node1" else bridge)
 
 
+LOCAL = {
+    "by policy": web("Local"),
+    "by kube-router's annotation": web("Cluster", {"kube-router.io/service.local": "true"}),
+}
+
+
+@pytest.mark.parametrize("local", LOCAL.values(), ids=list(LOCAL))
 @by_entrance
 async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere(
-    entrance: Entrance, world: World, deployment: Deployment, family: Family
+    local: Object, entrance: Entrance, world: World, deployment: Deployment, family: Family
 ) -> None:
     """With policy Cluster node1 would answer, and the pod would see a node's address. A dropped call would time out."""
-    deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
+    deployment.apply(local, *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1", "node3"))
     node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
     with entrance.leads_to(node3, family, client) as address:
         assert await seen_as(client, address, entrance) == {family.of(client)}
     with entrance.leads_to(node1, family, client) as address:
         await is_refused(client, address, entrance.tcp, entrance.udp)
-    # Another node counts as outside, and so does that node's pod when it calls this node.
-    for caller in (world.cluster.node("node2"), world.web[1]):
+    # Another node counts as outside, and so does that node's pod when it calls this node. The refusal of an external IP
+    # has that as its source, and does not pass a tunnel that checks sources.
+    passes = not (entrance.external and world.overlay is not None and world.overlay.checks_sources)
+    for caller in (world.cluster.node("node2"), *([world.web[1]] if passes else [])):
         gateway = caller if isinstance(caller, Node) else caller.node
         with entrance.leads_to(node1, family, gateway) as address:
             await is_refused(caller, address, entrance.tcp, entrance.udp)
@@ -134,7 +144,7 @@ async def test_s13_the_policy_changes_while_clients_call(
     await deployment.start(nodes=("node1",))
 
     async def is_masqueraded() -> None:
-        assert await seen_as(client, address, entrance) == {family.of(node1)}
+        assert await seen_as(client, address, entrance) == {family.of(world.masquerade_of(node1))}
 
     with entrance.leads_to(node1, family, client) as address:
         await is_masqueraded()

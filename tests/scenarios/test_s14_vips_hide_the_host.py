@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
+from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
@@ -101,7 +101,7 @@ async def test_s14_a_connection_that_stands_is_not_cut_when_an_address_becomes_a
     """A filter that looked at every packet would reset these connections."""
     deployment.apply(service("other", *OTHER_CLUSTER_IPS), *endpoint_slices("other", world.web))
     await deployment.start(nodes=("node1",))
-    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-dummy-if")
+    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-ipvs0")
     connections = [await caller.connect(family.service_ip, SSH) for caller in callers]
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await eventually(lambda: is_hidden(callers, family))
@@ -114,8 +114,8 @@ async def test_s14_a_connection_that_stands_is_not_cut_when_the_first_rules_come
     node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family, world: World
 ) -> None:
     """Conntrack may start together with the rules: it then sees the connection only from its middle."""
-    node1.namespace.ip("link add kube-dummy-if type dummy\nlink set kube-dummy-if up\n")
-    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-dummy-if")
+    node1.namespace.ip("link add kube-ipvs0 type dummy\nlink set kube-ipvs0 up\n")
+    node1.run("ip", "address", "add", family.service_ip, "dev", "kube-ipvs0")
     connections = [await caller.connect(family.service_ip, SSH) for caller in callers]
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(nodes=("node1",))
@@ -205,11 +205,5 @@ async def test_s14_while_its_last_endpoint_drains_a_port_is_refused_and_the_conn
     await eventually(all_others_are_refused)
     with pytest.raises(ConnectionRefusedError):
         await node1.http(family.service_ip, 8080)
-    echoed = stream.echoed
-
-    def goes_on() -> None:
-        assert stream.failure is None, stream.failure
-        assert stream.echoed > echoed + 1
-
-    await eventually(goes_on)
+    await goes_on(stream)
     await stream.close()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
+from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.objects import Endpoint, Object, endpoint_slices, node, service
 from tests.lab.topology import NODES
 from tests.lab.world import FAMILIES, Family, World
@@ -136,13 +136,7 @@ async def test_s15_an_open_connection_to_a_pod_of_the_node_goes_on(cluster3: Clu
     stream = await visitor.open_stream(service_ip, 8080, patience=20)
     cluster3.readdress(family, OLD, NEW)
     await eventually(lambda: cluster3.has_s1(family, family.of(NEW)), IN_TIME)
-    echoed = stream.echoed
-
-    def goes_on() -> None:
-        assert stream.failure is None, stream.failure
-        assert stream.echoed > echoed + 1
-
-    await eventually(goes_on)
+    await goes_on(stream)
     await stream.close()
 
 
@@ -195,7 +189,7 @@ async def test_s15_a_node_with_one_family_serves_that_one_and_says_so(cluster3: 
     await cluster3.knows(serves=f"{family.name} only")
     await cluster3.has_s1(family, family.of(OLD))
     assert {("[" in key) for key in cluster3.node.ipvs()} == {family.name == "IPv6"}
-    bound = {it.partition("/")[0] for it in cluster3.node.addresses("kube-dummy-if")}
+    bound = {it.partition("/")[0] for it in cluster3.node.addresses("kube-ipvs0")}
     assert bound & set(CLUSTER_IPS) == {family.service_ip}
 
 

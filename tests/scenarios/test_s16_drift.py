@@ -20,16 +20,16 @@ Damage = Callable[[Node, Family], None]
 
 def address_deleted(node: Node, family: Family) -> None:
     prefix = {"IPv4": 32, "IPv6": 128}[family.name]
-    node.run("ip", "address", "del", f"{family.service_ip}/{prefix}", "dev", "kube-dummy-if")
+    node.run("ip", "address", "del", f"{family.service_ip}/{prefix}", "dev", "kube-ipvs0")
 
 
 def route_deleted(node: Node, family: Family) -> None:
     flag = {"IPv4": "-4", "IPv6": "-6"}[family.name]
-    node.run("ip", flag, "route", "del", "local", family.service_ip, "dev", "kube-dummy-if", "table", "local")
+    node.run("ip", flag, "route", "del", "local", family.service_ip, "dev", "kube-ipvs0", "table", "local")
 
 
 def link_deleted(node: Node, _: Family) -> None:
-    node.run("ip", "link", "del", "kube-dummy-if")
+    node.run("ip", "link", "del", "kube-ipvs0")
 
 
 def destination_deleted(node: Node, family: Family) -> None:
@@ -56,7 +56,7 @@ def sets_flushed(node: Node, _: Family) -> None:
 
 def changes(before: Snapshot, node: Node) -> list[str]:
     """Return the differences. Ignored: a link's number and MAC address, and the kernel's routes that follow ours."""
-    kernels_own = re.compile(r"local (\S+) dev kube-dummy-if table local proto kernel scope host src \1 *")
+    kernels_own = re.compile(r"local (\S+) dev kube-ipvs0 table local proto kernel scope host src \1 *")
     lines = [line.strip() for line in before.diff(node.snapshot()).splitlines() if line.startswith("  ")]
     signs: dict[str, int] = {}
     for line in lines:

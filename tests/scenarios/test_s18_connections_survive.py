@@ -3,24 +3,12 @@
 import asyncio
 
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
-from tests.lab.hosts import OpenStream
+from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, Family, World
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 RESTARTS = 20
-
-
-async def goes_on(stream: OpenStream) -> None:
-    """Wait until a byte that is sent after this call has come back."""
-    echoed = stream.echoed
-
-    def has_moved() -> None:
-        assert stream.failure is None, stream.failure
-        assert stream.echoed > echoed + 1
-
-    await eventually(has_moved)
 
 
 async def test_s18_twenty_restarts_lose_no_byte(world: World, deployment: Deployment, family: Family) -> None:

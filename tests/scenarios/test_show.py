@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 import signal
 
 from tests.lab.answers import ask_json
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import FAMILIES, World
+from tests.scenarios.test_observation import scraped
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 
@@ -41,6 +43,23 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
     await eventually(connection_is_counted)  # the kernel updates its counters every two seconds
     await stream.close()
     assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
+
+
+async def test_the_sets_are_as_full_as_the_kernel_says(world: World, deployment: Deployment) -> None:
+    node1 = world.cluster.node("node1")
+    deployment.apply(service("web", *CLUSTER_IPS, ports={"TCP": 8080, "UDP": 5353}), *endpoint_slices("web", world.web))
+    await deployment.start(nodes=("node1",))
+    header = r"^Name: (\S+)$.*?maxelem (\d+).*?^Number of entries: (\d+)$"
+    found = re.findall(header, node1.run("ipset", "list", "-t"), re.MULTILINE | re.DOTALL)
+    kernel = {name: (int(entries), int(capacity)) for name, capacity, entries in found}
+    assert kernel["KROUTE-NO-ENDPOINT"] == (1, 262_144)
+    code, shown = await ask_json(node1, "show")
+    assert code == 0
+    assert {it["set"]: (it["entries"], it["capacity"]) for it in shown["sets"]} == kernel
+    series = scraped(node1)
+    assert {
+        name: (series["kroute_set_entries", name], series["kroute_set_capacity", name]) for name in kernel
+    } == kernel
 
 
 async def test_rates_are_shown_until_interrupted(world: World, deployment: Deployment) -> None:

@@ -28,7 +28,7 @@ from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel
 
-DUMMY = "kube-dummy-if"
+DUMMY = "kube-ipvs0"
 NODE_IPV4, NODE_IPV6 = "192.168.123.249", "fd00:123::249"
 OWN_ADDRESSES = frozenset({NODE_IPV4, NODE_IPV6})
 

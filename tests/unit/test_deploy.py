@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from kroute import __version__
 from kroute.checks import preflight
@@ -206,6 +207,20 @@ class TestImage:
         ]
         script = (DEPLOY / "install").read_text()
         assert re.findall(r"^    (\w+)\)$", script, re.MULTILINE) == ["dependencies", "program", "system"]
+
+    def test_every_base_is_named_by_its_digest(self) -> None:
+        stages = re.findall(r"^FROM (?:--\S+ )*(\S+)(?: AS (\S+))?$", self.DOCKERFILE, re.MULTILINE | re.IGNORECASE)
+        own = {name for _, name in stages if name}
+        bases = [image for image, _ in stages if image not in own]
+        assert len(stages) == len(re.findall(r"^FROM\b", self.DOCKERFILE, re.MULTILINE | re.IGNORECASE))
+        assert bases
+        assert all(re.fullmatch(r"[a-z0-9./-]+:[a-z0-9.-]+@sha256:[0-9a-f]{64}", image) for image in bases)
+        assert len(set(bases)) == 1, "both stages have the libraries of one distribution"
+
+    def test_somebody_says_when_a_digest_is_out_of_date(self) -> None:
+        updates = yaml.safe_load((DEPLOY.parent / ".github/dependabot.yml").read_text())["updates"]
+        watched = {(it["package-ecosystem"], it["directory"]) for it in updates}
+        assert watched == {("docker", "/deploy"), ("pip", "/requirements")}
 
     def test_it_starts_kroute_itself_and_not_as_root(self) -> None:
         assert 'ENTRYPOINT ["kroute"]' in self.DOCKERFILE

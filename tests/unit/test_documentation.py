@@ -8,13 +8,15 @@ import pytest
 
 from kroute.cli.director import director
 from kroute.cli.main import COMMANDS
+from kroute.cli.options import ListOption
 from kroute.cli.run import run
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect.verdicts import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.planning.annotations import ANNOTATIONS, SCHEDULER_FLAGS
-from kroute.settings import SCHEDULERS, Exemption, Settings
+from kroute.planning.annotations import ANNOTATIONS
+from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
+from kroute.settings import Exemption, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -32,7 +34,8 @@ def test_every_flag_has_its_row_with_variable_and_default(page: str, command: cl
         if option.is_flag:
             assert default == ("on" if option.default else "off")
         elif option.show_default is True or isinstance(option.default, str):
-            assert default == f"`{option.default}`"
+            shown = ",".join(option.default) if isinstance(option, ListOption) else option.default
+            assert default == f"`{shown}`"
 
 
 def test_every_annotation_scheduler_and_flag_is_named() -> None:
@@ -76,3 +79,11 @@ def test_every_path_that_a_table_names_exists(page: str) -> None:
     named = re.findall(r"`((?:kroute|tests|docs|deploy)/[\w./-]+)`", "\n".join(rows))
     assert len(named) > 10
     assert [path for path in named if not (root / path).exists()] == []
+
+
+def test_every_failure_of_the_design_names_its_tests() -> None:
+    table = (DOCS / "design.md").read_text().split("| failure | already served |")[1].split("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"\| `tests/[\w/]+\.py`(, `tests/[\w/]+\.py`)* \|$", row), row

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lab import places
+from tests.lab import feeds, places
 from tests.lab.mode import lab_mode
 from tests.lab.vm import host, kernels, provide
 from tests.lab.vm.diagnosis import CAUSES, likely_cause
@@ -18,15 +18,17 @@ from tests.lab.vm.work import Work, matrix
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set an empty cache for each test, and no choice of a kernel."""
+    """Set an empty cache for each test, and no choice of a kernel or feed."""
     monkeypatch.setenv("KROUTE_CACHE", str(tmp_path))
     monkeypatch.delenv("KROUTE_KERNEL", raising=False)
+    monkeypatch.delenv("KROUTE_FEED", raising=False)
     return tmp_path
 
 
-def items(*nodeids: str, everywhere: bool = False) -> list[pytest.Item]:
+def items(*nodeids: str, everywhere: bool = False, again: bool = False) -> list[pytest.Item]:
+    markers = {"every_kernel": everywhere, "each_feed": again}
     return [
-        SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda _name: everywhere)  # type: ignore[misc]
+        SimpleNamespace(nodeid=nodeid, get_closest_marker=markers.get)  # type: ignore[misc]
         for nodeid in nodeids
     ]
 
@@ -56,6 +58,25 @@ class TestWork:
         assert (first.kernel, len(first), first.suffix) == (BUILT, 2, "")
         assert (second.kernel, len(second), second.suffix) == (PACKAGED, 1, "@packaged")
 
+    def test_what_is_for_each_feed_runs_once_by_each(self) -> None:
+        conformance, scenario = items("c.py::1", again=True), items("s.py::1", everywhere=True)
+        first, second, third = matrix([*conformance, *scenario], [BUILT, PACKAGED], Durations({}, {}))
+        assert (first.feed, len(first), first.suffix) == ("manifests", 2, "")
+        assert (second.feed, names(second.take_all()), second.suffix) == ("manifests", ["s.py::1"], "@packaged")
+        assert (third.kernel, third.feed, names(third.take_all()), third.suffix) == (BUILT, "api", ["c.py::1"], "@api")
+
+    @pytest.mark.parametrize("feed", ["manifests", "api"])
+    def test_one_feed_that_is_named_is_the_only_one(self, feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KROUTE_FEED", feed)
+        tests = [*items("s.py::1", everywhere=True), *items("c.py::1", again=True)]
+        works = matrix(tests, [BUILT, PACKAGED], Durations({}, {}))
+        assert [(work.feed, work.suffix, len(work)) for work in works] == [(feed, "", 2), (feed, "@packaged", 1)]
+
+    def test_a_feed_that_does_not_exist_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KROUTE_FEED", "etcd")
+        with pytest.raises(ValueError, match="KROUTE_FEED=etcd: use auto, manifests or api"):
+            feeds.wanted()
+
     def test_a_kernel_without_any_test_has_no_machines(self) -> None:
         assert [work.kernel for work in matrix(items("b.py::1"), [BUILT, PACKAGED], Durations({}, {}))] == [BUILT]
 
@@ -67,7 +88,9 @@ class TestDurations:
         assert durations.by_file() == {"a.py": 4}
 
     def test_another_kernel_takes_another_time(self) -> None:
-        durations = Durations({"a.py::1": 2, "a.py::1@packaged": 6}, {"b.py": 1, "b.py@packaged": 3})
+        durations = Durations({"a.py::1": 2, "a.py::1@packaged": 6}, {"b.py": 1, "b.py@packaged": 3, "b.py@api": 4})
+        assert durations.of("b.py::2@api") == 4
+        assert Durations({}, {"b.py": 7}).of("b.py::2@api") == 7
         assert (durations.of("b.py::1"), durations.of("b.py::1@packaged")) == (1, 3)
         assert durations.by_file() == {"a.py": 2, "a.py@packaged": 6}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Self
 
+from tests.lab.feeds import API
 from tests.lab.places import leftovers
 from tests.lab.vm.kernels import KERNELS
 
@@ -38,14 +39,15 @@ class Durations:
         self._now[nodeid] += seconds
 
     def of(self, nodeid: str) -> float:
-        """Return the seconds that a test took last, or usually takes."""
-        return self._known.get(nodeid) or self._usual.get(_file_and_kernel(nodeid), UNKNOWN)
+        """Return the seconds that a test took last, or usually takes; elsewhere, if it has not run so yet."""
+        usual = self._usual.get(_file_and_suffix(nodeid)) or self._usual.get(file_of(nodeid), UNKNOWN)
+        return self._known.get(nodeid) or usual
 
     def by_file(self) -> dict[str, float]:
         """Return the average of the last durations of the tests of each lab file."""
         files: defaultdict[str, list[float]] = defaultdict(list)
         for nodeid, seconds in self._known.items():
-            files[_file_and_kernel(nodeid)].append(seconds)
+            files[_file_and_suffix(nodeid)].append(seconds)
         return {name: round(fmean(files[name]), 1) for name in sorted(files)}
 
     def write(self) -> None:
@@ -64,10 +66,14 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def _file_and_kernel(nodeid: str) -> str:
-    """Return the key for tests of similar duration: the file, and the kernel if it is not the first."""
-    suffix = next((f"@{name}" for name in KERNELS if nodeid.endswith(f"@{name}")), "")
-    return file_of(nodeid) + suffix
+def without_suffix(nodeid: str) -> str:
+    """Return a test's own name, without the kernel or feed with which it ran once more."""
+    return next((nodeid.removesuffix(f"@{name}") for name in (*KERNELS, API) if nodeid.endswith(f"@{name}")), nodeid)
+
+
+def _file_and_suffix(nodeid: str) -> str:
+    """Return the key for tests of similar duration: the file, and the kernel or feed if it is not the first."""
+    return file_of(nodeid) + nodeid[len(without_suffix(nodeid)) :]
 
 
 if __name__ == "__main__":

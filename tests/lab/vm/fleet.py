@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from tests.lab.feeds import wanted
+from tests.lab.mode import lab_mode
 from tests.lab.vm.durations import Durations
 from tests.lab.vm.machine import MachineError
 from tests.lab.vm.remote_run import RemoteRun
@@ -35,9 +37,9 @@ class Fleet:
         count = int(os.environ.get("KROUTE_LAB_MACHINES") or MACHINES_PER_CPU * len(os.sched_getaffinity(0)))
         for _ in range(count):
             self._start_machine()
-        self._session.config.stash[self.USED] = [f"{work.kernel.title}: {len(work)} tests" for work in self._works] + [
-            f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"
-        ]
+        self._session.config.stash[self.USED] = [
+            f"{work.kernel.title}, fed by {work.feed}: {len(work)} tests" for work in self._works
+        ] + [f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,6 +119,13 @@ class Fleet:
             hook.pytest_runtest_logreport(report=report)
             hook.pytest_runtest_logfinish(nodeid=nodeid, location=item.location)
             stop_if_asked(self._session)
+
+
+def kernels_used(config: pytest.Config) -> list[str]:
+    """The kernels that the tests of this run ran on, each with what fed its tests and how many there were."""
+    if lab_mode() == "host" and "KROUTE_LAB_EVENTS" not in os.environ:
+        return [f"Linux {os.uname().release} (this host's own), fed by {wanted()[0]}"]
+    return config.stash.get(Fleet.USED, [])
 
 
 def stop_if_asked(session: pytest.Session) -> None:

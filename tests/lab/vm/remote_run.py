@@ -111,6 +111,7 @@ class RemoteRun:
             environment=environment(
                 KROUTE_LAB_EVENTS=str(self._events),
                 KROUTE_LAB_ASSIGNED=str(self._assigned),
+                KROUTE_FEED=self.work.feed,
                 PYTHONDONTWRITEBYTECODE="1",
                 HYPOTHESIS_STORAGE_DIRECTORY="/run/tmp/hypothesis",  # the project is read-only in the machine
             ),

@@ -1,4 +1,4 @@
-"""The tests that machines still have to run, file by file, the longest first.
+"""The tests that machines still have to run, file by file, the longest first; on which kernel, and fed how.
 
 A machine gets a file when it has nearly finished the previous one. So all machines end at about the same time, whatever
 their speed.
@@ -9,17 +9,29 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.lab.feeds import API, MANIFESTS, wanted
 from tests.lab.vm.durations import Durations, file_of
 from tests.lab.vm.kernels import Kernel
 
 
 class Work:
-    """The work of one kernel's machines. A file's tests stay together and in order, as they may share fixtures."""
+    """The work of the machines of one kernel with one feed.
 
-    def __init__(self, kernel: Kernel, items: Sequence[pytest.Item], durations: Durations, suffix: str = "") -> None:
+    A file's tests stay together and in order, as they may share fixtures.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        items: Sequence[pytest.Item],
+        durations: Durations,
+        suffix: str = "",
+        feed: str = MANIFESTS,
+    ) -> None:
         self.kernel = kernel
+        self.feed = feed
         self.suffix = suffix
-        """The suffix of its tests' names, if another kernel runs them as well."""
+        """The suffix of its tests' names, if they run in another work as well."""
         self.has_been_up = False
         """Whether any machine with this kernel has come up. If the first fails, no other is expected to."""
         self._count = len(items)
@@ -63,9 +75,15 @@ class Work:
 
 
 def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations) -> list[Work]:
-    """Distribute the lab's tests: the first kernel runs all, the others those marked `every_kernel`."""
+    """Distribute the lab's tests: the first kernel runs all, the others those marked `every_kernel`.
+
+    If two feeds are wanted, the first kernel runs those marked `each_feed` once more, by the second.
+    """
     first, *others = kernels
+    feed, *second = wanted()
     everywhere = [item for item in items if item.get_closest_marker("every_kernel")]
-    work = [Work(first, items, durations)]
-    work += [Work(kernel, everywhere, durations, f"@{kernel.name}") for kernel in others if everywhere]
+    again = [item for item in items if item.get_closest_marker("each_feed")] if second else []
+    work = [Work(first, items, durations, feed=feed)]
+    work += [Work(kernel, everywhere, durations, f"@{kernel.name}", feed) for kernel in others if everywhere]
+    work += [Work(first, again, durations, f"@{API}", *second)] if again else []
     return work
