@@ -1,6 +1,6 @@
 """The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from kroute.firewall.packets import Rules
@@ -77,6 +77,20 @@ class Firewall(Protocol):
         """What kept the last `ensure_rules` from writing rules though the kernel could have them, as a sentence; or "".
 
         It is worth another attempt soon.
+        """
+        ...
+
+    async def is_untouched(self) -> bool:
+        """Whether nobody else has changed a set or rule since all were last read or written by this object.
+
+        A resync would then find nothing, and may be skipped. False if the backend cannot know.
+        """
+        ...
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever somebody else has changed a set or rule, or may have; a resync is due then.
+
+        Runs until it is cancelled. Where the kernel reports no such changes, it returns at once.
         """
         ...
 

@@ -1,6 +1,7 @@
 """A firewall in memory. It refuses what every kernel refuses, whichever backend is used."""
 
-from collections.abc import AsyncIterator, Collection, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from ipaddress import ip_address, ip_network
 
 from kroute.firewall.protocol import Prerequisites
@@ -21,6 +22,7 @@ class FakeFirewall:
 
     `sets` are those that were made, `written_for` the facts that the rules were last written for; tests damage both.
     A set grows to `room.most`. While it `refuses_rules`, none can be written, but those that stand are read.
+    `knows_untouched` is what it says of itself; `disturb` tells its followers that somebody has changed it.
     """
 
     def __init__(self, settings: Settings, *, room: Room = ROOM) -> None:
@@ -30,6 +32,8 @@ class FakeFirewall:
         self._settings = settings
         self._room = room
         self.refuses_rules = False
+        self.knows_untouched = False
+        self._followers: list[Callable[[], None]] = []
 
     async def ensure_sets(self) -> list[str]:
         missing = [(family, which) for family in Family for which in SHAPES if (family, which) not in self.sets]
@@ -74,6 +78,20 @@ class FakeFirewall:
 
     def rules_hindered_by(self) -> str:
         return "somebody else writes rules" if self.refuses_rules and self.written_for != self._known else ""
+
+    async def is_untouched(self) -> bool:
+        return self.knows_untouched
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        self._followers.append(changed)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._followers.remove(changed)
+
+    def disturb(self) -> None:
+        for changed in self._followers:
+            changed()
 
     async def is_present(self) -> bool:
         return bool(self.sets)

@@ -3,7 +3,7 @@
 import errno
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import structlog
@@ -103,6 +103,13 @@ class IptablesFirewall:
 
     def rules_hindered_by(self) -> str:
         return self._tables.hindered_by
+
+    async def is_untouched(self) -> bool:
+        """Never known: neither ipset nor the tables count their changes."""
+        return False
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Return at once: neither ipset nor the tables report their changes."""
 
     async def is_present(self) -> bool:
         return any(name.startswith(PREFIX) for name in await self._ipset.names())
