@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from kroute.checks.finding import Finding, failed, ok, warning
-from kroute.kernel.nftables import Nftables
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import NodeKernel
 
 CALICO = "calico"

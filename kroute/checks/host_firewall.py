@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from kroute.checks.finding import Finding, ok, warning
 from kroute.kernel.iptables.saved import SavedRule, SavedTable, parse_saved
 from kroute.kernel.iptables.tools import VARIANTS, Variant
-from kroute.kernel.nftables import NftChain
+from kroute.kernel.nftables.chains import NftChain
 
 FIREWALL = "firewall"
 REFUSALS = frozenset({"DROP", "REJECT"})

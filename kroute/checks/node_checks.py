@@ -14,7 +14,7 @@ from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, SysctlClient
 from kroute.kernel.iptables.tools import XtablesTools
-from kroute.kernel.nftables import Nftables
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.addresses import Family

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
-from kroute.kernel.nftables import Nftables
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 

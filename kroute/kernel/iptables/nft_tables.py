@@ -13,7 +13,7 @@ from itertools import dropwhile
 from kroute.kernel.iptables.saved import SavedRule, SavedTable, parse_saved
 from kroute.kernel.iptables.tools import Variant, XtablesTools
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.nftables import Nftables
+from kroute.kernel.nftables.client import Nftables
 
 
 class NftTables:

@@ -5,7 +5,7 @@ import pytest
 from kroute.checks.finding import Level
 from kroute.checks.host_firewall import check_host_firewall
 from kroute.kernel.iptables.tools import Variant
-from kroute.kernel.nftables import NftChain
+from kroute.kernel.nftables.chains import NftChain
 
 NFT_FILTER = [NftChain("ip", "filter", "FORWARD", "forward", drops=True)]
 DOCKER = """\

@@ -8,7 +8,7 @@ from kroute.kernel.iptables import nft_tables
 from kroute.kernel.iptables.nft_tables import NftTables
 from kroute.kernel.iptables.tools import Variant, XtablesTools
 from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.nftables import Nftables
+from kroute.kernel.nftables.client import Nftables
 
 RULES = TableRules(
     "filter",

@@ -1,0 +1,1 @@
+"""nf_tables: tables, sets, chains, rules and elements, over netlink alone."""

@@ -1,0 +1,83 @@
+"""The elements of sets in messages.
+
+A network in a concatenation is one element with two keys (NFTA_SET_ELEM_KEY_END). A network alone is two elements in
+the kernel: its first address, and the address after its last one, with a flag; the network that ends with the last of
+all addresses has no second one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from kroute.kernel.netlink.message import NLM_F_CREATE, attribute, attributes, iterate_attributes, text
+from kroute.kernel.nftables.expressions import DATA_VALUE, LIST_ELEMENT
+from kroute.kernel.nftables.messages import HEADER, LIST_ELEMENTS, LIST_SET, Message, table_message
+from kroute.kernel.nftables.objects import Element, SetDefinition, Table
+from kroute.kernel.nftables.set_keys import decode_key, encode_key
+
+ELEMENT_KEY, ELEMENT_FLAGS, ELEMENT_KEY_END = 1, 3, 10
+_INTERVAL_END = 0x1
+_END_FLAG = attribute(ELEMENT_FLAGS, _INTERVAL_END.to_bytes(4, "big"))
+MESSAGE_ELEMENTS = 1000
+"""The most elements of a message: their attribute has 65,535 bytes at most, and the longest element has 100."""
+
+
+def encode_element(family: int, parts: Sequence[str], element: Element) -> bytes:
+    """The element as one or two elements of a list. Raises ValueError if it does not fit the set."""
+    first, last = encode_key(family, parts, element)
+    if "net" not in parts:
+        return _listed(_key(ELEMENT_KEY, first))
+    if len(parts) > 1:
+        return _listed(_key(ELEMENT_KEY, first) + _key(ELEMENT_KEY_END, last))
+    end = int.from_bytes(last, "big") + 1
+    if end >> 8 * len(last):
+        return _listed(_key(ELEMENT_KEY, first))
+    return _listed(_key(ELEMENT_KEY, first)) + _listed(_key(ELEMENT_KEY, end.to_bytes(len(last), "big")) + _END_FLAG)
+
+
+def elements_message(kind: Message, table: Table, set_name: str, encoded: Iterable[bytes]) -> bytes:
+    """Add encoded elements to a set (NEWSETELEM), or delete them (DELSETELEM)."""
+    flags = NLM_F_CREATE if kind is Message.NEWSETELEM else 0
+    return table_message(kind, flags, table, text(LIST_SET, set_name), attribute(LIST_ELEMENTS, b"".join(encoded)))
+
+
+def parse_keys(payload: bytes) -> list[tuple[bytes, bytes, bool]]:
+    """The elements of a part of a listing: first key, last key, and whether it is an interval's end."""
+    listed = iterate_attributes(attributes(payload, HEADER.size).get(LIST_ELEMENTS, b""))
+    found = []
+    for _kind, content in listed:
+        element = attributes(content)
+        if ELEMENT_KEY not in element:
+            continue  # a catch-all element, which has none
+        first = attributes(element[ELEMENT_KEY])[DATA_VALUE]
+        last = attributes(element[ELEMENT_KEY_END])[DATA_VALUE] if ELEMENT_KEY_END in element else first
+        is_end = bool(int.from_bytes(element.get(ELEMENT_FLAGS, b""), "big") & _INTERVAL_END)
+        found.append((first, last, is_end))
+    return found
+
+
+def decode_elements(table: Table, of: SetDefinition, keys: list[tuple[bytes, bytes, bool]]) -> Iterator[Element]:
+    """The elements of some parts of a listing; of all parts, if the set has networks alone."""
+    if of.parts == ("net",):
+        keys = [(first, last, False) for first, last in _intervals(keys)]
+    for first, last, _is_end in keys:
+        yield from decode_key(table.family, of.parts, first, last)
+
+
+def _intervals(keys: list[tuple[bytes, bytes, bool]]) -> Iterator[tuple[bytes, bytes]]:
+    """The first and last address of each interval. The listing is in no order. Before the first one may be an end."""
+    if not keys:
+        return
+    size = len(keys[0][0])
+    # At the same address the end of one interval comes before the start of the next.
+    bounds = sorted((int.from_bytes(key, "big"), not is_end) for key, _last, is_end in keys)
+    for (first, is_start), (after, _) in pairwise([*bounds, (1 << 8 * size, False)]):
+        if is_start:
+            yield first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big")
+
+
+def _key(kind: int, key: bytes) -> bytes:
+    return attribute(kind, attribute(DATA_VALUE, key))
+
+
+def _listed(content: bytes) -> bytes:
+    return attribute(LIST_ELEMENT, content)

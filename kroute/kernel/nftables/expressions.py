@@ -1,0 +1,197 @@
+"""The expressions of rules, encoded byte for byte as the kernel gives them back when it has no more to say.
+
+An expression reads registers and writes one, or decides what becomes of the packet. Where one finds that the packet
+does not match, the rule ends. Registers have names in bytes: `register(n)` begins n bytes after the first one's start.
+A key of several parts begins each part at a multiple of four bytes. Attributes are in the order in which the kernel's
+nft_*.c write them (include/uapi/linux/netfilter/nf_tables.h), and without the flag of nested ones, as there.
+"""
+
+import struct
+import sys
+from enum import IntEnum
+
+from kroute.kernel.errors import UNINTELLIGIBLE
+from kroute.kernel.netlink.message import attribute, attributes, text, u8
+
+LIST_ELEMENT = 1
+EXPRESSION_NAME, EXPRESSION_DATA = 1, 2
+DATA_VALUE, DATA_VERDICT = 1, 2
+VERDICT_CODE, VERDICT_CHAIN = 1, 2
+FULLY_RANDOM = 0x10
+"""NF_NAT_RANGE_PROTO_RANDOM_FULLY."""
+NO_REGISTER = 0
+"""NFT_REG_VERDICT, where a verdict goes."""
+
+_BE32 = struct.Struct("!I")
+_BE64 = struct.Struct("!Q")
+
+
+class Header(IntEnum):
+    """Where the offset of a payload expression begins (enum nft_payload_bases)."""
+
+    NETWORK = 1
+    TRANSPORT = 2
+
+
+class Meta(IntEnum):
+    """Keys of the meta expression (enum nft_meta_keys). Names of interfaces have 16 bytes, L4PROTO one, MARK four."""
+
+    MARK = 3
+    IIFNAME = 6
+    OIFNAME = 7
+    L4PROTO = 16
+
+
+class Ct(IntEnum):
+    """Keys of the ct expression (enum nft_ct_keys). STATE, STATUS and MARK have four bytes, DIRECTION one."""
+
+    STATE = 0
+    DIRECTION = 1
+    STATUS = 2
+    MARK = 3
+
+
+class CtState(IntEnum):
+    """Bits of Ct.STATE (NF_CT_STATE_BIT), in the host's byte order; `number` encodes them."""
+
+    INVALID = 0x1
+    ESTABLISHED = 0x2
+    RELATED = 0x4
+    NEW = 0x8
+
+
+class Decision(IntEnum):
+    """What a verdict decides (enum nft_verdicts, linux/netfilter.h)."""
+
+    DROP = 0
+    ACCEPT = 1
+    JUMP = -3
+    GOTO = -4
+    RETURN = -5
+
+
+class Refusal(IntEnum):
+    """How a reject expression answers (enum nft_reject_types)."""
+
+    ICMP = 0
+    """With an ICMP or ICMPv6 "unreachable" of the given code."""
+    TCP_RESET = 1
+
+
+def register(offset: int) -> int:
+    """The register that begins so many bytes after the start of the first; as nft and the kernel number them.
+
+    Every 16 bytes begin a register of 16 bytes (1 to 4), the others of 4 bytes are 9 and above.
+    """
+    quarter, rest = divmod(offset, 4)
+    if rest or not 0 <= quarter < 16:
+        raise ValueError(f"no register begins at byte {offset}")
+    return 1 + quarter // 4 if quarter % 4 == 0 else 8 + quarter
+
+
+def number(value: int) -> bytes:
+    """Four bytes in the host's byte order, as marks and the bits of ct have."""
+    return value.to_bytes(4, sys.byteorder)
+
+
+def payload(to: int, header: Header, offset: int, length: int) -> bytes:
+    """Load bytes of the packet into a register."""
+    return _expression("payload", _be32(1, to), _be32(2, header), _be32(3, offset), _be32(4, length))
+
+
+def meta(to: int, key: Meta) -> bytes:
+    """Load what the kernel knows of the packet into a register."""
+    return _expression("meta", _be32(2, key), _be32(1, to))
+
+
+def set_meta(key: Meta, of: int) -> bytes:
+    """Set what the kernel knows of the packet to a register's content."""
+    return _expression("meta", _be32(2, key), _be32(3, of))
+
+
+def ct(to: int, key: Ct) -> bytes:
+    """Load what conntrack knows of the packet's connection into a register."""
+    return _expression("ct", _be32(1, to), _be32(2, key))
+
+
+def bitwise(at: int, mask: bytes, xor: bytes) -> bytes:
+    """Combine a register's content with `mask` by AND, then with `xor` by XOR. Both have the content's length."""
+    sizes = _be32(1, at), _be32(2, at), _be32(3, len(mask)), _be32(6, 0)
+    return _expression("bitwise", *sizes, attribute(4, _value(mask)), attribute(5, _value(xor)))
+
+
+def compare(at: int, value: bytes, *, equal: bool = True) -> bytes:
+    """Match if a register begins with these bytes (`equal`), or if it does not."""
+    return _expression("cmp", _be32(1, at), _be32(2, 0 if equal else 1), attribute(3, _value(value)))
+
+
+def lookup(set_name: str, key: int, *, inverted: bool = False) -> bytes:
+    """Match if the set has the key that begins at a register, or (`inverted`) if it does not have it."""
+    return _expression("lookup", text(1, set_name), _be32(2, key), _be32(5, int(inverted)))
+
+
+def immediate(to: int, value: bytes) -> bytes:
+    """Load bytes into a register."""
+    return _expression("immediate", _be32(1, to), attribute(2, _value(value)))
+
+
+def verdict(decision: Decision, chain: str = "") -> bytes:
+    """Decide what becomes of the packet; JUMP and GOTO name a chain."""
+    parts = _be32(VERDICT_CODE, decision & 0xFFFFFFFF) + (text(VERDICT_CHAIN, chain) if chain else b"")
+    return _expression("immediate", _be32(1, NO_REGISTER), attribute(2, attribute(DATA_VERDICT, parts)))
+
+
+def masquerade(*, fully_random: bool) -> bytes:
+    """Replace the source by an address of the interface on which the packet leaves."""
+    return _expression("masq", _be32(1, FULLY_RANDOM)) if fully_random else _expression("masq")
+
+
+def source_nat(family: int, address: int, *, fully_random: bool) -> bytes:
+    """Replace the source by the address in a register. `family` is AF_INET or AF_INET6."""
+    # 0x1 is NF_NAT_RANGE_MAP_IPS, which the kernel adds where an address is given.
+    flags = 0x1 | (FULLY_RANDOM if fully_random else 0)
+    return _expression("nat", _be32(1, 0), _be32(2, family), _be32(3, address), _be32(4, address), _be32(7, flags))
+
+
+def reject(refusal: Refusal, code: int = 0) -> bytes:
+    """Answer that the packet is refused, and drop it. `code` is that of the ICMP message."""
+    parts = [_be32(1, refusal)]
+    if refusal is Refusal.ICMP:
+        parts.append(u8(2, code))
+    return _expression("reject", *parts)
+
+
+def counter() -> bytes:
+    """Count packets and bytes."""
+    return _expression("counter", attribute(1, _BE64.pack(0)), attribute(2, _BE64.pack(0)))
+
+
+def is_as_wanted(found: bytes, wanted: bytes) -> bool:
+    """Whether an expression that the kernel gave is the wanted one, though a newer kernel may say more of it.
+
+    What a counter has counted does not matter.
+    """
+    try:
+        name, said = _parse(found)
+        wanted_name, wanted_parts = _parse(wanted)
+    except UNINTELLIGIBLE:
+        return False
+    return name == wanted_name and (name == b"counter\0" or wanted_parts.items() <= said.items())
+
+
+def _parse(expression: bytes) -> tuple[bytes, dict[int, bytes]]:
+    parts = attributes(attributes(expression)[LIST_ELEMENT])
+    return parts[EXPRESSION_NAME], attributes(parts.get(EXPRESSION_DATA, b""))
+
+
+def _expression(name: str, *parts: bytes) -> bytes:
+    content = text(EXPRESSION_NAME, name) + attribute(EXPRESSION_DATA, b"".join(parts))
+    return attribute(LIST_ELEMENT, content)
+
+
+def _be32(kind: int, value: int) -> bytes:
+    return attribute(kind, _BE32.pack(value))
+
+
+def _value(value: bytes) -> bytes:
+    return attribute(DATA_VALUE, value)

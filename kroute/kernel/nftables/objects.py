@@ -1,0 +1,205 @@
+"""The objects of an nf_tables table, and the changes of a transaction."""
+
+import socket
+from typing import NamedTuple, TypeAlias
+
+Element: TypeAlias = tuple[str | int, ...]
+"""The fields of an element, by the parts of its set; see `SetDefinition`."""
+
+FAMILY_NAMES = {socket.AF_INET: "ip", socket.AF_INET6: "ip6"}
+
+
+class Table(NamedTuple):
+    """A table of the family AF_INET or AF_INET6, which are `ip` and `ip6` in nft(8)."""
+
+    family: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{FAMILY_NAMES.get(self.family, self.family)} {self.name}"
+
+
+class SetDefinition(NamedTuple):
+    """A set, and what its elements consist of.
+
+    Each part of an element has one field or two:
+        ip    (address,)
+        port  (protocol number, port)
+        net   (address/prefix length,). Networks of a set that are equal in all other fields must not overlap. Only
+              the last part may be one.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+
+    @property
+    def has_networks(self) -> bool:
+        return "net" in self.parts
+
+
+class Chain(NamedTuple):
+    """A chain. A base chain has a hook ("prerouting", "input", "forward", "output", "postrouting"); others have "".
+
+    `type` is "filter", "nat" or "route", `priority` a number. `drops`: the policy is to drop; kroute's never is.
+    """
+
+    name: str
+    type: str = ""
+    hook: str = ""
+    priority: int = 0
+    drops: bool = False
+
+
+class Rule(NamedTuple):
+    """A rule: the encoded expressions (`kroute.kernel.nftables.expressions`), and a comment of at most 127 bytes."""
+
+    chain: str
+    expressions: tuple[bytes, ...]
+    comment: str = ""
+
+
+class TableState(NamedTuple):
+    """What a table has. Rules are in the order of their chains; each has the handle by which DeleteRule names it."""
+
+    sets: dict[str, SetDefinition]
+    chains: dict[str, Chain]
+    rules: list[tuple[int, Rule]]
+
+
+class AddTable(NamedTuple):
+    """Make the table. One that exists is no failure. Refused: EOPNOTSUPP if the kernel lacks the family."""
+
+    def __str__(self) -> str:
+        return "add the table"
+
+
+class DeleteTable(NamedTuple):
+    """Delete the table with all that it has. Refused: ENOENT if there is none. After AddTable it never is."""
+
+    def __str__(self) -> str:
+        return "delete the table"
+
+
+class AddSet(NamedTuple):
+    """Make a set. Refused: EEXIST if one has the name."""
+
+    set: SetDefinition
+
+    def __str__(self) -> str:
+        return f"add set {self.set.name}"
+
+
+class DeleteSet(NamedTuple):
+    """Delete a set with its elements. Refused: ENOENT if there is none, EBUSY while a rule refers to it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"delete set {self.name}"
+
+
+class FlushSet(NamedTuple):
+    """Delete all elements of a set. Refused: ENOENT if there is no such set."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"flush set {self.name}"
+
+
+class AddChain(NamedTuple):
+    """Make a chain. Refused: EEXIST if one has the name, ENOENT or EOPNOTSUPP if the kernel lacks the type."""
+
+    chain: Chain
+
+    def __str__(self) -> str:
+        return f"add chain {self.chain.name}"
+
+
+class DeleteChain(NamedTuple):
+    """Delete a chain. Refused: ENOENT if there is none, EBUSY while it has rules or a rule of another jumps to it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"delete chain {self.name}"
+
+
+class FlushChain(NamedTuple):
+    """Delete all rules of a chain. Refused: ENOENT if there is no such chain."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"flush chain {self.name}"
+
+
+class AddRule(NamedTuple):
+    """Add a rule at its chain's end.
+
+    Refused: ENOENT if the chain, or one that the rule jumps to, or a set is missing, or the kernel lacks the
+    expression; EINVAL if a set's key is longer than what the rule has loaded; EOPNOTSUPP if the expression is not for
+    the hook; ELOOP if jumps go in a circle.
+    """
+
+    rule: Rule
+
+    def __str__(self) -> str:
+        named = f' "{self.rule.comment}"' if self.rule.comment else ""
+        return f"add a rule{named} to chain {self.rule.chain}"
+
+
+class DeleteRule(NamedTuple):
+    """Delete a rule by its handle, which `read` found. Refused: ENOENT if there is none."""
+
+    chain: str
+    handle: int
+
+    def __str__(self) -> str:
+        return f"delete rule {self.handle} of chain {self.chain}"
+
+
+class AddElements(NamedTuple):
+    """Add elements to a set. Those that the set has are no failure.
+
+    Refused: ENOENT if there is no such set, EINVAL for an element that does not fit, EEXIST or ENOTEMPTY for a network
+    that overlaps another one.
+    """
+
+    set: SetDefinition
+    elements: tuple[Element, ...]
+
+    def __str__(self) -> str:
+        return f"add {_in_words(self.elements)} to set {self.set.name}"
+
+
+class DeleteElements(NamedTuple):
+    """Delete elements from a set. Refused: ENOENT for one that the set does not have, and if there is no such set."""
+
+    set: SetDefinition
+    elements: tuple[Element, ...]
+
+    def __str__(self) -> str:
+        return f"delete {_in_words(self.elements)} from set {self.set.name}"
+
+
+ElementChange: TypeAlias = AddElements | DeleteElements
+NftChange: TypeAlias = (
+    AddTable
+    | DeleteTable
+    | AddSet
+    | DeleteSet
+    | FlushSet
+    | AddChain
+    | DeleteChain
+    | FlushChain
+    | AddRule
+    | DeleteRule
+    | ElementChange
+)
+
+
+def _in_words(elements: tuple[Element, ...]) -> str:
+    if len(elements) != 1:
+        return f"{len(elements)} elements"
+    return ",".join(map(str, elements[0]))

@@ -1,0 +1,149 @@
+"""How the parts of a set's elements become the key of an nf_tables set, as nft(8) would declare it.
+
+A key is the concatenation of its fields, each padded to a multiple of four bytes. `type` numbers are nft's own
+(`enum datatypes` of its datatype.h): the kernel only stores them, and nft shows the set by them.
+"""
+
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_network, summarize_address_range
+
+from kroute.kernel.netlink.message import attribute, unpack_address
+from kroute.kernel.nftables.objects import Element
+
+SET_INTERVAL, SET_CONCAT = 0x4, 0x80
+DESCRIPTION_SIZE, DESCRIPTION_CONCAT = 1, 2
+_FIELD, _FIELD_LENGTH = 1, 1
+
+_IPV4_ADDR, _IPV6_ADDR, _INET_PROTO, _INET_SERVICE = 7, 8, 12, 13
+_ADDRESS_TYPES = {socket.AF_INET: (_IPV4_ADDR, 4), socket.AF_INET6: (_IPV6_ADDR, 16)}
+"""nft's type of an address, and its length in bytes."""
+_TYPE_BITS = 6
+_BYTEORDER_INVALID, _BYTEORDER_BIG_ENDIAN = 0, 2
+
+_BE32 = struct.Struct("!I")
+_PORT = struct.Struct("!BxxxHxx")
+"""Protocol number and port, each padded."""
+
+
+def fields(family: int, parts: Sequence[str]) -> list[tuple[int, int]]:
+    """nft's type and the length in bytes of each field of the key."""
+    found: list[tuple[int, int]] = []
+    for part in parts:
+        found += [(_INET_PROTO, 1), (_INET_SERVICE, 2)] if part == "port" else [_ADDRESS_TYPES[family]]
+    return found
+
+
+def key_type(family: int, parts: Sequence[str]) -> int:
+    """The type of the whole key: six bits for each field."""
+    number = 0
+    for kind, _length in fields(family, parts):
+        number = number << _TYPE_BITS | kind
+    return number
+
+
+def key_length(family: int, parts: Sequence[str]) -> int:
+    """Bytes of the key."""
+    return sum(_padded(length) for _kind, length in fields(family, parts))
+
+
+def flags_of(parts: Sequence[str]) -> int:
+    if "net" not in parts:
+        return 0
+    return SET_INTERVAL | (SET_CONCAT if len(parts) > 1 else 0)
+
+
+def description(family: int, parts: Sequence[str]) -> bytes:
+    """The lengths of the fields, which the kernel needs for concatenations with intervals only; else b""."""
+    if not flags_of(parts) & SET_CONCAT:
+        return b""
+    lengths = (attribute(_FIELD_LENGTH, _BE32.pack(length)) for _kind, length in fields(family, parts))
+    return attribute(DESCRIPTION_CONCAT, b"".join(attribute(_FIELD, length) for length in lengths))
+
+
+def byte_order(parts: Sequence[str]) -> bytes:
+    """The order of the bytes of a key of one field, by which nft prints it; a concatenation has none."""
+    order = _BYTEORDER_BIG_ENDIAN if len(parts) == 1 and parts[0] != "port" else _BYTEORDER_INVALID
+    return order.to_bytes(4, sys.byteorder)
+
+
+def parts_of(family: int, number: int, flags: int) -> tuple[str, ...]:
+    """The parts of a set by its type and flags; one part in words if kroute makes no such set."""
+    kinds: list[int] = []
+    rest = number
+    while rest:
+        kinds.insert(0, rest & (1 << _TYPE_BITS) - 1)
+        rest >>= _TYPE_BITS
+    address = _ADDRESS_TYPES[family][0] if family in _ADDRESS_TYPES else 0
+    parts: list[str] = []
+    while kinds:
+        if kinds[:2] == [_INET_PROTO, _INET_SERVICE]:
+            parts.append("port")
+            del kinds[:2]
+        elif kinds[0] == address:
+            parts.append("ip")
+            del kinds[0]
+        else:
+            return (f"type {number}",)
+    if flags & SET_INTERVAL and parts and parts[-1] == "ip":
+        parts[-1] = "net"
+    return tuple(parts) if flags == flags_of(parts) else (f"type {number}, flags {flags:#x}",)
+
+
+def encode_key(family: int, parts: Sequence[str], element: Element) -> tuple[bytes, bytes]:
+    """The first and the last key of an element, which are equal unless it has a network.
+
+    Raises ValueError if the element does not fit.
+    """
+    given = iter(element)
+    first: list[bytes] = []
+    last: list[bytes] = []
+    try:
+        for part in parts:
+            if part == "port":
+                low = high = _PORT.pack(int(next(given)), int(next(given)))
+            elif part == "net":
+                network = ip_network(str(next(given)))
+                low, high = network.network_address.packed, network.broadcast_address.packed
+            else:
+                low = high = socket.inet_pton(family, str(next(given)))
+            first.append(low)
+            last.append(high)
+    except (StopIteration, OSError, struct.error) as error:
+        raise ValueError(f"element {element} does not fit a set of {','.join(parts)}") from error
+    key = b"".join(first)
+    if next(given, None) is not None or len(key) != key_length(family, parts):
+        raise ValueError(f"element {element} does not fit a set of {','.join(parts)}")
+    return key, b"".join(last)
+
+
+def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> Iterator[Element]:
+    """The elements between two keys: one, unless another program has added a range that is no network."""
+    size = _ADDRESS_TYPES[family][1]
+    found: list[str | int] = []
+    offset = 0
+    for part in parts:
+        if part == "port":
+            found += _PORT.unpack_from(first, offset)
+            offset += _PORT.size
+        elif part == "ip":
+            found.append(unpack_address(first[offset : offset + size]))
+            offset += size
+        else:
+            for network in networks(first[offset : offset + size], last[offset : offset + size]):
+                yield (*found, network)
+            return
+    yield tuple(found)
+
+
+def networks(first: bytes, last: bytes) -> list[str]:
+    """The networks that are together the range of two addresses, both included."""
+    if len(first) == 4:
+        return [str(it) for it in summarize_address_range(IPv4Address(first), IPv4Address(last))]
+    return [str(it) for it in summarize_address_range(IPv6Address(first), IPv6Address(last))]
+
+
+def _padded(length: int) -> int:
+    return (length + 3) & ~3
