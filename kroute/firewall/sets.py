@@ -60,6 +60,24 @@ SHAPES: Mapping[AddressSet, tuple[Part, ...]] = {
 }
 """The parts of an element of each set, in this order."""
 
+
+class End(StrEnum):
+    """One of a packet's addresses."""
+
+    SOURCE = "src"
+    DESTINATION = "dst"
+
+
+_TO_PORT = (End.DESTINATION,)
+
+LOOKED_UP: Mapping[AddressSet, tuple[End, ...]] = {
+    **dict.fromkeys(SHAPES, _TO_PORT),
+    AddressSet.SOURCE_RANGE: (End.DESTINATION, End.SOURCE),
+    AddressSet.HAIRPIN: (End.DESTINATION, End.SOURCE),
+    AddressSet.POD_NETWORK: (End.SOURCE,),
+}
+"""The packet's address for each address or network of an element. A port is always the destination's."""
+
 SERVED = (AddressSet.CLUSTER_IP, AddressSet.EXTERNAL, AddressSet.EXTERNAL_LOCAL)
 """The sets of ports that Services serve: a VIP answers on these and on no other."""
 

@@ -13,6 +13,7 @@ what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do. Real ser
 (`KROUTE-HEALTH-CHECK`). Whom INPUT lets in to the Services themselves stays that program's to say.
 """
 
+from kroute.firewall import reasons
 from kroute.firewall.iptables.matches import (
     from_vip,
     in_set,
@@ -51,17 +52,17 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
             "KROUTE-INPUT": [
                 not_a_first_packet(),
                 _source_ranges(family),
-                f"{comment('nothing serves this port')} {no_endpoint} -j KROUTE-REJECT",
-                f"{others} {comment('policy Local, and nothing on this node serves it')} {no_local} -j KROUTE-REJECT",
-                f"{comment('an address of Services')} {vip} -j KROUTE-VIPS",
+                f"{comment(reasons.NO_ENDPOINT)} {no_endpoint} -j KROUTE-REJECT",
+                f"{others} {comment(reasons.NO_LOCAL)} {no_local} -j KROUTE-REJECT",
+                f"{comment(reasons.VIP)} {vip} -j KROUTE-VIPS",
             ],
             "KROUTE-VIPS": [
                 *_served_ports(family),
-                f"{_ECHO_REQUEST[family]} {comment('a ping')} -j RETURN",
-                f"{comment('a port of the node itself, which is not for this address')} -j KROUTE-REJECT",
+                f"{_ECHO_REQUEST[family]} {comment(reasons.PING)} -j RETURN",
+                f"{comment(reasons.HOST_PORT)} -j KROUTE-REJECT",
             ],
             "KROUTE-REJECT": [
-                f"{protocol}{comment('refused at once')} -j REJECT --reject-with {how}"
+                f"{protocol}{comment(reasons.REFUSED)} -j REJECT --reject-with {how}"
                 for protocol, how in _REFUSALS[family]
             ],
             "KROUTE-HEALTH-CHECK": [
@@ -75,7 +76,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         jumps=[
             (
                 "INPUT",
-                f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-INPUT",
+                f"-m conntrack --ctstate NEW {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-INPUT",
             ),
             ("INPUT", f"-p tcp {comment('kroute: load balancers that ask for health')} -j KROUTE-HEALTH-CHECK"),
             ("FORWARD", f"{comment('kroute: Services, for packets to and from pods')} -j KROUTE-FORWARD"),
@@ -101,7 +102,7 @@ def output_rules(family: Family) -> TableRules:
     the process that listens on that port: in LOCAL_IN, behind every rule that could refuse it. So the answer is
     dropped; of TCP the first one only, to cut no connection that is open when its address becomes a VIP.
     """
-    from_own_port = f"{from_vip(family)} {comment('a port of the node itself, behind an endpoint that is a VIP')}"
+    from_own_port = f"{from_vip(family)} {comment(reasons.BEHIND_VIP)}"
     return TableRules(
         "mangle",
         chains={
@@ -114,11 +115,11 @@ def output_rules(family: Family) -> TableRules:
         jumps=[
             (
                 "OUTPUT",
-                f"-m conntrack --ctstate NEW {comment('kroute: Services, for new connections')} -j KROUTE-OUTPUT",
+                f"-m conntrack --ctstate NEW {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-OUTPUT",
             ),
             (
                 "OUTPUT",
-                f"-m conntrack --ctstate ESTABLISHED --ctdir REPLY {comment('kroute: answers')} -j KROUTE-ANSWERS",
+                f"-m conntrack --ctstate ESTABLISHED --ctdir REPLY {comment(reasons.ANSWERS)} -j KROUTE-ANSWERS",
             ),
         ],
     )
@@ -128,8 +129,8 @@ def _source_ranges(family: Family) -> str:
     """The rule of `loadBalancerSourceRanges`. It drops packets, as a firewall does, and as kube-proxy does too."""
     restricted = in_set(family, AddressSet.RESTRICTED)
     others = not_in_set(family, AddressSet.SOURCE_RANGE)
-    return f"{restricted} {others} {comment('a load balancer that is not for this client')} -j DROP"
+    return f"{restricted} {others} {comment(reasons.OUTSIDE_RANGES)} -j DROP"
 
 
 def _served_ports(family: Family) -> list[str]:
-    return [f"{comment('a port that a Service serves')} {in_set(family, which)} -j RETURN" for which in SERVED]
+    return [f"{comment(reasons.SERVED)} {in_set(family, which)} -j RETURN" for which in SERVED]

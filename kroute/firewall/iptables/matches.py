@@ -1,21 +1,13 @@
 """The matches that rules of several tables use."""
 
-from collections.abc import Mapping
-
+from kroute.firewall import reasons
 from kroute.firewall.iptables.address_sets import set_name
 from kroute.firewall.policy import local_pods_interface
+from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part
 from kroute.kernel.iptables.rule import comment
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
-
-_LOOKED_UP: Mapping[AddressSet, str] = {
-    AddressSet.SOURCE_RANGE: "dst,dst,src",
-    AddressSet.HAIRPIN: "dst,dst,src",
-    AddressSet.VIP: "dst",
-    AddressSet.POD_NETWORK: "src",
-}
-"""The parts of a packet that are looked up in a set. For sets not named here: its destination and port."""
 
 
 def not_a_first_packet() -> str:
@@ -26,7 +18,7 @@ def not_a_first_packet() -> str:
     without one, kroute's own.
     """
     tcp = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
-    return f"{tcp} {comment('of a connection that conntrack did not see begin')} -j RETURN"
+    return f"{tcp} {comment(reasons.NOT_BEGUN)} -j RETURN"
 
 
 def in_set(family: Family, which: AddressSet) -> str:
@@ -55,4 +47,7 @@ def not_from_local_pods(settings: Settings, family: Family) -> str:
 
 
 def _named(family: Family, which: AddressSet) -> str:
-    return f"{set_name(family, which)} {_LOOKED_UP.get(which, 'dst,dst')}"
+    """The set's name, and the packet's end for each part of an element."""
+    ends = iter(LOOKED_UP[which])
+    parts = [End.DESTINATION if part is Part.PORT else next(ends) for part in SHAPES[which]]
+    return f"{set_name(family, which)} {','.join(parts)}"

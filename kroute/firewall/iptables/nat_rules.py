@@ -5,6 +5,7 @@ destination that the client used. IPVS then replaces that by a real server's add
 only the mark tells which packets to masquerade. A rule's text is what iptables-save prints after `-A CHAIN`.
 """
 
+from kroute.firewall import reasons
 from kroute.firewall.iptables.matches import in_set, not_a_first_packet, not_from_local_pods
 from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
 from kroute.kernel.iptables.rule import comment
@@ -29,21 +30,21 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
                 not_a_first_packet(),
                 *_exemptions(settings, family),
                 *_cluster_ip_marking(settings, family, node),
-                f"{comment('node ports and external addresses, policy Cluster')} {external} -j KROUTE-MARK-MASQ",
+                f"{comment(reasons.TO_EXTERNAL)} {external} -j KROUTE-MARK-MASQ",
             ],
             "KROUTE-MARK-MASQ": [
                 f"{comment('this packet is masqueraded on its way out')} -j MARK --set-xmark {mark}/{mark}",
             ],
             "KROUTE-POSTROUTING": [
-                f"{comment('a pod that reaches itself through a Service')} {hairpin} -j MASQUERADE{random}",
+                f"{comment(reasons.HAIRPIN)} {hairpin} -j MASQUERADE{random}",
                 f"{comment('all else leaves as it is, unless marked')} -m mark ! --mark {mark}/{mark} -j RETURN",
                 f"{comment('the mark has done its duty')} -j MARK --set-xmark {mark}/0x0",
-                f"{comment('marked packets leave with an address of this node')} {source}{random}",
+                f"{comment(reasons.MARKED)} {source}{random}",
             ],
         },
         jumps=[
-            ("PREROUTING", f"{comment('kroute: Services, for packets from elsewhere')} -j KROUTE-SERVICES"),
-            ("OUTPUT", f"{comment('kroute: Services, for packets of this node')} -j KROUTE-SERVICES"),
+            ("PREROUTING", f"{comment(reasons.FROM_ELSEWHERE)} -j KROUTE-SERVICES"),
+            ("OUTPUT", f"{comment(reasons.OF_THIS_NODE)} -j KROUTE-SERVICES"),
             ("POSTROUTING", f"{comment('kroute: masquerading')} -j KROUTE-POSTROUTING"),
         ],
     )
@@ -52,7 +53,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
 def _exemptions(settings: Settings, family: Family) -> list[str]:
     """The rules of `--masquerade-exempt`. They match the client's destination: IPVS has not replaced it yet."""
     return [
-        f"-s {exemption.source} -d {exemption.destination} {comment('exempt from masquerading')} -j RETURN"
+        f"-s {exemption.source} -d {exemption.destination} {comment(reasons.EXEMPT)} -j RETURN"
         for exemption in exemptions_of(settings, family)
     ]
 
@@ -61,10 +62,10 @@ def _cluster_ip_marking(settings: Settings, family: Family, node: NodeFacts) -> 
     to_cluster_ip = f"{in_set(family, AddressSet.CLUSTER_IP)} -j KROUTE-MARK-MASQ"
     match masqueraded_to_cluster_ips(settings, family, node):
         case Marked.EVERYBODY:
-            return [f"{comment('everything to a ClusterIP is masqueraded')} {to_cluster_ip}"]
+            return [f"{comment(reasons.EVERYTHING_TO_CLUSTER_IP)} {to_cluster_ip}"]
         case Marked.NOT_LOCAL_PODS:
             others = not_from_local_pods(settings, family)
-            return [f"{others} {comment('to a ClusterIP, not from a local pod: masqueraded')} {to_cluster_ip}"]
+            return [f"{others} {comment(reasons.OTHERS_TO_CLUSTER_IP)} {to_cluster_ip}"]
         case Marked.NOBODY:
             return []
 

@@ -6,39 +6,24 @@ desired or the applied sets, whichever the caller passes.
 
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address, ip_network
-from typing import TYPE_CHECKING, NamedTuple
 
 from kroute.firewall.iptables.address_sets import set_named
+from kroute.firewall.packet_trace import Fate, TraceResult, is_in_set, is_interface
 from kroute.firewall.packets import Packet
-from kroute.firewall.sets import Sets, holds
+from kroute.firewall.sets import SHAPES, End, Part, Sets
 from kroute.kernel.iptables.rule import Extension, Parameter, Rule, parse_rule
 from kroute.kernel.iptables.xtables import TableRules
 
-if TYPE_CHECKING:
-    from kroute.model.plan import Element
-
-ENDS = frozenset({"ACCEPT", "DROP", "REJECT", "MASQUERADE", "SNAT"})
+ENDS: Mapping[str, Fate] = {
+    "ACCEPT": Fate.ACCEPTED,
+    "DROP": Fate.DROPPED,
+    "REJECT": Fate.REFUSED,
+    "MASQUERADE": Fate.TRANSLATED,
+    "SNAT": Fate.TRANSLATED,
+}
 """Targets that end the packet's way through the table. RETURN ends only a chain; MARK and jumps end neither."""
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
-
-
-class TraceResult(NamedTuple):
-    """How a packet left a table.
-
-    `target` is the target that ended its way ("" if none did) and `detail` that target's values. `met` has the comments
-    of the rules that it matched, in order. `mark` is its mark afterwards.
-    """
-
-    target: str
-    detail: str
-    met: tuple[str, ...]
-    mark: int
-
-    @property
-    def why(self) -> str:
-        """The comment of the last rule that the packet matched; "" if it matched none."""
-        return self.met[-1] if self.met else ""
 
 
 def trace(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResult:
@@ -50,8 +35,8 @@ def trace(rules: TableRules, hook: str, packet: Packet, sets: Sets) -> TraceResu
             continue
         target, packet = _trace_chain(rules, rule.target.name, packet, sets, met)
         if target.name in ENDS:
-            return TraceResult(target.name, " ".join(_values(target)), tuple(met), packet.mark)
-    return TraceResult("", "", tuple(met), packet.mark)
+            return TraceResult(ENDS[target.name], " ".join(_values(target)), tuple(met), packet.mark)
+    return TraceResult(Fate.NONE, "", tuple(met), packet.mark)
 
 
 _RETURN = Extension("RETURN")
@@ -80,7 +65,7 @@ def _matches(rule: Rule, packet: Packet, sets: Sets) -> bool:
         _is(rule.source, lambda text: ip_address(packet.source) in ip_network(text))
         and _is(rule.destination, lambda text: ip_address(packet.destination) in ip_network(text))
         and _is(rule.protocol, lambda text: packet.protocol == _PROTOCOLS[text])
-        and _is(rule.in_interface, lambda text: _is_interface(packet.in_interface, text))
+        and _is(rule.in_interface, lambda text: is_interface(packet.in_interface, text))
         and all(_match(it, packet, sets) for it in rule.matches)
     )
 
@@ -92,10 +77,6 @@ def _is(text: str, holds: Callable[[str], bool]) -> bool:
     return not holds(text[1:]) if text.startswith("!") else holds(text)
 
 
-def _is_interface(name: str, pattern: str) -> bool:
-    return bool(name) and (name.startswith(pattern[:-1]) if pattern.endswith("+") else name == pattern)
-
-
 def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
     return all(_MATCHES[extension.name](it, packet, sets) != it.inverted for it in extension.parameters)
 
@@ -103,13 +84,10 @@ def _match(extension: Extension, packet: Packet, sets: Sets) -> bool:
 def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
     """Whether the set holds the packet's key: an address, or address, protocol and port, with perhaps a 2nd address."""
     name, directions = parameter.values
-    first, *more = directions.split(",")
-    addresses = {"src": packet.source, "dst": packet.destination}
-    key: Element = (addresses[first],)
-    if more:
-        key += (packet.protocol, packet.port)
-        key += tuple(addresses[direction] for direction in more[1:])
-    return holds(sets.get(set_named(name), ()), key)
+    which = set_named(name)
+    ends = (End(it) for it in directions.split(","))
+    by = tuple(end for end, part in zip(ends, SHAPES[which], strict=True) if part is not Part.PORT)
+    return is_in_set(packet, which, sets, by=by)
 
 
 _MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {

@@ -4,7 +4,8 @@ import pytest
 
 from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.firewall.iptables.packet_trace import TraceResult, trace
+from kroute.firewall.iptables.packet_trace import trace
+from kroute.firewall.packet_trace import Fate, TraceResult
 from kroute.firewall.packets import Packet
 from kroute.firewall.sets import Sets
 from kroute.model.addresses import Family
@@ -36,22 +37,24 @@ def after_input(sets: Sets, one: Packet, settings: Settings = SETTINGS) -> Trace
 
 
 @pytest.mark.parametrize(
-    ("sets", "one", "target", "detail"),
+    ("sets", "one", "fate", "detail"),
     [
-        pytest.param(SERVED, packet(), "", "", id="a served port"),
-        pytest.param(SERVED, packet(port=22), "REJECT", "tcp-reset", id="a host port on a VIP"),
-        pytest.param(SERVED, packet(protocol=17), "REJECT", "icmp-port-unreachable", id="another protocol on a VIP"),
-        pytest.param(SERVED, packet()._replace(destination="10.9.9.9"), "", "", id="no VIP"),
-        pytest.param(EMPTY, packet(), "REJECT", "tcp-reset", id="no endpoint"),
-        pytest.param(NO_LOCAL, packet(), "REJECT", "tcp-reset", id="no local endpoint, from outside"),
-        pytest.param(NO_LOCAL, packet(POD), "", "", id="no local endpoint, from a pod"),
-        pytest.param(RESTRICTED, packet(), "DROP", "", id="not in the source ranges"),
-        pytest.param(RESTRICTED, packet(ALLOWED), "", "", id="in the source ranges"),
+        pytest.param(SERVED, packet(), Fate.NONE, "", id="a served port"),
+        pytest.param(SERVED, packet(port=22), Fate.REFUSED, "tcp-reset", id="a host port on a VIP"),
+        pytest.param(
+            SERVED, packet(protocol=17), Fate.REFUSED, "icmp-port-unreachable", id="another protocol on a VIP"
+        ),
+        pytest.param(SERVED, packet()._replace(destination="10.9.9.9"), Fate.NONE, "", id="no VIP"),
+        pytest.param(EMPTY, packet(), Fate.REFUSED, "tcp-reset", id="no endpoint"),
+        pytest.param(NO_LOCAL, packet(), Fate.REFUSED, "tcp-reset", id="no local endpoint, from outside"),
+        pytest.param(NO_LOCAL, packet(POD), Fate.NONE, "", id="no local endpoint, from a pod"),
+        pytest.param(RESTRICTED, packet(), Fate.DROPPED, "", id="not in the source ranges"),
+        pytest.param(RESTRICTED, packet(ALLOWED), Fate.NONE, "", id="in the source ranges"),
     ],
 )
-def test_the_filter(sets: Sets, one: Packet, target: str, detail: str) -> None:
+def test_the_filter(sets: Sets, one: Packet, fate: Fate, detail: str) -> None:
     outcome = after_input(sets, one)
-    assert (outcome.target, outcome.detail) == (target, detail)
+    assert (outcome.fate, outcome.detail) == (fate, detail)
 
 
 def test_why_is_the_rules_own_comment() -> None:
@@ -60,23 +63,25 @@ def test_why_is_the_rules_own_comment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interface", "target"), [("cbr0", ""), ("eth0", "REJECT"), ("", "REJECT")], ids=["pod", "wire", "own process"]
+    ("interface", "fate"),
+    [("cbr0", Fate.NONE), ("eth0", Fate.REFUSED), ("", Fate.REFUSED)],
+    ids=["pod", "wire", "own process"],
 )
-def test_pods_are_told_by_their_bridge(interface: str, target: str) -> None:
+def test_pods_are_told_by_their_bridge(interface: str, fate: Fate) -> None:
     settings = Settings(node_name="node1", detect_local_mode="BridgeInterface", pod_bridge_interface="cbr0")
-    assert after_input(NO_LOCAL, packet(interface=interface), settings).target == target
+    assert after_input(NO_LOCAL, packet(interface=interface), settings).fate is fate
 
 
 def test_pods_are_told_by_the_names_of_their_interfaces() -> None:
     settings = Settings(node_name="node1", detect_local_mode="InterfaceNamePrefix", pod_interface_name_prefix="veth")
-    assert after_input(NO_LOCAL, packet(interface="veth12"), settings).target == ""
-    assert after_input(NO_LOCAL, packet(interface="eth0"), settings).target == "REJECT"
+    assert after_input(NO_LOCAL, packet(interface="veth12"), settings).fate is Fate.NONE
+    assert after_input(NO_LOCAL, packet(interface="eth0"), settings).fate is Fate.REFUSED
 
 
 def test_this_nodes_own_calls_are_held_to_the_source_ranges() -> None:
     own = packet("192.168.1.5", interface="")
-    assert trace(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).target == "DROP"
-    assert trace(output_rules(Family.IPV4), "OUTPUT", own, SERVED).target == ""
+    assert trace(output_rules(Family.IPV4), "OUTPUT", own, RESTRICTED).fate is Fate.DROPPED
+    assert trace(output_rules(Family.IPV4), "OUTPUT", own, SERVED).fate is Fate.NONE
 
 
 @pytest.mark.parametrize(
@@ -102,21 +107,21 @@ def test_the_mark_and_what_it_does(sets: Sets, source: str, settings: Settings, 
     mark = trace(rules, "PREROUTING", packet(source), sets).mark
     assert bool(mark) is marked
     leaving = packet(source)._replace(destination="172.20.2.7", port=8080, mark=mark)
-    assert trace(rules, "POSTROUTING", leaving, sets).target == ("MASQUERADE" if marked else "")
+    assert trace(rules, "POSTROUTING", leaving, sets).fate == (Fate.TRANSLATED if marked else Fate.NONE)
 
 
 def test_a_pod_that_reaches_itself_is_masqueraded() -> None:
     rules = masquerade_rules(SETTINGS, Family.IPV4, NODE, random_fully=False)
     sets = {AddressSet.HAIRPIN: {(POD, 6, 8080, POD)}}
     itself = Packet(6, POD, POD, 8080, "cbr0")
-    assert trace(rules, "POSTROUTING", itself, sets).target == "MASQUERADE"
-    assert trace(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).target == ""
+    assert trace(rules, "POSTROUTING", itself, sets).fate is Fate.TRANSLATED
+    assert trace(rules, "POSTROUTING", itself._replace(destination="172.20.1.3"), sets).fate is Fate.NONE
 
 
 def test_the_source_may_be_the_nodes_address() -> None:
     rules = masquerade_rules(Settings(node_name="n", snat_source="node-ip"), Family.IPV4, NODE, random_fully=True)
     outcome = trace(rules, "POSTROUTING", packet()._replace(mark=0x4000), {})
-    assert (outcome.target, outcome.detail, outcome.mark) == ("SNAT", "192.168.1.5", 0)
+    assert (outcome.fate, outcome.detail, outcome.mark) == (Fate.TRANSLATED, "192.168.1.5", 0)
 
 
 def test_ipv6_is_refused_by_icmpv6() -> None:

@@ -1,0 +1,27 @@
+"""The comments of the rules, which say why a packet fares as it does. Every backend's rules have the same.
+
+At most 127 bytes each: nf_tables' tools print no longer ones.
+"""
+
+NOT_BEGUN = "of a connection that conntrack did not see begin"
+EXEMPT = "exempt from masquerading"
+EVERYTHING_TO_CLUSTER_IP = "everything to a ClusterIP is masqueraded"
+OTHERS_TO_CLUSTER_IP = "to a ClusterIP, not from a local pod: masqueraded"
+TO_EXTERNAL = "node ports and external addresses, policy Cluster"
+HAIRPIN = "a pod that reaches itself through a Service"
+MARKED = "marked packets leave with an address of this node"
+OUTSIDE_RANGES = "a load balancer that is not for this client"
+NO_ENDPOINT = "nothing serves this port"
+NO_LOCAL = "policy Local, and nothing on this node serves it"
+VIP = "an address of Services"
+SERVED = "a port that a Service serves"
+PING = "a ping"
+HOST_PORT = "a port of the node itself, which is not for this address"
+REFUSED = "refused at once"
+BEHIND_VIP = "a port of the node itself, behind an endpoint that is a VIP"
+
+NEW_CONNECTIONS = "kroute: Services, for new connections"
+ANSWERS = "kroute: answers"
+FROM_ELSEWHERE = "kroute: Services, for packets from elsewhere"
+OF_THIS_NODE = "kroute: Services, for packets of this node"
+"""These four are of rules that only lead to others."""
