@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LOAD_BYTE, JUMP_IF_EQUAL, RETURN = 0x30, 0x15, 0x06
+LOAD_BYTE, LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x30, 0x20, 0x15, 0x06
 SO_ATTACH_FILTER = 26
 _INSTRUCTION = struct.Struct("=HBBI")
 

@@ -1,15 +1,68 @@
-"""The client of nf_tables."""
+"""The client of nf_tables: transactions, and what the kernel has.
 
-from kroute.kernel.netlink.client import NetlinkClient
+The kernel numbers its generations: each transaction that changes something, of any program in the network namespace,
+makes the next one. What this client commits itself it learns from the kernel's echo, so it can tell whether somebody
+else has committed anything.
+"""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import TypeVar
+
+from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.netlink.batch import BatchSocket
+from kroute.kernel.netlink.client import NetlinkClient, only
+from kroute.kernel.netlink.message import NLM_F_DUMP, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.nftables.chains import NftChain, every_chain, every_table
+from kroute.kernel.nftables.elements import decode_elements, parse_keys
+from kroute.kernel.nftables.messages import (
+    LIST_SET,
+    NFNL_SUBSYS_NFTABLES,
+    Message,
+    parse_chain,
+    parse_generation,
+    parse_rule,
+    parse_set,
+    query,
+    table_message,
+    type_of,
+)
+from kroute.kernel.nftables.objects import (
+    DeleteElements,
+    Element,
+    ElementChange,
+    NftChange,
+    SetDefinition,
+    Table,
+    TableState,
+)
+from kroute.kernel.nftables.table_monitor import TableMonitor
+from kroute.kernel.nftables.transactions import FIRST_PORTION, encode, next_portion, portion, without
+
+T = TypeVar("T")
+
+ATTEMPTS = 10
+"""How often a table is read that changes meanwhile, and how often a transaction is tried without what is refused."""
+SEND_BUFFER = 8 * 1024 * 1024
+"""Bytes of the longest transaction. The kernel takes memory only for what is sent."""
+RECEIVE_BUFFER = 8 * 1024 * 1024
+"""Bytes for the refusals of one transaction, which come together. The kernel counts each as about 1 KiB."""
+PART = 500
+"""Elements of a part of a listing."""
 
 
 class Nftables(NetlinkClient):
     """The nf_tables of the calling process's network namespace."""
 
+    _netlink: BatchSocket
+
     def __init__(self) -> None:
         super().__init__(NETLINK_NETFILTER)
+        self._netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
+        self._commits = 0
+        self._portion = FIRST_PORTION
 
     async def chains(self) -> list[NftChain]:
         """All chains of all families; none if the kernel has not loaded nf_tables, which this does not load."""
@@ -18,3 +71,113 @@ class Nftables(NetlinkClient):
     async def tables(self) -> list[tuple[str, str]]:
         """The family's name in nft(8) and the name of each table; none as above."""
         return await every_table(self._netlink)
+
+    async def transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+        """Make all changes in order, at one moment for packets; or none of them, and return those that are refused.
+
+        Of changes of elements every refused element is returned, each as a change of its own. The event loop waits
+        while the kernel works. Raises KernelError when the outcome is unknown.
+        """
+        refused, _seconds = await self._commit(table, changes)
+        return refused
+
+    async def validate(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+        """What `transact` would return. The kernel checks everything, loads the modules, and changes nothing."""
+        pieces, refused = await encode(table, changes, singly=True)
+        if not pieces:
+            return refused
+        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [it.message for it in pieces], commit=False)
+        return refused + [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
+
+    async def write(self, table: Table, changes: Sequence[ElementChange]) -> list[Failure[NftChange]]:
+        """Make changes of elements in order, in transactions so short that other tasks run every few milliseconds.
+
+        Refused elements do not stop the others. One that is there already, or is gone already, is no failure.
+        """
+        failures: list[Failure[NftChange]] = []
+        start = 0
+        while changes_now := portion(changes, start, self._portion):
+            start += sum(len(change.elements) for change in changes_now)
+            failures += await self._write(table, changes_now)
+            await asyncio.sleep(0)
+        return failures
+
+    async def read(self, table: Table) -> TableState | None:
+        """Sets, chains and rules; None if there is no such table. Raises KernelError EINTR if it changes too fast."""
+        for _ in range(ATTEMPTS):
+            before = await self._generation()
+            if not await self._exists(table):
+                return None
+            sets = await self._dump(Message.GETSET, table, parse_set)
+            chains = await self._dump(Message.GETCHAIN, table, parse_chain)
+            rules = await self._dump(Message.GETRULE, table, parse_rule)
+            if await self._generation() == before:
+                of_table = {chain.name: chain for name, chain in chains if name == table.name}
+                return TableState({it.name: it for it in sets}, of_table, rules)
+        raise KernelError(f"table {table} changes faster than it can be read; trying later", errno=errno.EINTR)
+
+    async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
+        """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
+        listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of.name))
+        keys: list[tuple[bytes, bytes, bool]] = []
+        for part in await self._netlink.request(listing, lambda _, payload: parse_keys(payload)):
+            keys += part
+        size = len(keys) if of.parts == ("net",) else PART
+        for start in range(0, len(keys), max(1, size)):
+            yield list(decode_elements(table, of, keys[start : start + size]))
+            await asyncio.sleep(0)
+
+    async def foreign_generation(self) -> int:
+        """A number that stays the same as long as no other socket commits a transaction, to any table."""
+        return await self._generation() - self._commits
+
+    def foreign_changes(self, tables: Collection[Table]) -> TableMonitor:
+        """Follow changes of these tables that other sockets make. The caller opens what it gets."""
+        return TableMonitor(tables, self._netlink.port)
+
+    async def _commit(self, table: Table, changes: Sequence[NftChange]) -> tuple[list[Failure[NftChange]], float]:
+        """Make all changes or none; returns the refused ones, and the seconds for which the kernel worked."""
+        pieces, unfit = await encode(table, changes)
+        if unfit or not pieces:
+            return unfit, 0.0
+        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [it.message for it in pieces])
+        self._commits += sum(type_of(kind) == Message.NEWGEN for kind, _payload in outcome.echoes)
+        if not outcome.refused:
+            return [], outcome.seconds
+        refused = [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
+        return await self.validate(table, changes) or refused, outcome.seconds
+
+    async def _write(self, table: Table, changes: list[ElementChange]) -> list[Failure[NftChange]]:
+        """Make these changes without those that the kernel refuses, which are returned."""
+        failures: list[Failure[NftChange]] = []
+        for _ in range(ATTEMPTS):
+            refused, seconds = await self._commit(table, changes)
+            if not refused:
+                count = sum(len(change.elements) for change in changes)
+                self._portion = next_portion(self._portion, count, seconds)
+                return failures
+            failures += [it for it in refused if not _is_gone_already(it)]
+            changes = without(changes, refused)
+        number = refused[0].errno
+        sentence = f"cannot write elements of table {table}: {describe_errno(number)}"
+        raise KernelError(f"{sentence}; somebody changes the table; trying later", errno=number)
+
+    async def _generation(self) -> int:
+        found = await self._netlink.request(query(Message.GETGEN), lambda _, payload: parse_generation(payload))
+        return only(found)[0]
+
+    async def _exists(self, table: Table) -> bool:
+        try:
+            await self._netlink.request(table_message(Message.GETTABLE, 0, table), lambda _kind, _payload: None)
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return True
+
+    async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T]) -> list[T]:
+        return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), lambda _, payload: parse(payload))
+
+
+def _is_gone_already(failure: Failure[NftChange]) -> bool:
+    return isinstance(failure.change, DeleteElements) and failure.errno == errno.ENOENT

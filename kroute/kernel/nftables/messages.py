@@ -119,12 +119,9 @@ def new_rule(table: Table, rule: Rule) -> bytes:
     return table_message(Message.NEWRULE, NLM_F_CREATE | NLM_F_APPEND, table, *parts)
 
 
-def del_rule(table: Table, chain: str, handle: int | None = None) -> bytes:
-    """Delete one rule, or all of the chain."""
-    parts = [text(RULE_CHAIN, chain)]
-    if handle is not None:
-        parts.append(attribute(RULE_HANDLE, _BE64.pack(handle)))
-    return table_message(Message.DELRULE, 0, table, *parts)
+def del_rule(table: Table, chain: str, handle: int) -> bytes:
+    name = text(RULE_CHAIN, chain)
+    return table_message(Message.DELRULE, 0, table, name, attribute(RULE_HANDLE, _BE64.pack(handle)))
 
 
 def new_set(table: Table, it: SetDefinition, number: int) -> bytes:

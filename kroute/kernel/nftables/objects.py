@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 Element: TypeAlias = tuple[str | int, ...]
 """The fields of an element, by the parts of its set; see `SetDefinition`."""
 
-FAMILY_NAMES = {socket.AF_INET: "ip", socket.AF_INET6: "ip6"}
+FAMILY_NAMES: dict[int, str] = {socket.AF_INET: "ip", socket.AF_INET6: "ip6"}
 
 
 class Table(NamedTuple):

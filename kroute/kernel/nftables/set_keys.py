@@ -18,7 +18,7 @@ DESCRIPTION_SIZE, DESCRIPTION_CONCAT = 1, 2
 _FIELD, _FIELD_LENGTH = 1, 1
 
 _IPV4_ADDR, _IPV6_ADDR, _INET_PROTO, _INET_SERVICE = 7, 8, 12, 13
-_ADDRESS_TYPES = {socket.AF_INET: (_IPV4_ADDR, 4), socket.AF_INET6: (_IPV6_ADDR, 16)}
+_ADDRESS_TYPES: dict[int, tuple[int, int]] = {socket.AF_INET: (_IPV4_ADDR, 4), socket.AF_INET6: (_IPV6_ADDR, 16)}
 """nft's type of an address, and its length in bytes."""
 _TYPE_BITS = 6
 _BYTEORDER_INVALID, _BYTEORDER_BIG_ENDIAN = 0, 2

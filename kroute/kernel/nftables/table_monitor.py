@@ -1,0 +1,120 @@
+"""Events of nf_tables: that somebody else has changed a table."""
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import Collection
+from typing import Self
+
+from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
+from kroute.kernel.netlink.message import iterate_messages, text
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
+from kroute.kernel.netlink.socket_filter import JUMP_IF_EQUAL, LOAD_WORD, RETURN, Instruction
+from kroute.kernel.nftables.messages import (
+    HEADER,
+    NFNLGRP_NFTABLES,
+    TABLE_NAME,
+    Message,
+    parse_generation,
+    type_of,
+)
+from kroute.kernel.nftables.objects import Table
+
+PORT_AT = 12
+"""Where a message's header has the port of the socket that caused the event."""
+RECEIVE_BUFFER = 4 * 1024 * 1024
+DATAGRAMS_A_TURN = 100
+"""How many datagrams, of up to 4 KiB, are looked through before other tasks run."""
+EVERYTHING = 0xFFFFFFFF
+UNKNOWN = "a program whose events were lost"
+
+
+class TableMonitor:
+    """Changes of some tables by other sockets than the one with this port, from `open` on.
+
+    The kernel drops the events of that socket before anybody is woken for them: adding thousands of elements makes as
+    many events.
+    """
+
+    def __init__(self, tables: Collection[Table], port: int) -> None:
+        self._tables = {(table.family, text(TABLE_NAME, table.name)) for table in tables}
+        self._port = port
+        self._netlink = NetlinkSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER)
+        self._is_changed = False
+
+    async def open(self) -> None:
+        """Subscribe. No later change is missed, so read the tables after this."""
+        await self._netlink.open([NFNLGRP_NFTABLES], except_of(self._port))
+
+    async def close(self) -> None:
+        await self._netlink.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def next(self) -> str:
+        """Wait until somebody else has changed one of the tables; returns who, in words. One call may stand for many.
+
+        It also returns when events were lost. Raises KernelError when the socket fails.
+        """
+        while True:
+            who = await self._take()
+            if who:
+                return who
+            await asyncio.sleep(0)
+
+    async def _take(self) -> str:
+        who = ""
+        try:
+            datagram: bytes | None = await self._netlink.receive()
+            for _ in range(DATAGRAMS_A_TURN):
+                if datagram is None:
+                    break
+                who = self._read(datagram) or who
+                datagram = self._netlink.receive_now()
+        except UNINTELLIGIBLE:
+            return self._lost()
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise KernelError(f"cannot follow nf_tables: {error.strerror}", errno=error.errno) from error
+            return self._lost()
+        return who
+
+    def _lost(self) -> str:
+        self._netlink.drain()
+        self._is_changed = False
+        return UNKNOWN
+
+    def _read(self, datagram: bytes) -> str:
+        """Who has changed one of the tables, if a transaction that did ends in this datagram; else ""."""
+        who = ""
+        for kind, _flags, _sequence, payload in iterate_messages(datagram):
+            if type_of(kind) == Message.NEWGEN:
+                if self._is_changed:
+                    who = parse_generation(payload)[1]
+                self._is_changed = False
+            elif not self._is_changed:
+                self._is_changed = self._is_about_ours(payload)
+        return who
+
+    def _is_about_ours(self, payload: bytes) -> bool:
+        """Whether an event is about one of the tables: its name is the first attribute of every event."""
+        start = HEADER.size
+        length = int.from_bytes(payload[start : start + 2], sys.byteorder)
+        padded = (length + 3) & ~3
+        return (payload[0], payload[start : start + padded]) in self._tables
+
+
+def except_of(port: int) -> list[Instruction]:
+    """The filter that drops the events that the socket with this port causes. A filter reads words as big-endian."""
+    return [
+        Instruction(LOAD_WORD, 0, 0, PORT_AT),
+        Instruction(JUMP_IF_EQUAL, 0, 1, socket.htonl(port)),
+        Instruction(RETURN, 0, 0, 0),
+        Instruction(RETURN, 0, 0, EVERYTHING),
+    ]
