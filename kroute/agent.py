@@ -70,7 +70,7 @@ class Agent:
 
     `follow` delivers changes. `events` writes Events; None: they are only logged. `loop_watch` watches the event loop
     in which the agent runs. `watches` returns the counters of each watch, `requests` those of
-    the requests to the API server.
+    the requests to the API server. `keep_to` takes the node's own addresses, whenever they change.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class Agent:
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
         requests: Callable[[], list[RequestSeries]] = list,
         follow_api: FollowApi | None = None,
+        keep_to: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
         self._kernel = kernel
+        self._keep_to = keep_to
         self._follow = follow
         self._follow_api = follow_api
         self._watches = watches
@@ -146,6 +148,8 @@ class Agent:
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
+        if self._keep_to is not None:
+            self._keep_to(interfaces.own)
         self._catalog.set_interfaces(interfaces)
         self._changed.set()
 
@@ -281,6 +285,7 @@ async def _agent(settings: Settings, loop_watch: LoopWatch, stack: AsyncExitStac
         watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
         requests=api.requests.series,
         follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
+        keep_to=api.peers.keep_to,
     )
     log.info("api.configured", server=api.server)
     return agent

@@ -54,7 +54,8 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 
 class Director:
     """A director with these settings. `requests` are for the Lease, `events` writes Events, `pause` sleeps between two
-    looks at the Lease, or less if the API server comes back.
+    looks at the Lease, or less if the API server comes back. `keep_to` takes the machine's addresses, whenever they
+    change.
 
     `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
     sysctls and a monitor.
@@ -69,6 +70,7 @@ class Director:
         events: EventRequests,
         *,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        keep_to: Callable[[frozenset[str]], None] | None = None,
         identity: Identity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
@@ -78,6 +80,7 @@ class Director:
         self._settings = settings
         self._follow = follow
         self._follow_api = follow_api
+        self._keep_to = keep_to
         self._ledger = ledger
         self._own_addresses = OwnAddresses(ledger)
         self._interfaces = self._own_addresses.without_vips(interfaces)
@@ -158,6 +161,8 @@ class Director:
         self._changed.set()
 
     def _take_interfaces(self, interfaces: NodeInterfaces) -> None:
+        if self._keep_to is not None:
+            self._keep_to(interfaces.own)
         self._interfaces = self._own_addresses.without_vips(interfaces)
         self._renew_machine()
 
@@ -240,6 +245,7 @@ async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack
         api,
         api.when_up,
         pause=api.presence.sleep,
+        keep_to=api.peers.keep_to,
         identity=identity,
         interfaces=await read_node_interfaces(common.dummy_interface),
         ledger=ledger,

@@ -188,6 +188,28 @@ async def test_s14_a_port_without_endpoints_is_refused_at_once(
     await eventually(somebody_answers)
 
 
+async def test_s14_a_node_port_without_endpoints_is_refused_where_a_process_of_the_node_listens(
+    node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family, world: World
+) -> None:
+    """There is no virtual server, and no VIP: without the rule of the set NO-ENDPOINT the process would answer."""
+    number = NODE_PORTS["TCP"]
+    await node1.serve(http=number, udp=number)
+    web = service("web", *CLUSTER_IPS, ports=PORTS, node_ports=dict.fromkeys(PORTS, number))
+    deployment.apply(web, *endpoint_slices("web", (), PORTS))
+    await deployment.start(nodes=("node1",))
+
+    for caller in callers:
+        await is_refused(caller, family.of(node1), number, number)
+    deployment.apply(*endpoint_slices("web", world.web[:1], PORTS))
+
+    async def the_pod_answers() -> None:
+        for caller in callers:
+            for answer in (await caller.http(family.of(node1), number), await caller.udp(family.of(node1), number)):
+                assert answer.host == "web-1"
+
+    await eventually(the_pod_answers)
+
+
 async def test_s14_while_its_last_endpoint_drains_a_port_is_refused_and_the_connection_goes_on(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:

@@ -1,4 +1,6 @@
-"""The addresses from which the API server has answered lately."""
+"""The addresses from which the API server has answered lately, and those from which it was asked."""
+
+import gc
 
 import pytest
 
@@ -6,12 +8,16 @@ from kroute.watchers.kubernetes.peers import LATELY, MOST, Peers
 
 
 class Transport:
-    def __init__(self, *name: object) -> None:
-        self.name = name
+    is_aborted = False
+
+    def __init__(self, *name: object, source: str = "") -> None:
+        self.names = {"peername": name or None, "sockname": (source, 50_000) if source else None}
 
     def get_extra_info(self, what: str) -> object:
-        assert what == "peername"
-        return self.name or None
+        return self.names[what]
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
 
 class Clock:
@@ -50,3 +56,23 @@ def test_no_more_than_a_few_are_remembered() -> None:
         peers.saw(Transport(f"10.0.0.{number}", 6443))
     assert len(peers.recent()) == MOST
     assert "10.0.0.3" not in peers.recent()
+
+
+def test_connections_from_an_address_that_has_left_the_node_are_ended_and_no_others() -> None:
+    peers = Peers()
+    sources = ("10.0.0.7", "fd00::7", "10.0.0.8", "127.0.0.1")
+    transports = {source: Transport("10.0.0.1", 6443, source=source) for source in sources}
+    peers.keep_to(frozenset({"10.0.0.7", "fd00::7", "10.0.0.8"}))
+    for transport in transports.values():
+        peers.saw(transport)
+    peers.keep_to(frozenset({"10.0.0.8", "10.0.0.9"}))
+    assert {source for source, it in transports.items() if it.is_aborted} == {"10.0.0.7", "fd00::7"}
+
+
+def test_a_connection_that_has_been_closed_is_forgotten() -> None:
+    peers = Peers()
+    peers.keep_to(frozenset({"10.0.0.7"}))
+    peers.saw(Transport("10.0.0.1", 6443, source="10.0.0.7"))
+    gc.collect()
+    peers.keep_to(frozenset())
+    assert not peers._sources
