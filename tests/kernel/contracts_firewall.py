@@ -5,7 +5,8 @@ test_contracts.py in memory.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from kroute.firewall.packets import Packet, Ruling
@@ -174,9 +175,14 @@ PACKETS = st.builds(
 REAL_SERVERS = [("172.20.1.5", 8080), ("172.20.2.5", 8080)]
 
 
+of_each_backend = examples(suppress_health_check=[HealthCheck.differing_executors])
+"""Several subclasses run the same property, which Hypothesis would otherwise take for a mistake."""
+
+
 class RulesContract:
     """Needs no kernel: a subclass provides `rules_of`, which returns the rules of a backend."""
 
+    @of_each_backend
     @given(st.sampled_from(SETTINGS), PACKETS, SETS, st.booleans())
     def test_a_packet_fares_as_the_policy_says(
         self, settings: Settings, packet: Packet, sets: Sets, has_virtual_server: bool
@@ -186,6 +192,7 @@ class RulesContract:
         assert found.ruling is policy.admission(packet, sets, has_virtual_server=has_virtual_server).ruling
         assert found.ruling is Ruling.PASSED or found.why
 
+    @of_each_backend
     @given(st.sampled_from(SETTINGS), PACKETS, SETS)
     def test_a_packet_leaves_with_the_source_that_the_policy_says(
         self, settings: Settings, packet: Packet, sets: Sets

@@ -1,19 +1,32 @@
 """The backends, on fakes of the kernel's classes, and the fake firewall keep the contract of a firewall."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.iptables.rules import family_rules
-from kroute.firewall.packets import Rules
-from kroute.firewall.sets import ROOM, Room
+from kroute.firewall.nftables.rules import family_rules as nftables_rules
+from kroute.firewall.packets import Packet, Rules
+from kroute.firewall.sets import ROOM, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 from tests.fakes.firewall import FakeFirewall
 from tests.fakes.ipset import FakeIpset
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.xtables import FakeXtables
-from tests.kernel.contracts_firewall import SMALL, FirewallContract, RulesContract
+from tests.kernel.contracts_firewall import (
+    NODE,
+    PACKETS,
+    REAL_SERVERS,
+    SETS,
+    SETTINGS,
+    SMALL,
+    FirewallContract,
+    RulesContract,
+)
 
 
 async def iptables_firewall(room: Room) -> IptablesFirewall:
@@ -48,3 +61,23 @@ class TestIptablesRules(RulesContract):
     @staticmethod
     def rules_of(settings: Settings, family: Family, node: NodeFacts) -> Rules:
         return family_rules(settings, family, node, random_fully=True)
+
+
+class TestNftablesRules(RulesContract):
+    @staticmethod
+    def rules_of(settings: Settings, family: Family, node: NodeFacts) -> Rules:
+        return nftables_rules(settings, family, node)
+
+
+@given(st.sampled_from(SETTINGS), PACKETS, SETS, st.booleans())
+def test_the_backends_give_the_same_reasons(
+    settings: Settings, packet: Packet, sets: Sets, has_virtual_server: bool
+) -> None:
+    sets = {**sets, AddressSet.HEALTH_CHECK: ()}  # of which nf_tables has no rule
+    one, other = (
+        family_rules(settings, Family.IPV4, NODE, random_fully=True),
+        nftables_rules(settings, Family.IPV4, NODE),
+    )
+    admissions = [it.admission(packet, sets, has_virtual_server=has_virtual_server) for it in (one, other)]
+    assert len({(it.ruling, it.why.partition(" (")[0]) for it in admissions}) == 1
+    assert one.sources(packet, REAL_SERVERS, sets) == other.sources(packet, REAL_SERVERS, sets)

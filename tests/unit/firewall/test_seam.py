@@ -16,6 +16,7 @@ import kroute
 PACKAGE = Path(kroute.__file__).parent
 KNOW_THE_TOOLS = (
     "firewall/iptables/",
+    "firewall/nftables/",
     "kernel/",
     "migration/",
     "cli/migrate.py",

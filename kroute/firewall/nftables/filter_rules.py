@@ -1,0 +1,102 @@
+"""The filter rules, in the order in which packets meet them. Their number does not depend on that of Services.
+
+IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these rules. So the rules see such packets
+with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT, just after the
+priority of destination NAT, and the rules for them are before that, at the priority of mangling. Packets that it does
+not take there, because no virtual server exists, arrive on lo and meet the rules of the input chain.
+
+The rules that refuse match only the first packets of a connection, and the node's own addresses are never in the set
+vip. So even an empty or half-filled set cuts off neither the node nor an established connection.
+
+No rule accepts: in nf_tables what one table accepts another may still drop. Where another program's chain lets nothing
+through that it does not name, `kroute check` says what to add there. So no rule looks into the set health-check.
+"""
+
+from kroute.firewall import reasons
+from kroute.firewall.nftables.actions import drop, jump, leave, refusals
+from kroute.firewall.nftables.chains import BaseChain, ChainRules
+from kroute.firewall.nftables.matches import (
+    answer,
+    in_set,
+    new_connection,
+    no_first_tcp,
+    not_from_local_pods,
+    not_in_set,
+    of_protocol,
+    ping,
+    syn_ack,
+)
+from kroute.firewall.nftables.statements import Rule, rule
+from kroute.firewall.packet_trace import Hook
+from kroute.firewall.sets import SERVED, End
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet, Protocol
+from kroute.settings import Settings
+
+REJECT, VIP_PORTS, NEW = "reject", "vip-ports", "new-connections"
+OWN_NEW, OWN_ANSWERS = "own-new-connections", "own-answers"
+FILTER, MANGLE = 0, -150
+"""NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
+BEFORE_OTHERS = 5
+
+
+def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
+    """Each chain is before those that jump to it."""
+    return [
+        ChainRules(REJECT, [rule(reasons.REFUSED, it) for it in refusals(family)]),
+        ChainRules(VIP_PORTS, _vip_ports(family)),
+        ChainRules(NEW, _new_connections(settings, family)),
+        ChainRules(OWN_NEW, [_source_ranges(family)]),
+        ChainRules(OWN_ANSWERS, _own_answers(family)),
+        ChainRules(
+            "input",
+            [rule(reasons.NEW_CONNECTIONS, new_connection(), jump(NEW))],
+            BaseChain(Hook.INPUT, "filter", "input", FILTER - BEFORE_OTHERS),
+        ),
+        ChainRules(
+            "output",
+            [
+                rule(reasons.NEW_CONNECTIONS, new_connection(), jump(OWN_NEW)),
+                rule(reasons.ANSWERS, answer(), jump(OWN_ANSWERS)),
+            ],
+            BaseChain(Hook.OUTPUT, "filter", "output", MANGLE),
+        ),
+    ]
+
+
+def _new_connections(settings: Settings, family: Family) -> list[Rule]:
+    others = not_from_local_pods(settings, family)
+    refuse = jump(REJECT)
+    return [
+        rule(reasons.NOT_BEGUN, no_first_tcp(), leave()),
+        _source_ranges(family),
+        rule(reasons.NO_ENDPOINT, in_set(family, AddressSet.NO_ENDPOINT), refuse),
+        rule(reasons.NO_LOCAL, others, in_set(family, AddressSet.NO_LOCAL), refuse),
+        rule(reasons.VIP, in_set(family, AddressSet.VIP), jump(VIP_PORTS)),
+    ]
+
+
+def _vip_ports(family: Family) -> list[Rule]:
+    return [
+        *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED),
+        rule(reasons.PING, ping(family), leave()),
+        rule(reasons.HOST_PORT, jump(REJECT)),
+    ]
+
+
+def _source_ranges(family: Family) -> Rule:
+    """The rule of `loadBalancerSourceRanges`. It drops packets, as a firewall does, and as kube-proxy does too."""
+    restricted, others = in_set(family, AddressSet.RESTRICTED), not_in_set(family, AddressSet.SOURCE_RANGE)
+    return rule(reasons.OUTSIDE_RANGES, restricted, others, drop())
+
+
+def _own_answers(family: Family) -> list[Rule]:
+    """A process of the node never answers from a VIP.
+
+    Where the endpoint of a Service is a VIP, IPVS hands the packet to the process that listens on that port: in
+    LOCAL_IN, behind every rule that could refuse it. So the answer is dropped; of TCP the first one only, to cut no
+    connection that is open when its address becomes a VIP.
+    """
+    from_vip = in_set(family, AddressSet.VIP, by=(End.SOURCE,))
+    answers = [syn_ack(), of_protocol(Protocol.UDP), of_protocol(Protocol.SCTP)]
+    return [rule(reasons.BEHIND_VIP, it, from_vip, drop()) for it in answers]

@@ -1,0 +1,188 @@
+"""The statements that match packets."""
+
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from kroute.firewall.nftables.names import set_name
+from kroute.firewall.nftables.statements import Statement, always, matching, never
+from kroute.firewall.packet_trace import is_in_set, is_interface
+from kroute.firewall.policy import local_pods_interface
+from kroute.firewall.sets import LOOKED_UP, SHAPES, End, Part
+from kroute.kernel.nftables.expressions import (
+    Ct,
+    CtState,
+    Header,
+    Meta,
+    bitwise,
+    compare,
+    ct,
+    lookup,
+    meta,
+    number,
+    payload,
+    register,
+)
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet, Protocol
+from kroute.settings import Settings
+
+AT = register(0)
+"""The register in which single values are compared, and in which keys begin."""
+FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10
+"""Bits of the 14th byte of a TCP header."""
+INTERFACE_NAME = 16
+"""Bytes of an interface's name in a register, padded with zeros (IFNAMSIZ)."""
+REPLY = 1
+"""IP_CT_DIR_REPLY."""
+
+
+class _Addresses(NamedTuple):
+    """Where a family's packets have their addresses, in bytes, and what nft calls them."""
+
+    word: str
+    length: int
+    offsets: dict[End, int]
+
+    def load(self, to: int, end: End) -> bytes:
+        """The expression that loads an address into a register."""
+        return payload(to, Header.NETWORK, self.offsets[end], self.length)
+
+    def name(self, end: End) -> str:
+        return f"{self.word} {'saddr' if end is End.SOURCE else 'daddr'}"
+
+
+_ADDRESSES = {
+    Family.IPV4: _Addresses("ip", 4, {End.SOURCE: 12, End.DESTINATION: 16}),
+    Family.IPV6: _Addresses("ip6", 16, {End.SOURCE: 8, End.DESTINATION: 24}),
+}
+_PING = {Family.IPV4: ("icmp", 1, 8), Family.IPV6: ("icmpv6", 58, 128)}
+"""nft's word, and the numbers of the protocol and of an echo request."""
+
+
+def in_set(family: Family, which: AddressSet, *, by: tuple[End, ...] = (), inverted: bool = False) -> Statement:
+    """Packets whose addresses, protocol and port are in a set. `by` names the addresses; () means `LOOKED_UP`."""
+    addresses = _ADDRESSES[family]
+    ends = iter(by or LOOKED_UP[which])
+    names: list[str] = []
+    loads: list[bytes] = []
+    offset = 0
+    for part in SHAPES[which]:
+        if part is Part.PORT:
+            names += ["meta l4proto", "th dport"]
+            loads += [meta(register(offset), Meta.L4PROTO), payload(register(offset + 4), Header.TRANSPORT, 2, 2)]
+            offset += 8
+        else:
+            end = next(ends)
+            names.append(addresses.name(end))
+            loads.append(addresses.load(register(offset), end))
+            offset += addresses.length
+    text = f"{' . '.join(names)} {'!= ' if inverted else ''}@{set_name(which)}"
+    looked_up = lookup(set_name(which), AT, inverted=inverted)
+    return matching(
+        text, (*loads, looked_up), lambda packet, sets: is_in_set(packet, which, sets, by=by) is not inverted
+    )
+
+
+def not_in_set(family: Family, which: AddressSet) -> Statement:
+    return in_set(family, which, inverted=True)
+
+
+def new_connection() -> Statement:
+    """The first packet of a connection, as far as conntrack knows."""
+    return always("ct state new", *_has_state(CtState.NEW))
+
+
+def answer() -> Statement:
+    """Packets that go back to where their connection comes from."""
+    is_reply = ct(AT, Ct.DIRECTION), compare(AT, bytes([REPLY]))
+    return never("ct state established ct direction reply", *_has_state(CtState.ESTABLISHED), *is_reply)
+
+
+def no_first_tcp() -> Statement:
+    """TCP packets that open no connection.
+
+    After conntrack was loaded or flushed, such a packet of an established connection is NEW too
+    (`nf_conntrack_tcp_loose`). Conntrack begins with the first rule that needs it: on a node that another proxy left
+    without one, kroute's own.
+    """
+    return never("tcp flags != syn / fin,syn,rst,ack", *_tcp_flags(FIN | SYN | RST | ACK, SYN, equal=False))
+
+
+def syn_ack() -> Statement:
+    """The first answer of a TCP connection."""
+    return never("tcp flags syn,ack / syn,ack", *_tcp_flags(SYN | ACK, SYN | ACK, equal=True))
+
+
+def of_protocol(protocol: Protocol) -> Statement:
+    text = f"meta l4proto {protocol.name.lower()}"
+    return matching(text, has_protocol(protocol), lambda packet, _: packet.protocol == protocol)
+
+
+def ping(family: Family) -> Statement:
+    """Echo requests."""
+    word, protocol, kind = _PING[family]
+    is_request = payload(AT, Header.TRANSPORT, 0, 1), compare(AT, bytes([kind]))
+    return never(f"{word} type echo-request", *has_protocol(protocol), *is_request)
+
+
+def not_from_interface(pattern: str) -> Statement:
+    """Packets that did not come in by an interface, or by one whose name begins with a prefix that ends in `+`.
+
+    Those of this node's own processes match, because they have no input interface.
+    """
+    name = pattern.removesuffix("+")
+    is_prefix = pattern.endswith("+")
+    value = name.encode() if is_prefix else name.encode().ljust(INTERFACE_NAME, b"\0")
+    return matching(
+        f'iifname != "{name}{"*" if is_prefix else ""}"',
+        (meta(AT, Meta.IIFNAME), compare(AT, value, equal=False)),
+        lambda packet, _: not is_interface(packet.in_interface, pattern),
+    )
+
+
+def not_from_local_pods(settings: Settings, family: Family) -> Statement:
+    """Packets that do not come from a local pod.
+
+    If local pods are recognised by interface, packets of this node's own processes match. If by networks, those match
+    unless their source is in one; with an empty set every packet matches.
+    """
+    interface = local_pods_interface(settings)
+    return not_from_interface(interface) if interface is not None else not_in_set(family, AddressSet.POD_NETWORK)
+
+
+def with_address(family: Family, end: End, text: str) -> Statement:
+    """Packets with an address in a network, which is the text of one."""
+    network, addresses = ip_network(text), _ADDRESSES[family]
+    is_one = network.prefixlen == network.max_prefixlen
+    mask = () if is_one else (masked(network.netmask.packed),)
+    return matching(
+        f"{addresses.name(end)} {network.network_address if is_one else network}",
+        (addresses.load(AT, end), *mask, compare(AT, network.network_address.packed)),
+        lambda packet, _: ip_address(packet.source if end is End.SOURCE else packet.destination) in network,
+    )
+
+
+def has_mark(mark: int) -> Statement:
+    return matching(
+        f"meta mark & {mark:#010x} == {mark:#010x}",
+        (meta(AT, Meta.MARK), masked(number(mark)), compare(AT, number(mark))),
+        lambda packet, _: packet.mark & mark == mark,
+    )
+
+
+def has_protocol(protocol: int) -> tuple[bytes, ...]:
+    return meta(AT, Meta.L4PROTO), compare(AT, bytes([protocol]))
+
+
+def masked(mask: bytes) -> bytes:
+    """The expression that keeps only these bits of what was loaded."""
+    return bitwise(AT, mask, bytes(len(mask)))
+
+
+def _has_state(state: CtState) -> tuple[bytes, ...]:
+    return ct(AT, Ct.STATE), masked(number(state)), compare(AT, number(0), equal=False)
+
+
+def _tcp_flags(among: int, flags: int, *, equal: bool) -> tuple[bytes, ...]:
+    looked_at = payload(AT, Header.TRANSPORT, 13, 1), masked(bytes([among]))
+    return (*has_protocol(Protocol.TCP), *looked_at, compare(AT, bytes([flags]), equal=equal))

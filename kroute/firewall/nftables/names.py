@@ -1,0 +1,23 @@
+"""The names and definitions of the tables and their sets: each AddressSet has one in each table."""
+
+from functools import lru_cache
+
+from kroute.firewall.sets import SHAPES
+from kroute.kernel.nftables.objects import SetDefinition, Table
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet
+
+TABLE = "kroute"
+"""The name of the table, in both families. Whatever is in it is kroute's."""
+
+TABLES = {family: Table(family.number, TABLE) for family in Family}
+
+
+@lru_cache(64)
+def set_name(which: AddressSet) -> str:
+    """The set's name, which is the same in both tables."""
+    return which.lower()
+
+
+DEFINITIONS = {which: SetDefinition(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
+"""The sets, as they are made in both tables."""
