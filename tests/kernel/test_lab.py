@@ -1,6 +1,7 @@
 """The lab itself: packets take their intended paths, and it has the problems that kroute solves."""
 
 import asyncio
+import contextlib
 import signal
 from collections import Counter
 from pathlib import Path
@@ -9,11 +10,15 @@ import pytest
 
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import eventually
+from tests.lab.firewall import has_legacy, legacy_refusals, of_this_kernel, tool
 from tests.lab.kernel_state import RealServer
 from tests.lab.kroute_process import KrouteEndedError
 from tests.lab.namespaces import CommandError
 
 VIP, VIP6 = "10.254.0.10", "fd00:10:254::10"
+REFUSED = {"ip_tables": "ENOPROTOOPT", "ip6_tables": "ENOPROTOOPT", "ip_set": "EINVAL"}
+LEGACY_CHANGES = ("+create LAB-SET hash:ip", "+-A POSTROUTING -j MASQUERADE", "+:LAB-CHAIN -")
+NFT_CHANGES = (" masquerade", "+\tchain LAB-CHAIN {")
 EVERYONE_TWICE = Counter({"web-1": 2, "web-2": 2, "web-3": 2})
 
 
@@ -174,22 +179,41 @@ async def test_an_open_connection_stays_with_its_server(cluster: Cluster) -> Non
     await connection.close()
 
 
+async def test_legacy_tables_and_sets_are_refused_where_the_kernel_is_for_nftables_and_there_elsewhere(
+    cluster: Cluster,
+) -> None:
+    """The tools are installed everywhere, and say the same as the kernel, which is asked without them."""
+    node, is_legacy = cluster.node("node1"), has_legacy()
+    with node.namespace.inside():
+        assert legacy_refusals() == ({} if is_legacy else REFUSED)
+    assert of_this_kernel() == ("iptables" if is_legacy else "nftables")
+    for command in ("iptables-legacy -t nat -L", "ip6tables-legacy -L", "ipset list", "modprobe ip_set"):
+        with contextlib.nullcontext() if is_legacy else pytest.raises(CommandError):
+            node.run(*command.split())
+    node.run("nft", "add table ip lab-table")
+    assert "table ip lab-table\n" in node.run("nft", "list tables")
+    node.run("iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-m", "mark", "--mark", "1", "-j", "MASQUERADE")
+    node.run("ip6tables-nft", "-A", "INPUT", "-m", "comment", "--comment", "of the lab", "-j", "DROP")
+
+
 async def test_a_snapshot_shows_each_kind_of_change_and_nothing_else(cluster: Cluster) -> None:
     node = cluster.node("node1")
+    node.run("nft", "add table ip lab-table")
     before = node.snapshot()
     assert before.diff(node.snapshot()) == ""
     dummy_interface(node, f"{VIP}/32")
     virtual_server(node, "-t", VIP, 80, ["172.20.104.2:8080"])
-    node.run("ipset", "create", "LAB-SET", "hash:ip")
-    node.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
-    node.run("ip6tables-legacy", "-N", "LAB-CHAIN")
+    node.run("nft", "add set ip lab-table lab-set { type ipv4_addr; }")
+    node.run(tool("IPv4"), "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+    node.run(tool("IPv6"), "-N", "LAB-CHAIN")
+    if has_legacy():
+        node.run("ipset", "create", "LAB-SET", "hash:ip")
     node.sysctl("net.ipv4.vs.conntrack", 1)
     changes = before.diff(node.snapshot())
     for expected in (
         "+-A -t 10.254.0.10:80 -s rr",
-        "+create LAB-SET hash:ip",
-        "+-A POSTROUTING -j MASQUERADE",
-        "+:LAB-CHAIN -",
+        "+\tset lab-set {",
+        *(LEGACY_CHANGES if has_legacy() else NFT_CHANGES),
         "-net/ipv4/vs/conntrack = 0",
         "+net/ipv4/vs/conntrack = 1",
         "+local 10.254.0.10 dev lab-dummy table local",

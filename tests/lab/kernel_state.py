@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.firewall import has_legacy
 from tests.lab.namespaces import Namespace
 
 
@@ -107,11 +108,9 @@ _COMMANDS = (
     "ip -4 rule show",
     "ip -6 rule show",
     "ipvsadm -Sn",
-    "iptables-legacy-save",
-    "ip6tables-legacy-save",
     "nft list ruleset",
-    "ipset save",
 )
+_LEGACY_COMMANDS = ("iptables-legacy-save", "ip6tables-legacy-save", "ipset save")
 _VOLATILE = re.compile(
     r"""\[\d+:\d+\]                          # packet and byte counters of chains
       | counter[ ]packets[ ]\d+[ ]bytes[ ]\d+
@@ -134,7 +133,8 @@ class Snapshot:
     @classmethod
     def of(cls, namespace: Namespace) -> "Snapshot":
         """Take a snapshot of `namespace`, without values that change by themselves: counters, lifetimes, dates."""
-        parts = {command: _stable(namespace.run(*command.split())) for command in _COMMANDS}
+        commands = _COMMANDS + (_LEGACY_COMMANDS if has_legacy() else ())
+        parts = {command: _stable(namespace.run(*command.split())) for command in commands}
         parts["sysctl"] = _sysctls(namespace)
         return cls(parts)
 

@@ -8,16 +8,21 @@ there is one progress and one summary, and options such as -k, -x and --duration
 If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
 kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
 
+Tests marked `legacy` need the legacy tables of iptables, or ipset. They run on the first kernel that has them, and are
+deselected where no such kernel is to be used.
+
 Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
 those get them as manifests, and the tests marked `each_feed` run once more with an API server, with `@api` in their
 names: the tests of EACH_FEED.
 """
 
 import itertools
+import os
 import re
 
 import pytest
 
+from tests.lab import firewall
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.vm import kernels
@@ -34,8 +39,8 @@ FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
 """The fixtures of tests that have objects applied."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a lab, by their paths."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that need a lab, by their paths, and deselect those for which there is no kernel."""
     directories = tuple(PROJECT / "tests" / name for name in LAB_DIRECTORIES)
     for item in items:
         path = str(item.path.relative_to(PROJECT)) if item.path.is_relative_to(PROJECT) else ""
@@ -45,12 +50,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("each_feed")
         if EVERY_KERNEL.match(path):
             item.add_marker("every_kernel")
+    legacy = [item for item in items if item.get_closest_marker("legacy")]
+    if legacy and not _legacy_can_run():
+        config.hook.pytest_deselected(items=legacy)
+        items[:] = [item for item in items if not item.get_closest_marker("legacy")]
+
+
+def _legacy_can_run() -> bool:
+    return firewall.has_legacy() if lab_mode() == "host" else any(kernel.has_legacy for kernel in kernels.usable())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run all tests if some must run in machines. Otherwise leave them to pytest."""
     in_lab = [item for item in session.items if item.get_closest_marker("lab")]
+    if in_lab and lab_mode() == "host":
+        os.environ.setdefault("KROUTE_FIREWALL", firewall.of_this_kernel())
     if not in_lab or session.config.option.collectonly or lab_mode() == "host":
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:

@@ -1,5 +1,6 @@
 """The parts of the lab that can be tested without a kernel."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from tests.lab.vm import host, kernels, provide
 from tests.lab.vm.diagnosis import CAUSES, likely_cause
 from tests.lab.vm.durations import Durations
 from tests.lab.vm.host import HostError, memory_directory
-from tests.lab.vm.kernels import BUILT, PACKAGED
+from tests.lab.vm.kernels import BARE, BUILT, PACKAGED
 from tests.lab.vm.machine import Machine, MachineError
 from tests.lab.vm.work import Work, matrix
 
@@ -25,8 +26,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def items(*nodeids: str, everywhere: bool = False, again: bool = False) -> list[pytest.Item]:
-    markers = {"every_kernel": everywhere, "each_feed": again}
+def items(*nodeids: str, everywhere: bool = False, again: bool = False, legacy: bool = False) -> list[pytest.Item]:
+    markers = {"every_kernel": everywhere, "each_feed": again, "legacy": legacy}
     return [
         SimpleNamespace(nodeid=nodeid, get_closest_marker=markers.get)  # type: ignore[misc]
         for nodeid in nodeids
@@ -57,6 +58,28 @@ class TestWork:
         first, second = matrix([*marked, *other], [BUILT, PACKAGED], Durations({}, {}))
         assert (first.kernel, len(first), first.suffix) == (BUILT, 2, "")
         assert (second.kernel, len(second), second.suffix) == (PACKAGED, 1, "@packaged")
+
+    def test_each_test_runs_on_a_kernel_that_has_what_it_needs_and_once_more_on_another_binary_only(self) -> None:
+        tests = [
+            *items("k.py::1", everywhere=True),
+            *items("k.py::2", everywhere=True, legacy=True),
+            *items("s.py::1"),
+            *items("s.py::2", legacy=True),
+        ]
+        works = matrix(tests, [BARE, BUILT, PACKAGED], Durations({}, {}))
+        assert [(work.kernel, work.suffix, names(work.take_all())) for work in works] == [
+            (BARE, "", ["k.py::1", "s.py::1"]),
+            (BUILT, "", ["k.py::2", "s.py::2"]),
+            (PACKAGED, "@packaged", ["k.py::1", "k.py::2"]),
+        ]
+        first, second = matrix(tests, [BUILT, PACKAGED], Durations({}, {}))
+        assert (len(first), len(second)) == (4, 2)
+        first, second, third = matrix(tests, [BARE, PACKAGED], Durations({}, {}))
+        assert (len(first), names(second.take_all()), names(third.take_all())) == (
+            2,
+            ["k.py::2", "s.py::2"],
+            ["k.py::1"],
+        )
 
     def test_what_is_for_each_feed_runs_once_by_each(self) -> None:
         conformance, scenario = items("c.py::1", again=True), items("s.py::1", everywhere=True)
@@ -145,7 +168,7 @@ class TestKernels:
         monkeypatch.setenv("KROUTE_KERNEL", "packaged")
         assert kernels.usable() == [PACKAGED]
         monkeypatch.setenv("KROUTE_KERNEL", "own")
-        with pytest.raises(ValueError, match="KROUTE_KERNEL=own: use auto, built or packaged"):
+        with pytest.raises(ValueError, match="KROUTE_KERNEL=own: use auto, bare, built, packaged"):
             kernels.wanted()
 
     @pytest.mark.parametrize(
@@ -163,9 +186,25 @@ class TestKernels:
         self.make(PACKAGED)
         assert provide.missing(which) == with_packaged
 
+    def test_the_bare_kernel_is_the_built_one_without_what_is_legacy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KROUTE_KERNEL", "bare")
+        assert provide.missing("every") == [BARE]
+        assert BARE.directory == BUILT.directory
+        self.make(BUILT)
+        assert kernels.usable() == [BARE]
+        options = (kernels.RECIPE / "options").read_text()
+        legacy = r"^CONFIG_(IP_SET\w*|NETFILTER_XT_SET|IP6?_NF_(?:FILTER|MANGLE|NAT|RAW))=y"
+        kinds = re.findall(legacy, options, re.MULTILINE)
+        assert len(BARE.lacks) == len(kinds) + 2  # ip_tables and ip6_tables come with their tables
+        assert "initcall_blacklist=ip_set_init,bitmap_port_init,list_set_init,xt_set_init,hash_ip_init" in " ".join(
+            BARE.command_line
+        )
+
     def test_every_kernel_has_somewhere_to_come_from(self) -> None:
         rows = (kernels.RECIPE / "suites").read_text().splitlines()
-        assert {row.split()[0] for row in rows if not row.startswith("#")} == set(kernels.KERNELS)
+        assert {row.split()[0] for row in rows if not row.startswith("#")} == {
+            it.recipe for it in kernels.KERNELS.values()
+        }
 
 
 CONSOLES = {

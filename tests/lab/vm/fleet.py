@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from tests.lab.feeds import wanted
+from tests.lab.firewall import backend
 from tests.lab.mode import lab_mode
 from tests.lab.vm.durations import Durations
 from tests.lab.vm.machine import MachineError
@@ -38,7 +39,9 @@ class Fleet:
         for _ in range(count):
             self._start_machine()
         self._session.config.stash[self.USED] = [
-            f"{work.kernel.title}, fed by {work.feed}: {len(work)} tests" for work in self._works
+            f"{work.kernel.title}, {os.environ.get('KROUTE_FIREWALL') or work.kernel.firewall}, "
+            f"fed by {work.feed}: {len(work)} tests"
+            for work in self._works
         ] + [f"{len(self._runs)} machines at once on {len(os.sched_getaffinity(0))} processors"]
         return self
 
@@ -122,9 +125,9 @@ class Fleet:
 
 
 def kernels_used(config: pytest.Config) -> list[str]:
-    """The kernels that the tests of this run ran on, each with what fed its tests and how many there were."""
+    """The kernels of this run, each with kroute's firewall on it, what fed its tests, and how many there were."""
     if lab_mode() == "host" and "KROUTE_LAB_EVENTS" not in os.environ:
-        return [f"Linux {os.uname().release} (this host's own), fed by {wanted()[0]}"]
+        return [f"Linux {os.uname().release} (this host's own), {backend()}, fed by {wanted()[0]}"]
     return config.stash.get(Fleet.USED, [])
 
 

@@ -3,6 +3,7 @@
 | name | what it is |
 |---|---|
 | built | a current kernel, built here from Debian's `linux-source` and the options in kernel/options |
+| bare | the same binary, booted without the legacy tables of iptables and without ip_set: a node with nf_tables alone |
 | packaged | Debian 12's own User Mode Linux 6.1, unpacked: available in seconds, and the second kernel of the matrix |
 
 Each is in the cache, in a directory named after its recipe: another recipe is another kernel. `python -m
@@ -11,31 +12,56 @@ tests.lab.vm.provide` makes them. Imports only the standard library, as the set-
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.lab.places import cache
 
 RECIPE = Path(__file__).with_name("kernel")
 """The files that kernels are made from."""
+LEGACY = (
+    *("ip_set", "ip_set_bitmap_port", "ip_set_list_set", "xt_set"),
+    *(f"ip_set_hash_{kind}" for kind in ("ip", "ipport", "ipportip", "ipportnet", "net", "netnet", "netport")),
+    *("ip_tables", "iptable_filter", "iptable_mangle", "iptable_nat", "iptable_raw"),
+    *("ip6_tables", "ip6table_filter", "ip6table_mangle", "ip6table_nat", "ip6table_raw"),
+)
+"""The modules of kernel/options without which a kernel has no legacy table and no set of ipset."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One kernel of the lab.
 
-    `words` are added to its command line. `ingredients` are the files of RECIPE that make it.
+    `words` are added to its command line. `ingredients` are the files of RECIPE that make it, and `recipe` is the name
+    of the way: kernels of one recipe are one binary. `firewall` is the backend that kroute uses on it, unless
+    `KROUTE_FIREWALL` names another. `lacks` are modules of the binary that it boots without.
     """
 
     name: str
     words: tuple[str, ...]
     ingredients: tuple[str, ...]
+    recipe: str
+    firewall: str = "iptables"
+    lacks: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path:
         """Where it is stored, once it has been made."""
         recipe = b"".join((RECIPE / name).read_bytes() for name in self.ingredients)
-        return cache() / "kernels" / f"{self.name}-{hashlib.sha256(recipe).hexdigest()[:16]}"
+        return cache() / "kernels" / f"{self.recipe}-{hashlib.sha256(recipe).hexdigest()[:16]}"
+
+    @property
+    def command_line(self) -> tuple[str, ...]:
+        """The words of its command line that make it this kernel. `guest-init` hides what `LAB_LACKS` names."""
+        if not self.lacks:
+            return self.words
+        initcalls = [f"{module.removeprefix('ip_set_')}_init" for module in self.lacks]
+        return (*self.words, f"initcall_blacklist={','.join(initcalls)}", f"LAB_LACKS={','.join(self.lacks)}")
+
+    @property
+    def has_legacy(self) -> bool:
+        """Whether it has legacy tables and the sets of ipset."""
+        return not self.lacks
 
     @property
     def is_there(self) -> bool:
@@ -63,22 +89,25 @@ class Kernel:
         return f"Linux {' '.join(releases)} ({self.name})"
 
 
-BUILT = Kernel("built", ("seccomp=auto",), ("suites", "options", "xsave_area.c"))
-PACKAGED = Kernel("packaged", (), ("suites", "xsave_area.c"))
-KERNELS = {kernel.name: kernel for kernel in (BUILT, PACKAGED)}
+BUILT = Kernel("built", ("seccomp=auto",), ("suites", "options", "xsave_area.c"), "built")
+BARE = replace(BUILT, name="bare", firewall="nftables", lacks=LEGACY)
+PACKAGED = Kernel("packaged", (), ("suites", "xsave_area.c"), "packaged")
+KERNELS = {kernel.name: kernel for kernel in (BARE, BUILT, PACKAGED)}
+AUTO = (BUILT, PACKAGED)
+"""What `KROUTE_KERNEL=auto` allows, the kernel of all tests first."""
 
 
 def wanted() -> list[Kernel]:
-    """Return the kernels that `KROUTE_KERNEL` allows: the named one, or all, the current kernel first.
+    """Return the kernels that `KROUTE_KERNEL` allows: the named one, or all of AUTO.
 
     Raises:
         ValueError: it names no kernel.
     """
     wish = os.environ.get("KROUTE_KERNEL") or "auto"
     if wish == "auto":
-        return list(KERNELS.values())
+        return list(AUTO)
     if wish not in KERNELS:
-        raise ValueError(f"KROUTE_KERNEL={wish}: use auto, {' or '.join(KERNELS)}")
+        raise ValueError(f"KROUTE_KERNEL={wish}: use auto, {', '.join(KERNELS)}")
     return [KERNELS[wish]]
 
 

@@ -70,6 +70,7 @@ class Machine:
     ) -> None:
         """Boot, and run `argv` in the project's directory with `environment` added to the machine's own.
 
+        kroute uses the kernel's firewall in it, unless `environment` names another in `KROUTE_FIREWALL`.
         Without `output` the command writes to the console log as well. With `terminal` it talks to this process's
         terminal, for a person to type at. `words` are put at the end of the kernel's command line.
 
@@ -79,7 +80,8 @@ class Machine:
         if not self.kernel.is_there:
             raise MachineError(f"no {self.kernel.name} kernel in {self.kernel.directory}: run scripts/setup lab")
         _compile_sources()
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+        whole = {"KROUTE_FIREWALL": self.kernel.firewall, **environment}
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in whole.items())
         (self.shared / "command").write_text(f"{exports}exec {shlex.join(argv)}\n")
         with self.console.open("wb") as console, contextlib.ExitStack() as stack:
             screen = os.dup((output or console).fileno())  # a separate descriptor: 1 and 2 are the console's
@@ -187,7 +189,7 @@ class Machine:
             *(f"LAB_RUN={self.shared}", f"LAB_PROJECT={PROJECT}", f"LAB_MODULES={self.kernel.modules}"),
             f"LAB_INTERACTIVE={'yes' if terminal else 'no'}",
             f"init={Path(__file__).with_name('guest-init')}",
-            *self.kernel.words,
+            *self.kernel.command_line,
         ]
 
     def _host_environment(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`python -m tests.lab.vm.provide KERNEL`: have this kernel of the lab, made here if it is not there yet.
 
 Several runs may ask at once: one makes the kernel, the others wait for it. `--missing quickest|newest|every` prints the
-names of those to be made, so that one of them can be used at once, or the newest, or all.
+recipes of those to be made, so that one of them can be used at once, or the newest, or all.
 Imports nothing but the standard library, as the set-up needs that.
 """
 
@@ -38,11 +38,11 @@ def provide(kernel: Kernel) -> None:
     with _alone(place.with_name(f"{place.name}.lock")):
         if kernel.is_there:
             return
-        with tempfile.TemporaryDirectory(prefix=f"{kernel.name}-unfinished-", dir=place.parent) as name:
+        with tempfile.TemporaryDirectory(prefix=f"{kernel.recipe}-unfinished-", dir=place.parent) as name:
             work = Path(name)
             made = work / "made"
             made.mkdir()
-            _MAKERS[kernel.name](_package(kernel, work), work, made)
+            _MAKERS[kernel.recipe](_package(kernel, work), work, made)
             _compile_preloaded(made / kernel.preloaded.name)
             shutil.rmtree(place, ignore_errors=True)
             made.rename(place)
@@ -59,14 +59,14 @@ def _package(kernel: Kernel, work: Path) -> Path:
     """Download the first package of RECIPE/suites that is available."""
     rows = [line.split() for line in (RECIPE / "suites").read_text().splitlines() if not line.startswith("#")]
     refusals = []
-    for _, suite, package in (row for row in rows if row[0] == kernel.name):
+    for _, suite, package in (row for row in rows if row[0] == kernel.recipe):
         print(f"{package} of {suite}", flush=True)
         try:
             return debian_packages.download(suite, package, Path(tempfile.mkdtemp(dir=work)))
         except PackageError as error:
             print(error, flush=True)
             refusals.append(f"{package} of {suite}")
-    raise PackageError(f"no package for the lab's {kernel.name} kernel can be had: tried {', '.join(refusals)}")
+    raise PackageError(f"no package for the lab's {kernel.recipe} kernel can be had: tried {', '.join(refusals)}")
 
 
 def _unpack(package: Path, work: Path, made: Path) -> None:
@@ -141,14 +141,14 @@ def missing(which: str) -> list[Kernel]:
             kernels = kernels[:1]
         case "every":
             pass
-    return [kernel for kernel in kernels if not kernel.is_there]
+    return list({kernel.directory: kernel for kernel in kernels if not kernel.is_there}.values())
 
 
 def main(arguments: list[str]) -> int:
     """Run the command line that the module's docstring describes."""
     match arguments:
         case ["--missing", "quickest" | "newest" | "every" as which]:
-            print(*(kernel.name for kernel in missing(which)))
+            print(*(kernel.recipe for kernel in missing(which)))
             return 0
         case [name] if name in KERNELS:
             pass

@@ -75,15 +75,28 @@ class Work:
 
 
 def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations) -> list[Work]:
-    """Distribute the lab's tests: the first kernel runs all, the others those marked `every_kernel`.
+    """Distribute the lab's tests: the first kernel runs all that it can, other kernels those marked `every_kernel`.
 
-    If two feeds are wanted, the first kernel runs those marked `each_feed` once more, by the second.
+    Tests marked `legacy` run on the first kernel that has legacy tables; if none has, they must not be among `items`.
+    A kernel of the same binary as the first is not another one. If two feeds are wanted, tests marked `each_feed` run
+    once more, by the second.
     """
-    first, *others = kernels
+    first = kernels[0]
+    legacy = next((kernel for kernel in kernels if kernel.has_legacy), first)
+    own: dict[str, list[pytest.Item]] = {first.name: [], legacy.name: []}
+    for item in items:
+        own[(legacy if item.get_closest_marker("legacy") else first).name].append(item)
     feed, *second = wanted()
-    everywhere = [item for item in items if item.get_closest_marker("every_kernel")]
-    again = [item for item in items if item.get_closest_marker("each_feed")] if second else []
-    work = [Work(first, items, durations, feed=feed)]
-    work += [Work(kernel, everywhere, durations, f"@{kernel.name}", feed) for kernel in others if everywhere]
-    work += [Work(first, again, durations, f"@{API}", *second)] if again else []
+    work = [Work(kernel, own[kernel.name], durations, feed=feed) for kernel in kernels if own.get(kernel.name)]
+    for kernel in kernels:
+        if kernel.directory != first.directory:
+            once_more = [it for it in _marked("every_kernel", items) if it not in own.get(kernel.name, [])]
+            work += [Work(kernel, once_more, durations, f"@{kernel.name}", feed)] if once_more else []
+    for kernel in kernels if second else []:
+        again = _marked("each_feed", own.get(kernel.name, []))
+        work += [Work(kernel, again, durations, f"@{API}", *second)] if again else []
     return work
+
+
+def _marked(marker: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    return [item for item in items if item.get_closest_marker(marker)]
