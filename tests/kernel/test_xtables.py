@@ -161,3 +161,17 @@ async def test_a_table_that_changes_meanwhile_is_read_again(xtables: Xtables) ->
         patch.setenv("XTABLES_LOCKFILE", "/run/xtables.other.lock")
         assert await xtables._in_thread(lambda: xtables._locked("nat", work)) == 2
     assert {"-A OUTPUT -j ACCEPT", ":KROUTE-X - [0:0]"} <= {line.removeprefix("[0:0] ") for line in saved()}
+
+
+async def test_a_set_that_vanishes_between_the_check_and_the_rule_is_an_error_of_the_kernel(
+    xtables: Xtables, node: RealNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = xtables._check
+
+    async def check_and_destroy(rules: TableRules) -> None:
+        await check(rules)
+        await node.ipset.destroy("CLUSTER-IP")
+
+    monkeypatch.setattr(xtables, "_check", check_and_destroy)
+    with pytest.raises(KernelError, match="cannot make a rule of iptables table nat: .*CLUSTER-IP"):
+        await xtables.ensure(RULES)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.machine.one_service import SERVICE, SLICE, WITHIN, answers, eventually, run, serve_pod
@@ -56,20 +58,30 @@ class Agent:
         print(lines, flush=True)
         return [json.loads(line)["event"] for line in lines.splitlines()]
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the agent from loading a module again before all that hold each other are removed."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(WITHIN) == 0
 
 
-def take_all_away() -> None:
-    """Remove everything that holds the modules, and the modules, until ip_vs and ip_set are gone for a moment."""
+def take_all_away(agent: Agent) -> None:
+    """Remove everything that holds the modules, and the modules, until ip_vs is gone."""
 
-    def removed() -> bool:
+    def are_removed() -> bool:
         for command in [f"{rules} -F" for rules in RULES] + ["ipset flush", "ipset destroy", "ipvsadm -C"]:
             run(command)
-        return "ip_vs" in [module for module in ALL if run(f"rmmod {module}")]  # the agent may have loaded it again
+        return "ip_vs" in [module for module in ALL if run(f"rmmod {module}")]
 
-    eventually("ip_vs is removed", removed)
+    with agent.paused():
+        eventually("ip_vs is removed", are_removed)
 
 
 def main() -> None:
@@ -95,13 +107,13 @@ def main() -> None:
     eventually("the VIPs' link is back", lambda: loaded("dummy") and run("ip link show kube-ipvs0") and answers())
     assert "repair" in agent.said()
 
-    take_all_away()
+    take_all_away(agent)
     eventually("the Service answers again", answers)
     eventually("sysctls are set again", lambda: Path("/proc/sys/net/ipv4/vs/conntrack").read_text() == "1\n")
     agent.said()
 
     assert run("mount -t tmpfs nothing /lib/modules")
-    take_all_away()
+    take_all_away(agent)
     time.sleep(10)
     said = agent.said()
     assert "controller.failed" in said

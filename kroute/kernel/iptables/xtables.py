@@ -203,9 +203,9 @@ class Xtables:
                 table.close()
         except iptc.IPTCError as error:
             raise KernelError(f"{tool} table {name}: {error}; load the module {module}_{name}") from error
-        except iptc.XTablesError as error:
+        except (iptc.XTablesError, ValueError) as error:
             sentence = f"cannot make a rule of {tool} table {name}: {error}"
-            raise KernelError(f"{sentence}; check the version of the iptables package") from error
+            raise KernelError(f"{sentence}; check what the rule names, and the iptables package's version") from error
 
 
 def _load_library() -> None:
