@@ -18,6 +18,7 @@ from kroute.kernel.clients import (
     IpvsClient,
     LinkClient,
     MonitorFactory,
+    NftablesClient,
     RouteClient,
     SysctlClient,
     XtablesClient,
@@ -33,12 +34,13 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
     from kroute.kernel.netlink.client import NetlinkClient
 
-ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables"]
+ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables", "nftables"]
 """A client that must be opened before it is used."""
 EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 
@@ -60,6 +62,7 @@ class NodeKernel:
     ipset: IpsetClient
     conntrack: ConntrackClient
     xtables: Mapping[int, XtablesClient]
+    nftables: NftablesClient
     sysctls: SysctlClient
     version: tuple[int, int]
     monitor: MonitorFactory
@@ -79,7 +82,8 @@ async def open_kernel(
     Raises:
         KernelError: the kernel lacks a protocol, or a library is missing.
     """
-    links, ipvs, addresses, routes, ipset, conntrack = Links(), Ipvs(), Addresses(), Routes(), Ipset(), Conntrack()
+    links, ipvs, addresses, routes = Links(), Ipvs(), Addresses(), Routes()
+    ipset, conntrack, nftables = Ipset(), Conntrack(), Nftables()
     sockets: dict[ClientName, NetlinkClient] = {
         "links": links,
         "ipvs": ipvs,
@@ -87,6 +91,7 @@ async def open_kernel(
         "routes": routes,
         "ipset": ipset,
         "conntrack": conntrack,
+        "nftables": nftables,
     }
     xtables: dict[int, Xtables] = {family: Xtables(family) for family in (socket.AF_INET, socket.AF_INET6)}
     async with AsyncExitStack() as stack:
@@ -102,6 +107,7 @@ async def open_kernel(
             ipset=ipset,
             conntrack=conntrack,
             xtables=xtables,
+            nftables=nftables,
             sysctls=Sysctls(proc_sys),
             version=kernel_version(),
             monitor=Monitor,

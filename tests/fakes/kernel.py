@@ -15,6 +15,7 @@ from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.monitor_queue import MonitorQueue
+from tests.fakes.nft_tables import FakeNft
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"})
 
@@ -88,6 +89,7 @@ class FakeKernel:
         self.flows: list[tuple[int, Flow]] = []  # each with its protocol
         self.sets: dict[str, FakeSet] = {}
         self.tables: dict[tuple[int, str], FakeTable] = {}
+        self.nft = FakeNft()
         self.sysctls: dict[str, str] = {}
         self.read_only_sysctls: set[str] = set()
         self.missing_modules: set[str] = set()

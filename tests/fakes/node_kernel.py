@@ -15,6 +15,7 @@ from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.links import FakeLinks
 from tests.fakes.monitor import FakeMonitor
+from tests.fakes.nftables import FakeNftables
 from tests.fakes.routes import FakeRoutes
 from tests.fakes.sysctl import FakeSysctls
 from tests.fakes.xtables import FakeXtables
@@ -32,6 +33,7 @@ class FakeNodeKernel(NodeKernel):
     conntrack: FakeConntrack
     xtables: Mapping[int, FakeXtables]
     nft: Mapping[int, FakeXtables]
+    nftables: FakeNftables
     sysctls: FakeSysctls
 
     @classmethod
@@ -47,6 +49,7 @@ class FakeNodeKernel(NodeKernel):
             ipset=FakeIpset(kernel),
             conntrack=FakeConntrack(kernel),
             xtables={family: FakeXtables(kernel, family) for family in (socket.AF_INET, socket.AF_INET6)},
+            nftables=FakeNftables(kernel),
             sysctls=FakeSysctls(kernel),
             version=kernel.version,
             monitor=partial(FakeMonitor, kernel),
@@ -55,7 +58,7 @@ class FakeNodeKernel(NodeKernel):
 
     async def open(self) -> Self:
         """Open every client."""
-        one_each = (self.links, self.ipvs, self.addresses, self.routes, self.ipset, self.conntrack)
+        one_each = (self.links, self.ipvs, self.addresses, self.routes, self.ipset, self.conntrack, self.nftables)
         for client in (*one_each, *self.xtables.values(), *self.nft.values()):
             await client.open()
         return self

@@ -18,6 +18,7 @@ from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
+from kroute.kernel.nftables.client import Nftables
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.conntrack import FakeConntrack
 from tests.fakes.ipset import FakeIpset
@@ -25,6 +26,7 @@ from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.links import FakeLinks
 from tests.fakes.monitor import FakeMonitor
+from tests.fakes.nftables import FakeNftables
 from tests.fakes.routes import FakeRoutes
 from tests.fakes.xtables import FakeXtables
 
@@ -51,10 +53,13 @@ class RealNode:
         self.links, self.addresses, self.routes = Links(), Addresses(), Routes()
         self.ipvs, self.ipset, self.conntrack = Ipvs(), Ipset(), Conntrack()
         self.xtables: Xtables | FakeXtables = Xtables(family)
+        self.nftables, self.other_nftables = Nftables(), Nftables()
+        """kroute's client of nf_tables, and that of another program."""
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        for client in (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.conntrack):
+        one_each = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.conntrack)
+        for client in (*one_each, self.nftables, self.other_nftables):
             await self._stack.enter_async_context(client)
         run("ip link add e0 type dummy")
         run("ip link set e0 addrgenmode none up")
@@ -120,11 +125,12 @@ class FakeNode:
         self.routes, self.ipvs = FakeRoutes(self.kernel), FakeIpvs(self.kernel)
         self.ipset, self.xtables = FakeIpset(self.kernel), FakeXtables(self.kernel)
         self.conntrack = FakeConntrack(self.kernel)
+        self.nftables, self.other_nftables = FakeNftables(self.kernel), FakeNftables(self.kernel)
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        clients = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables, self.conntrack)
-        for client in clients:
+        one_each = (self.links, self.addresses, self.routes, self.ipvs, self.ipset, self.xtables, self.conntrack)
+        for client in (*one_each, self.nftables, self.other_nftables):
             await self._stack.enter_async_context(client)
         self.kernel.add_link("e0")
         for address in (f"{NODE_IP}/24", f"{OTHER_NODE_IP}/24", f"{NODE_IP6}/64", f"{OTHER_NODE_IP6}/64"):

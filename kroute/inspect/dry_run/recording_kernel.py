@@ -13,6 +13,7 @@ from kroute.inspect.dry_run.recording import (
     RecordingRoutes,
     RecordingSysctls,
 )
+from kroute.inspect.dry_run.recording_nftables import RecordingNftables
 from kroute.inspect.dry_run.recording_rules import RecordingIpset, RecordingXtables
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.kernel.node_kernel import NodeKernel
@@ -33,6 +34,7 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
             family: RecordingXtables(tables, recorder, _FAMILY_NAMES[family])
             for family, tables in kernel.xtables.items()
         },
+        nftables=RecordingNftables(kernel.nftables, recorder),
         sysctls=RecordingSysctls(kernel.sysctls, recorder),
         version=kernel.version,
         monitor=NoEvents,

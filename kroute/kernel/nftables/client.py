@@ -16,7 +16,7 @@ from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_DUMP, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.nftables.chains import NftChain, every_chain, every_table
-from kroute.kernel.nftables.elements import decode_elements, parse_keys
+from kroute.kernel.nftables.elements import Key, decode_elements, parse_keys
 from kroute.kernel.nftables.messages import (
     LIST_SET,
     NFNL_SUBSYS_NFTABLES,
@@ -49,6 +49,8 @@ SEND_BUFFER = 8 * 1024 * 1024
 """Bytes of the longest transaction. The kernel takes memory only for what is sent."""
 RECEIVE_BUFFER = 8 * 1024 * 1024
 """Bytes for the refusals of one transaction, which come together. The kernel counts each as about 1 KiB."""
+REHASH_SECONDS = 0.05
+"""How long the kernel may need to rehash a set that has grown."""
 PART = 500
 """Elements of a part of a listing."""
 
@@ -118,10 +120,7 @@ class Nftables(NetlinkClient):
 
     async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
         """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
-        listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of.name))
-        keys: list[tuple[bytes, bytes, bool]] = []
-        for part in await self._netlink.request(listing, lambda _, payload: parse_keys(payload)):
-            keys += part
+        keys = await self._keys(table, of)
         size = len(keys) if of.parts == ("net",) else PART
         for start in range(0, len(keys), max(1, size)):
             yield list(decode_elements(table, of, keys[start : start + size]))
@@ -165,6 +164,22 @@ class Nftables(NetlinkClient):
     async def _generation(self) -> int:
         found = await self._netlink.request(query(Message.GETGEN), lambda _, payload: parse_generation(payload))
         return only(found)[0]
+
+    async def _keys(self, table: Table, of: SetDefinition) -> list[Key]:
+        """The elements as the kernel lists them.
+
+        The kernel walks a hash table anew for each datagram, and skips as many elements as it has listed. If the table
+        was rehashed meanwhile, for which no generation is counted, some are listed twice and as many others not at all.
+        """
+        listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of.name))
+        for _ in range(ATTEMPTS):
+            keys: list[Key] = []
+            for part in await self._netlink.request(listing, lambda _, payload: parse_keys(payload)):
+                keys += part
+            if len(set(keys)) == len(keys):
+                return keys
+            await asyncio.sleep(REHASH_SECONDS)
+        raise KernelError(f"set {of.name} changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def _exists(self, table: Table) -> bool:
         try:

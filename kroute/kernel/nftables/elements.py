@@ -5,8 +5,10 @@ the kernel: its first address, and the address after its last one, with a flag; 
 all addresses has no second one.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from kroute.kernel.netlink.message import NLM_F_CREATE, attribute, attributes, iterate_attributes, text
 from kroute.kernel.nftables.expressions import DATA_VALUE, LIST_ELEMENT
@@ -17,6 +19,8 @@ from kroute.kernel.nftables.set_keys import decode_key, encode_key
 ELEMENT_KEY, ELEMENT_FLAGS, ELEMENT_KEY_END = 1, 3, 10
 _INTERVAL_END = 0x1
 _END_FLAG = attribute(ELEMENT_FLAGS, _INTERVAL_END.to_bytes(4, "big"))
+_HEADERS = struct.Struct("=HHHHHH")
+"""Length and type of an element, of its key, and of the key's value."""
 MESSAGE_ELEMENTS = 1000
 """The most elements of a message: their attribute has 65,535 bytes at most, and the longest element has 100."""
 
@@ -40,30 +44,58 @@ def elements_message(kind: Message, table: Table, set_name: str, encoded: Iterab
     return table_message(kind, flags, table, text(LIST_SET, set_name), attribute(LIST_ELEMENTS, b"".join(encoded)))
 
 
-def parse_keys(payload: bytes) -> list[tuple[bytes, bytes, bool]]:
-    """The elements of a part of a listing: first key, last key, and whether it is an interval's end."""
-    listed = iterate_attributes(attributes(payload, HEADER.size).get(LIST_ELEMENTS, b""))
+class Key(NamedTuple):
+    """An element as the kernel lists it: its first and its last key, and whether it is the end of an interval."""
+
+    first: bytes
+    last: bytes
+    is_end: bool = False
+
+
+def parse_keys(payload: bytes) -> list[Key]:
+    """The elements of a part of a listing."""
+    listed = attributes(payload, HEADER.size).get(LIST_ELEMENTS, b"")
+    if keys := _plain_keys(listed):
+        return keys
     found = []
-    for _kind, content in listed:
+    for _kind, content in iterate_attributes(listed):
         element = attributes(content)
         if ELEMENT_KEY not in element:
             continue  # a catch-all element, which has none
         first = attributes(element[ELEMENT_KEY])[DATA_VALUE]
         last = attributes(element[ELEMENT_KEY_END])[DATA_VALUE] if ELEMENT_KEY_END in element else first
         is_end = bool(int.from_bytes(element.get(ELEMENT_FLAGS, b""), "big") & _INTERVAL_END)
-        found.append((first, last, is_end))
+        found.append(Key(first, last, is_end))
     return found
 
 
-def decode_elements(table: Table, of: SetDefinition, keys: list[tuple[bytes, bytes, bool]]) -> Iterator[Element]:
+def _plain_keys(listed: bytes) -> list[Key]:
+    """The elements, if all are like the first one and have nothing but a key; none otherwise. A set may have 100,000.
+
+    Then each begins with the same headers: of the element, of its key, and of the key's value.
+    """
+    headers = listed[: _HEADERS.size]
+    if len(headers) < _HEADERS.size:
+        return []
+    length, _kind, key_length, key_kind, value_length, _value_kind = _HEADERS.unpack(headers)
+    size = value_length - 4
+    if (key_length, key_kind, length) != (size + 8, ELEMENT_KEY, size + 12) or size % 4 or len(listed) % length:
+        return []
+    parts = list(struct.iter_unpack(f"{_HEADERS.size}s{size}s", listed))
+    if any(begin != headers for begin, _key in parts):
+        return []
+    return [Key(key, key) for _begin, key in parts]
+
+
+def decode_elements(table: Table, of: SetDefinition, keys: Sequence[Key]) -> Iterator[Element]:
     """The elements of some parts of a listing; of all parts, if the set has networks alone."""
     if of.parts == ("net",):
-        keys = [(first, last, False) for first, last in _intervals(keys)]
+        keys = list(_intervals(keys))
     for first, last, _is_end in keys:
         yield from decode_key(table.family, of.parts, first, last)
 
 
-def _intervals(keys: list[tuple[bytes, bytes, bool]]) -> Iterator[tuple[bytes, bytes]]:
+def _intervals(keys: Sequence[Key]) -> Iterator[Key]:
     """The first and last address of each interval. The listing is in no order. Before the first one may be an end."""
     if not keys:
         return
@@ -72,7 +104,7 @@ def _intervals(keys: list[tuple[bytes, bytes, bool]]) -> Iterator[tuple[bytes, b
     bounds = sorted((int.from_bytes(key, "big"), not is_end) for key, _last, is_end in keys)
     for (first, is_start), (after, _) in pairwise([*bounds, (1 << 8 * size, False)]):
         if is_start:
-            yield first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big")
+            yield Key(first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big"))
 
 
 def _key(kind: int, key: bytes) -> bytes:

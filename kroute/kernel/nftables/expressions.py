@@ -11,7 +11,7 @@ import sys
 from enum import IntEnum
 
 from kroute.kernel.errors import UNINTELLIGIBLE
-from kroute.kernel.netlink.message import attribute, attributes, text, u8
+from kroute.kernel.netlink.message import attribute, attributes, text, to_text, u8
 
 LIST_ELEMENT = 1
 EXPRESSION_NAME, EXPRESSION_DATA = 1, 2
@@ -172,16 +172,17 @@ def is_as_wanted(found: bytes, wanted: bytes) -> bool:
     What a counter has counted does not matter.
     """
     try:
-        name, said = _parse(found)
-        wanted_name, wanted_parts = _parse(wanted)
+        name, said = parse_expression(found)
+        wanted_name, wanted_parts = parse_expression(wanted)
     except UNINTELLIGIBLE:
         return False
-    return name == wanted_name and (name == b"counter\0" or wanted_parts.items() <= said.items())
+    return name == wanted_name and (name == "counter" or wanted_parts.items() <= said.items())
 
 
-def _parse(expression: bytes) -> tuple[bytes, dict[int, bytes]]:
+def parse_expression(expression: bytes) -> tuple[str, dict[int, bytes]]:
+    """The expression's name, and its attributes by their types."""
     parts = attributes(attributes(expression)[LIST_ELEMENT])
-    return parts[EXPRESSION_NAME], attributes(parts.get(EXPRESSION_DATA, b""))
+    return to_text(parts[EXPRESSION_NAME]), attributes(parts.get(EXPRESSION_DATA, b""))
 
 
 def _expression(name: str, *parts: bytes) -> bytes:

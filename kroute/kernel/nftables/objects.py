@@ -138,8 +138,8 @@ class AddRule(NamedTuple):
     """Add a rule at its chain's end.
 
     Refused: ENOENT if the chain, or one that the rule jumps to, or a set is missing, or the kernel lacks the
-    expression; EINVAL if a set's key is longer than what the rule has loaded; EOPNOTSUPP if the expression is not for
-    the hook; ELOOP if jumps go in a circle.
+    expression; EINVAL or ENODATA if a set's key is longer than what the rule has loaded; EOPNOTSUPP if the expression
+    is not for the hook; EMLINK if jumps go in a circle, which `validate` does not always find.
     """
 
     rule: Rule

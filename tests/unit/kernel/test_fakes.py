@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts_conntrack, contracts_network, contracts_tables
+from tests.kernel import contracts_conntrack, contracts_network, contracts_nftables, contracts_tables
 from tests.kernel.nodes import FakeNode
 
 
@@ -43,6 +43,10 @@ class TestFakeMonitor(contracts_network.MonitorContract):
 
 
 class TestFakeXtables(contracts_tables.XtablesContract):
+    pass
+
+
+class TestFakeNftables(contracts_nftables.NftablesContract):
     pass
 
 

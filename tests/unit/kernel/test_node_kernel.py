@@ -22,6 +22,7 @@ PROTOCOLS = {
     "conntrack": clients.ConntrackClient,
     "xtables": clients.XtablesClient,
     "nft": clients.XtablesClient,
+    "nftables": clients.NftablesClient,
     "sysctls": clients.SysctlClient,
 }
 
