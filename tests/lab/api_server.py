@@ -68,9 +68,10 @@ class ApiServer:
             self._process.kill()
             self._process.wait()
 
-    def create(self, item: Object) -> None:
-        """Create an object."""
-        self._request("POST", _collection(item), item)
+    def create(self, item: Object) -> Object:
+        """Create an object. Returns it as the server has stored it."""
+        stored: Object = json.loads(self._request("POST", _collection(item), item))
+        return stored
 
     def apply(self, item: Object) -> float:
         """Replace an object. Returns the time (time.monotonic) at which the server had stored it."""

@@ -59,11 +59,13 @@ class Deployment:
         self.node_objects = [objects.node(node) for node in cluster.nodes.values()]
         self.apply(*self.node_objects)
 
-    def apply(self, *items: objects.Object) -> None:
-        """Create or replace objects, one after the other."""
+    def apply(self, *items: objects.Object) -> list[objects.Object]:
+        """Create or replace objects, one after the other. Returns them as agents see them."""
+        seen = []
         for item in items:
             self._applied[objects.identity(item)] = item
-            self._feed.put(item)
+            seen.append(self._feed.put(item))
+        return seen
 
     def delete(self, *items: objects.Object) -> None:
         """Delete objects."""

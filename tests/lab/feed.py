@@ -17,8 +17,8 @@ class Feed(Protocol):
     @property
     def flags(self) -> tuple[str, ...]: ...
 
-    def put(self, item: Object) -> None:
-        """Create or replace an object."""
+    def put(self, item: Object) -> Object:
+        """Create or replace an object. Returns it as agents see it: an API server adds when it was created."""
 
     def delete(self, item: Object) -> None:
         """Delete an object."""
@@ -31,11 +31,12 @@ class ManifestFeed:
         self._directory = directory
         self.flags = ("--manifests", str(directory))
 
-    def put(self, item: Object) -> None:
+    def put(self, item: Object) -> Object:
         path = self._path(item)
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(item))
         unfinished.replace(path)
+        return item
 
     def delete(self, item: Object) -> None:
         self._path(item).unlink()
@@ -49,20 +50,21 @@ class ApiFeed:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._there: set[tuple[str, str, str]] = set()
+        self._created: dict[tuple[str, str, str], str] = {}
         self.flags = ("--kubeconfig", str(server.kubeconfig))
         server.clear()
 
-    def put(self, item: Object) -> None:
-        if identity(item) in self._there:
+    def put(self, item: Object) -> Object:
+        key = identity(item)
+        if key in self._created:
             self._server.apply(item)
         else:
-            self._server.create(item)
-        self._there.add(identity(item))
+            self._created[key] = self._server.create(item)["metadata"]["creationTimestamp"]
+        return {**item, "metadata": {**item["metadata"], "creationTimestamp": self._created[key]}}
 
     def delete(self, item: Object) -> None:
         self._server.delete(item)
-        self._there.discard(identity(item))
+        del self._created[identity(item)]
 
 
 def feed_for(cluster: Cluster, directory: Path) -> Feed:

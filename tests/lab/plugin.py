@@ -12,8 +12,10 @@ Tests marked `legacy` need the legacy tables of iptables, or ipset. They run on 
 deselected where no such kernel is to be used.
 
 Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
-those get them as manifests, and the tests marked `each_feed` run once more with an API server, with `@api` in their
-names: the tests of EACH_FEED.
+those get them as manifests, with two exceptions. The tests marked `each_feed` run once more with an API server, with
+`@api` in their names: the tests of EACH_FEED. The field scenarios, if they run on two kernels, get them by one way on
+the first and by the other on the second: the API server feeds S4, S6, S8 … on the first kernel, and S1, S3, S5 … on the
+second.
 """
 
 import itertools
@@ -31,7 +33,8 @@ from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked
 from tests.lab.vm.work import matrix
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
-EVERY_KERNEL = re.compile(r"tests/kernel/(?!test_kill_between_writes)|tests/scenarios/test_s\d\d_")
+FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
+EVERY_KERNEL = re.compile(rf"tests/kernel/(?!test_kill_between_writes)|{FIELD_SCENARIO.pattern}")
 """The files of the tests that run on every available kernel. A ledger's file is the same on all."""
 EACH_FEED = re.compile(r"tests/conformance/")
 """The files of the tests that run by each feed."""
@@ -50,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("each_feed")
         if EVERY_KERNEL.match(path):
             item.add_marker("every_kernel")
+        if scenario := FIELD_SCENARIO.match(path):
+            item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
     legacy = [item for item in items if item.get_closest_marker("legacy")]
     if legacy and not _legacy_can_run():
         config.hook.pytest_deselected(items=legacy)

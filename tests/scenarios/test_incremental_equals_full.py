@@ -36,15 +36,18 @@ EXTERNAL_IP = "192.168.123.241"
 
 @dataclass
 class Story:
-    """kroute on node1, and the objects that it is given."""
+    """kroute on node1, and the objects that it is given.
+
+    `items` have the times of their creation, if they come from an API server: of two Services that claim the same
+    address the older one has it.
+    """
 
     world: World
     deployment: Deployment
     items: dict[tuple[str, str, str], Object] = field(default_factory=dict)
 
     def create(self, *items: Object) -> None:
-        self.items |= {identity(item): item for item in items}
-        self.deployment.apply(*items)
+        self.items |= {identity(item): item for item in self.deployment.apply(*items)}
 
     def delete(self, kind: str, name: str) -> None:
         for item in [item for key, item in self.items.items() if key[0] == kind and key[2].startswith(name)]:

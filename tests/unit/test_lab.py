@@ -10,7 +10,7 @@ from tests.lab import feeds, places
 from tests.lab.mode import lab_mode
 from tests.lab.vm import host, kernels, provide
 from tests.lab.vm.diagnosis import CAUSES, likely_cause
-from tests.lab.vm.durations import Durations
+from tests.lab.vm.durations import Durations, without_suffix
 from tests.lab.vm.host import HostError, memory_directory
 from tests.lab.vm.kernels import BARE, BUILT, PACKAGED
 from tests.lab.vm.machine import Machine, MachineError
@@ -26,8 +26,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def items(*nodeids: str, everywhere: bool = False, again: bool = False, legacy: bool = False) -> list[pytest.Item]:
-    markers = {"every_kernel": everywhere, "each_feed": again, "legacy": legacy}
+def items(
+    *nodeids: str, everywhere: bool = False, again: bool = False, legacy: bool = False, turn: int | None = None
+) -> list[pytest.Item]:
+    in_turn = None if turn is None else pytest.mark.feed_in_turn(turn).mark
+    markers = {"every_kernel": everywhere, "each_feed": again, "legacy": legacy, "feed_in_turn": in_turn}
     return [
         SimpleNamespace(nodeid=nodeid, get_closest_marker=markers.get)  # type: ignore[misc]
         for nodeid in nodeids
@@ -85,13 +88,30 @@ class TestWork:
         conformance, scenario = items("c.py::1", again=True), items("s.py::1", everywhere=True)
         first, second, third = matrix([*conformance, *scenario], [BUILT, PACKAGED], Durations({}, {}))
         assert (first.feed, len(first), first.suffix) == ("manifests", 2, "")
-        assert (second.feed, names(second.take_all()), second.suffix) == ("manifests", ["s.py::1"], "@packaged")
-        assert (third.kernel, third.feed, names(third.take_all()), third.suffix) == (BUILT, "api", ["c.py::1"], "@api")
+        assert (second.kernel, second.feed, names(second.take_all()), second.suffix) == (
+            BUILT,
+            "api",
+            ["c.py::1"],
+            "@api",
+        )
+        assert (third.feed, names(third.take_all()), third.suffix) == ("manifests", ["s.py::1"], "@packaged")
+
+    def test_what_takes_turns_has_another_feed_on_each_kernel_and_runs_no_more_often(self) -> None:
+        tests = [*items("s1.py::1", everywhere=True, turn=0), *items("s2.py::1", everywhere=True, turn=1)]
+        works = matrix(tests, [BUILT, PACKAGED], Durations({}, {}))
+        assert [(work.kernel, work.feed, work.suffix, names(work.take_all())) for work in works] == [
+            (BUILT, "manifests", "", ["s1.py::1"]),
+            (BUILT, "api", "@api", ["s2.py::1"]),
+            (PACKAGED, "manifests", "@packaged", ["s2.py::1"]),
+            (PACKAGED, "api", "@packaged@api", ["s1.py::1"]),
+        ]
+        [alone] = matrix(tests, [BUILT], Durations({}, {}))
+        assert (alone.feed, alone.suffix, len(alone)) == ("manifests", "", 2)
 
     @pytest.mark.parametrize("feed", ["manifests", "api"])
     def test_one_feed_that_is_named_is_the_only_one(self, feed: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KROUTE_FEED", feed)
-        tests = [*items("s.py::1", everywhere=True), *items("c.py::1", again=True)]
+        tests = [*items("s.py::1", everywhere=True, turn=1), *items("c.py::1", again=True)]
         works = matrix(tests, [BUILT, PACKAGED], Durations({}, {}))
         assert [(work.feed, work.suffix, len(work)) for work in works] == [(feed, "", 2), (feed, "@packaged", 1)]
 
@@ -116,6 +136,10 @@ class TestDurations:
         assert Durations({}, {"b.py": 7}).of("b.py::2@api") == 7
         assert (durations.of("b.py::1"), durations.of("b.py::1@packaged")) == (1, 3)
         assert durations.by_file() == {"a.py": 2, "a.py@packaged": 6}
+
+    @pytest.mark.parametrize("suffix", ["", "@packaged", "@api", "@packaged@api"])
+    def test_a_test_has_a_name_without_kernel_and_feed(self, suffix: str) -> None:
+        assert without_suffix(f"a.py::test_of_somebody@host[a@b]{suffix}") == "a.py::test_of_somebody@host[a@b]"
 
     def test_they_are_remembered_with_those_of_tests_that_did_not_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ this module writes that file from the durations of the last run.
 
 import json
 import os
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from tests.lab.vm.kernels import KERNELS
 
 UNKNOWN = 1.0
 """The seconds assumed for a test if nothing is known of its file."""
+_SUFFIX = re.compile(rf"(@({'|'.join(KERNELS)}))?(@{API})?$")
 USUAL = Path(__file__).with_name("usual_durations.json")
 
 
@@ -67,8 +69,8 @@ def file_of(nodeid: str) -> str:
 
 
 def without_suffix(nodeid: str) -> str:
-    """Return a test's own name, without the kernel or feed with which it ran once more."""
-    return next((nodeid.removesuffix(f"@{name}") for name in (*KERNELS, API) if nodeid.endswith(f"@{name}")), nodeid)
+    """Return a test's own name, without the kernel and feed with which it ran."""
+    return _SUFFIX.sub("", nodeid)
 
 
 def _file_and_suffix(nodeid: str) -> str:

@@ -4,12 +4,13 @@ A machine gets a file when it has nearly finished the previous one. So all machi
 their speed.
 """
 
+import itertools
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.lab.feeds import API, MANIFESTS, wanted
+from tests.lab.feeds import MANIFESTS, wanted
 from tests.lab.vm.durations import Durations, file_of
 from tests.lab.vm.kernels import Kernel
 
@@ -31,7 +32,7 @@ class Work:
         self.kernel = kernel
         self.feed = feed
         self.suffix = suffix
-        """The suffix of its tests' names, if they run in another work as well."""
+        """The suffix of its tests' names, by which they differ from those of other works."""
         self.has_been_up = False
         """Whether any machine with this kernel has come up. If the first fails, no other is expected to."""
         self._count = len(items)
@@ -79,24 +80,40 @@ def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations
 
     Tests marked `legacy` run on the first kernel that has legacy tables; if none has, they must not be among `items`.
     A kernel of the same binary as the first is not another one. If two feeds are wanted, tests marked `each_feed` run
-    once more, by the second.
+    once more, by the second. Those marked `feed_in_turn` change from one feed to the other with each kernel, and so run
+    no more often.
     """
-    first = kernels[0]
-    legacy = next((kernel for kernel in kernels if kernel.has_legacy), first)
-    own: dict[str, list[pytest.Item]] = {first.name: [], legacy.name: []}
+    feeds = wanted()
+    work: defaultdict[tuple[int, str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        own[(legacy if item.get_closest_marker("legacy") else first).name].append(item)
-    feed, *second = wanted()
-    work = [Work(kernel, own[kernel.name], durations, feed=feed) for kernel in kernels if own.get(kernel.name)]
-    for kernel in kernels:
-        if kernel.directory != first.directory:
-            once_more = [it for it in _marked("every_kernel", items) if it not in own.get(kernel.name, [])]
-            work += [Work(kernel, once_more, durations, f"@{kernel.name}", feed)] if once_more else []
-    for kernel in kernels if second else []:
-        again = _marked("each_feed", own.get(kernel.name, []))
-        work += [Work(kernel, again, durations, f"@{API}", *second)] if again else []
-    return work
+        own, *others = runs_on = _runs_on(item, kernels)
+        for kernel, feed in zip(runs_on, _turns(item, feeds) if others else feeds, strict=False):
+            name = f"@{kernel.name}" if kernel is not own else ""
+            work[kernels.index(kernel), name + _feed_suffix(feed, feeds), feed].append(item)
+        for feed in feeds[1:] if item.get_closest_marker("each_feed") else ():
+            work[kernels.index(own), _feed_suffix(feed, feeds), feed].append(item)
+    return [
+        Work(kernels[which], work[which, suffix, feed], durations, suffix, feed) for which, suffix, feed in sorted(work)
+    ]
 
 
-def _marked(marker: str, items: list[pytest.Item]) -> list[pytest.Item]:
-    return [item for item in items if item.get_closest_marker(marker)]
+def _runs_on(item: pytest.Item, kernels: list[Kernel]) -> list[Kernel]:
+    """The kernels of a test, its own first."""
+    first = own = kernels[0]
+    if item.get_closest_marker("legacy"):
+        own = next((kernel for kernel in kernels if kernel.has_legacy), first)
+    if not item.get_closest_marker("every_kernel"):
+        return [own]
+    return [own, *(kernel for kernel in kernels if kernel.directory != first.directory and kernel is not own)]
+
+
+def _turns(item: pytest.Item, feeds: list[str]) -> Iterator[str]:
+    """The feeds of a test on one kernel after the other."""
+    marker = item.get_closest_marker("feed_in_turn")
+    if marker is None:
+        return itertools.repeat(feeds[0])
+    return itertools.islice(itertools.cycle(feeds), marker.args[0] % len(feeds), None)
+
+
+def _feed_suffix(feed: str, feeds: list[str]) -> str:
+    return f"@{feed}" if feed != feeds[0] else ""
