@@ -19,11 +19,12 @@ from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.firewall.backend import Choice, node_clients, settled
+from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
-from kroute.model.addresses import Family
-from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, node_facts
+from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
@@ -35,7 +36,7 @@ from kroute.settings import Settings
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.event_writer import EventRequests
-from kroute.telemetry.events import EventRecorder
+from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
@@ -68,9 +69,10 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 class Agent:
     """kroute on one node, which has these `interfaces` and this `kernel`. The caller keeps `kernel` open meanwhile.
 
-    `follow` delivers changes. `events` writes Events; None: they are only logged. `loop_watch` watches the event loop
-    in which the agent runs. `watches` returns the counters of each watch, `requests` those of
-    the requests to the API server. `keep_to` takes the node's own addresses, whenever they change.
+    `firewall` is the backend that was chosen, which the settings name. `follow` delivers changes. `events` writes
+    Events; None: they are only logged. `loop_watch` watches the event loop in which the agent runs. `watches` returns
+    the counters of each watch, `requests` those of the requests to the API server. `keep_to` takes the node's own
+    addresses, whenever they change.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Agent:
         settings: Settings,
         interfaces: NodeInterfaces,
         kernel: NodeKernel,
+        firewall: Choice,
         follow: Follow,
         events: EventRequests | None = None,
         *,
@@ -87,6 +90,7 @@ class Agent:
         follow_api: FollowApi | None = None,
         keep_to: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
+        self._settings = settings
         self._kernel = kernel
         self._keep_to = keep_to
         self._follow = follow
@@ -107,7 +111,7 @@ class Agent:
             settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
         )
         self._answers = {
-            **Answers(settings, self._catalog, self._broadcaster, self._controllers.set_fills).by_question,
+            **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers.set_fills).by_question,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,
         }
@@ -129,6 +133,7 @@ class Agent:
                     group.create_task(self._plan(), name="plan"),
                     group.create_task(self._recorder.run(), name="events"),
                     group.create_task(self._report_ready(state_dir), name="ready"),
+                    group.create_task(self._replace_other_firewalls(), name="other firewalls"),
                     group.create_task(self._observation.run(), name="observation"),
                 ]
                 if self._follow_api is not None:
@@ -173,7 +178,7 @@ class Agent:
     def _publish(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             if isinstance(plan, NodePlan):
-                _log_node(plan.node)
+                log_node(plan.node)
             elif plan.is_empty:
                 self._recorder.forget(plan.key)
             self._recorder.report_all(plan)
@@ -190,6 +195,12 @@ class Agent:
         malloc_tuning.return_free_pages()
         await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
         log.info("kroute.ready", services=len(self._broadcaster.services))
+
+    async def _replace_other_firewalls(self) -> None:
+        await self._controllers.live()
+        await patiently(
+            "replacing another firewall backend", lambda: replace_others(self._settings, self._controllers.masquerade)
+        )
 
     def _statistics(self) -> Statistics:
         return statistics.statistics(
@@ -209,32 +220,21 @@ class Agent:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
-def _log_node(node: NodeFacts) -> None:
-    """Log what is known of the node, and which address families it serves."""
-    families = [family for family, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
-    log.info(
-        "node.known",
-        ipv4=node.ipv4,
-        ipv6=node.ipv6,
-        zone=node.zone,
-        pod_cidrs=node.pod_cidrs,
-        node_ports_on=node.node_port_addresses,
-        serves=" and ".join(families) + (" only" if len(families) == 1 else ""),
-    )
-
-
 async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
     """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
     stop = stop_signal()
-    if missing := await patiently("looking for what is missing", preflight.missing_prerequisites):
-        for prerequisite in missing:
-            log.error("prerequisite.missing", prerequisite=prerequisite)
+    choice, missing = await patiently("looking for what is missing", lambda: preflight.look_at_node(settings))
+    for prerequisite in missing:
+        log.error("prerequisite.missing", prerequisite=str(prerequisite))
+    if missing or choice is None:
         return 1
+    settings = settled(settings, choice)
     async with AsyncExitStack() as claimed:
         state_dir = await patiently("locking", lambda: _claim(settings, claimed))
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
+        log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
-            agent = await patiently("starting", lambda: opened(stack, partial(_agent, settings, loop_watch)))
+            agent = await patiently("starting", lambda: opened(stack, partial(_agent, settings, choice, loop_watch)))
             await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
@@ -254,15 +254,14 @@ async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
     return not report.failed
 
 
-async def _agent(settings: Settings, loop_watch: LoopWatch, stack: AsyncExitStack) -> Agent:
+async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stack: AsyncExitStack) -> Agent:
     """An agent that follows the source that the settings name. `stack` closes the kernel and the API connection."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
-    kernel = await stack.enter_async_context(open_kernel(settings.proc_sys))
+    kernel = await stack.enter_async_context(open_kernel(settings.proc_sys, only=node_clients(settings)))
     directory = settings.manifests
     if directory is not None:
-        return Agent(
-            settings, interfaces, kernel, lambda sink: ManifestWatcher(directory, sink).run(), loop_watch=loop_watch
-        )
+        manifests = partial(ManifestWatcher, directory)
+        return Agent(settings, interfaces, kernel, choice, lambda sink: manifests(sink).run(), loop_watch=loop_watch)
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
@@ -279,6 +278,7 @@ async def _agent(settings: Settings, loop_watch: LoopWatch, stack: AsyncExitStac
         settings,
         interfaces,
         kernel,
+        choice,
         follow,
         api.when_up,
         loop_watch=loop_watch,

@@ -3,7 +3,8 @@
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.director.cleanup import undo
-from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.firewall.backend import open_what_stands
+from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -13,15 +14,17 @@ from kroute.settings import Settings
 
 
 async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
-    """Undo everything that the ledger names or that has one of kroute's names. Later failures are in the report.
+    """Undo everything that the ledger names or that has one of kroute's names, whichever firewall backend made it.
+
+    Later failures are in the report.
 
     Raises LedgerError and KernelError when it cannot begin.
     """
-    async with open_kernel(settings.proc_sys) as kernel:
+    async with open_what_stands(settings) as (settled, kernel, firewalls):
         report = await _undo_director(settings, kernel)
         if not report.failed:
-            async with NodeControllers(settings, Broadcaster(), _no_plans, kernel) as controllers:
-                rest = await controllers.cleanup()
+            async with NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers:
+                rest = await controllers.cleanup(firewalls)
             report.undone += rest.undone
             report.failed += rest.failed
     if not report.failed:

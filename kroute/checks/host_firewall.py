@@ -1,9 +1,10 @@
 """Look at the node's own firewall: whether the answers of pods pass it, and whom it lets in to Services.
 
-kroute's rules accept the answers of pods in FORWARD of the legacy tables, and of iptables-nft's where those exist. A
-packet passes other chains of nf_tables besides, and no rule in the tables of iptables speaks for it there. In INPUT,
-kroute accepts health checks only, as kube-proxy does in IPVS mode: there the node's firewall decides who reaches node
-ports and VIPs.
+With the backend iptables, kroute's rules accept the answers of pods in FORWARD of the legacy tables, and of
+iptables-nft's where those exist. A packet passes other chains of nf_tables besides, and no rule in the tables of
+iptables speaks for it there. In INPUT kroute accepts health checks only, as kube-proxy does in IPVS mode: there the
+node's firewall decides who reaches node ports and VIPs. With the backend nftables kroute accepts nothing, as kube-proxy
+in that mode: what is accepted in one table of nf_tables is still dropped by another.
 """
 
 import socket
@@ -18,6 +19,7 @@ from kroute.kernel.nftables.chains import NftChain
 FIREWALL = "firewall"
 REFUSALS = frozenset({"DROP", "REJECT"})
 _TABLE = "filter"
+_STATE_MATCH = frozenset({"conntrack", "--ctstate", "state", "--state"})
 
 
 class Tools(Protocol):
@@ -33,17 +35,28 @@ class Gate(NamedTuple):
     how: str
 
 
-async def check_host_firewall(tools: Tools, nft_chains: Sequence[NftChain]) -> list[Finding]:
-    """Findings about FORWARD and INPUT, of both variants of iptables and of other programs' nf_tables."""
+async def check_host_firewall(tools: Tools, nft_chains: Sequence[NftChain], *, overrules: bool) -> list[Finding]:
+    """Findings about FORWARD and INPUT, of both variants of iptables and of other programs' nf_tables.
+
+    `overrules`: whether kroute's firewall backend accepts in the tables of iptables what these would drop.
+    """
     tables = [(variant, await _filter_table(tools, variant, nft_chains)) for variant in VARIANTS]
     seen = {_nft_family(variant) for variant, table in tables if variant.name == "nft" and table is not None}
     unseen = [it for it in nft_chains if it.table != _TABLE or it.family not in seen]
     forward, others = list(_gates(tables, "FORWARD")), list(_base_chains(unseen, "forward"))
     incoming = [*_gates(tables, "INPUT"), *_base_chains(unseen, "input")]
     found = [_not_forwarded(gate) for gate in others]
+    if not overrules:
+        found += [
+            _not_accepted(gate, variant)
+            for variant, table in tables
+            for gate in _gates([(variant, table)], "FORWARD")
+            if table is not None and not accepts_established(table, "FORWARD")
+        ]
     if not found:
         passing = f", though {_listed(forward)}" if forward else ""
-        found.append(ok(FIREWALL, f"kroute has the answers of pods forwarded{passing}"))
+        who = "kroute has the answers of pods forwarded" if overrules else "nothing drops the answers of pods"
+        found.append(ok(FIREWALL, f"{who}{passing}"))
     return [*found, _decides(incoming)] if incoming else found
 
 
@@ -104,6 +117,30 @@ def _not_forwarded(gate: Gate) -> Finding:
         f"look at `nft list chain {gate.name.removeprefix('nft chain ')}`; `ct state established,related accept`"
         " lets them through",
     )
+
+
+def _not_accepted(gate: Gate, variant: Variant) -> Finding:
+    tool = variant.tool("").rstrip("-")
+    return warning(
+        FIREWALL,
+        f"{_listed([gate])}: the answers of pods are lost there, and what kroute accepts in nf_tables does not help",
+        f"run `{tool} -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT` at every boot",
+    )
+
+
+def accepts_established(table: SavedTable, chain: str, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a rule accepts every packet of an established connection, in the chain or in one that all packets meet.
+
+    A rule before it that refuses is not looked for: it is meant.
+    """
+    for rule in table.rules_of(chain):
+        conditions = [it for it in _conditions(rule) if it not in _STATE_MATCH]
+        if not conditions and rule.target == "ACCEPT" and "ESTABLISHED" in " ".join(rule.words):
+            return True
+        is_met_by_all = not _conditions(rule) and rule.target in table.chains and rule.target not in seen
+        if is_met_by_all and accepts_established(table, rule.target, seen | {chain}):
+            return True
+    return False
 
 
 def _decides(gates: Sequence[Gate]) -> Finding:

@@ -9,13 +9,14 @@ from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.host_firewall import check_host_firewall
 from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
-from kroute.firewall.backend import firewall_of
+from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, SysctlClient
+from kroute.kernel.iptables.installed import missing_libraries
 from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.nftables.client import Nftables
-from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.kernel.node_kernel import ClientName, NodeKernel, open_kernel
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
@@ -23,12 +24,12 @@ from kroute.model.objects import Node
 from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.settings import Settings
 
-SYSCTL, PROXIES, NODE = "sysctls", "proxies", "node"
+BACKEND, SYSCTL, PROXIES, NODE = "backend", "sysctls", "proxies", "node"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     """Check everything on the node itself. `ipv6`: whether the node serves that family."""
-    failures = await preflight.findings()
+    choice, failures = await preflight.look_at_node(settings)
     findings = failures + [
         ok(name, sentence)
         for name, sentence in (
@@ -37,17 +38,26 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         )
         if not any(each.check == name for each in failures)
     ]
+    findings += [ok(BACKEND, str(choice))] if choice is not None else []
     findings += await check_scheduler(settings.scheduler)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
-    if failures:
+    if failures or choice is None:
         return findings  # without capabilities and modules the kernel does not answer the other checks
-    async with open_kernel(only=("xtables", "ipvs", "links", "ipset")) as kernel, Nftables() as nftables:
+    settings = settled(settings, choice)
+    async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
-        findings += await check_host_firewall(XtablesTools(), await nftables.chains())
+        overrules = BACKENDS[choice.name].overrules
+        findings += await check_host_firewall(XtablesTools(), await nftables.chains(), overrules=overrules)
         findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
         findings += await check_other_programs(settings, kernel, nftables)
     return findings
+
+
+def _clients(settings: Settings) -> set[ClientName]:
+    """Those of the firewall, and those that show what other programs have; legacy tables only with their libraries."""
+    found: set[ClientName] = {"ipvs", "links", "ipset", *clients_of(settings)}
+    return found if missing_libraries() else found | {"xtables"}
 
 
 async def check_scheduler(name: str) -> list[Finding]:

@@ -35,6 +35,7 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str])
     chains = {
         family.value: {name for table in TABLES for name in await kernel.xtables[family.number].chains(table)}
         for family in Family
+        if family.number in kernel.xtables
     }
     nft_chains = await nftables.chains()
     for proxy in OTHER_PROXIES.values():

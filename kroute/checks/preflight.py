@@ -1,4 +1,4 @@
-"""The prerequisites of a node, without which kroute cannot start."""
+"""The prerequisites without which kroute cannot start, and the choice of the firewall backend, which adds some."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,64 +6,95 @@ from typing import NamedTuple
 
 from kroute.checks.finding import Finding, failed
 from kroute.firewall import backend
+from kroute.firewall.backend import Choice
 from kroute.kernel import modules
+from kroute.settings import Settings
 
-CAPABILITIES, MODULES = "capabilities", "modules"
-
+CAPABILITIES, MODULES, LIBRARIES = "capabilities", "modules", "libraries"
 
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
-_NUMBERS = {"NET_RAW": 13}
+CAPABILITY_NUMBERS = {"NET_ADMIN": CAP_NET_ADMIN, "NET_RAW": 13}
 
 
-class Capability(NamedTuple):
-    """A capability, and what kroute needs it for."""
+class Required(NamedTuple):
+    """Capabilities and kernel modules by name, each with its purpose."""
 
-    number: int
-    name: str
-    purpose: str
+    capabilities: Mapping[str, str]
+    modules: Mapping[str, str]
 
 
-REQUIRED_CAPABILITIES = (
-    Capability(CAP_NET_ADMIN, "NET_ADMIN", "IPVS, addresses, routes, rules, sets and sysctls"),
-    *(Capability(_NUMBERS[name], name, purpose) for name, purpose in backend.CAPABILITIES.items()),
+NODE = Required(
+    {"NET_ADMIN": "IPVS, addresses, routes, rules, sets and sysctls"},
+    {"ip_vs": "the kernel's load balancer", "dummy": "the interface that carries the VIPs"},
 )
+"""What every node needs. The kernel loads the modules of schedulers, sets and rules when they are used."""
 
-REQUIRED_MODULES: Mapping[str, str] = {
-    "ip_vs": "the kernel's load balancer",
-    "dummy": "the interface that carries the VIPs",
-    **backend.MODULES,
-}
-"""Kernel modules by name, with their purpose. The kernel loads the modules of schedulers and rules when they are
-used."""
-
-
-DIRECTOR_MODULES: Mapping[str, str] = {"ip_vs": "the kernel's load balancer"}
-"""The modules of a director, which has no rules and no dummy interface."""
+DIRECTOR = Required(
+    {"NET_ADMIN": "IPVS, addresses and sysctls", "NET_RAW": "packets that announce an address to its neighbours"},
+    {"ip_vs": "the kernel's load balancer"},
+)
+"""What a director needs, which has no rules and no dummy interface."""
 
 
-async def missing_prerequisites(required: Mapping[str, str] = REQUIRED_MODULES) -> list[str]:
+def of_firewall(name: str) -> Required:
+    """What the firewall backend of this name needs besides."""
+    chosen = backend.BACKENDS[name]
+    return Required(chosen.capabilities, chosen.modules)
+
+
+async def missing_prerequisites(required: Required = NODE) -> list[str]:
     """The missing prerequisites, one sentence each with the way to get it; empty if kroute can start."""
     return [str(finding) for finding in await findings(required)]
 
 
-async def findings(required: Mapping[str, str] = REQUIRED_MODULES) -> list[Finding]:
+async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]]:
+    """The firewall backend of this node, and the missing prerequisites.
+
+    The backend is None while so much is missing that the kernel cannot be asked. Raises KernelError as `choose` does.
+    """
+    missing = await findings(NODE)
+    if missing:
+        return None, missing
+    choice = await backend.choose(settings)
+    return choice, await firewall_findings(choice.name)
+
+
+async def missing_for_undoing(settings: Settings) -> list[str]:
+    """What is missing for undoing what kroute did on this node: also what each present firewall backend needs."""
+    missing = await findings(NODE)
+    if not missing:
+        for name in await backend.present(settings):
+            missing += await firewall_findings(name)
+    return [str(it) for it in missing]
+
+
+async def firewall_findings(name: str) -> list[Finding]:
+    """The missing prerequisites of a firewall backend, its libraries included."""
+    missing = []
+    for sentence in backend.BACKENDS[name].missing_libraries():
+        message, _, next_step = sentence.rpartition("; ")
+        missing.append(failed(LIBRARIES, f"{message} (--firewall {name})", next_step))
+    return missing + await findings(of_firewall(name))
+
+
+async def findings(required: Required = NODE) -> list[Finding]:
     """The missing prerequisites. Modules that can be loaded are loaded."""
     missing = [
         failed(
             CAPABILITIES,
-            f"CAP_{capability.name} is missing ({capability.purpose})",
-            f"run kroute as root, or add {capability.name} to its container's capabilities",
+            f"CAP_{name} is missing ({purpose})",
+            f"run kroute as root, or add {name} to its container's capabilities",
         )
-        for capability in REQUIRED_CAPABILITIES
-        if not has_capability(capability.number)
+        for name, purpose in required.capabilities.items()
+        if not has_capability(CAPABILITY_NUMBERS[name])
     ]
     missing += [
         failed(
             MODULES,
-            f"kernel module {name} ({required[name]}) cannot be loaded",
+            f"kernel module {name} ({required.modules[name]}) cannot be loaded",
             f"run `modprobe {name}` on the node, or install the modules package of its kernel",
         )
-        for name in await modules.load(list(required))
+        for name in await modules.load(list(required.modules))
     ]
     return missing
 

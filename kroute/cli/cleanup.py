@@ -63,7 +63,7 @@ def _undo(settings: Settings) -> int:
 
 
 async def _cleanup(settings: Settings) -> int:
-    if missing := await preflight.missing_prerequisites():
+    if missing := await preflight.missing_for_undoing(settings):
         for prerequisite in missing:
             complain(prerequisite)
         return FAILURE

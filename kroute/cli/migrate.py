@@ -90,20 +90,24 @@ def migrate(
     proxy = OTHER_PROXIES[other]
     with refusing(KernelError, LedgerError, StateDirectoryError, RefusalError):
         if takes_over:
-            return _show_outcome(_prepared(lambda: take_over(proxy, settings, options)), output)
+            return _show_outcome(_prepared(settings, lambda: take_over(proxy, settings, options)), output)
         if hands_over:
-            return _show_outcome(_prepared(lambda: hand_over(proxy, settings, force=force)), output)
+            return _show_outcome(_prepared(settings, lambda: hand_over(proxy, settings, force=force)), output)
         if origin:
-            return _show_leavings(proxy, _prepared(lambda: look(proxy, settings, node_port_range)), output)
-        show(_prepared(lambda: look_back(proxy, settings)), output, lambda it: _print_hand_over(proxy, settings, it))
+            return _show_leavings(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
+        show(
+            _prepared(settings, lambda: look_back(proxy, settings)),
+            output,
+            lambda it: _print_hand_over(proxy, settings, it),
+        )
         return DONE
 
 
-def _prepared(work: Callable[[], Awaitable[T]]) -> T:
+def _prepared(settings: Settings, work: Callable[[], Awaitable[T]]) -> T:
     """Do the work, if the kernel has what every part of a migration needs. Else raises KernelError."""
 
     async def prepared() -> T:
-        if missing := await preflight.missing_prerequisites():
+        if missing := await preflight.missing_for_undoing(settings):
             raise KernelError("; ".join(missing))
         return await work()
 

@@ -9,6 +9,7 @@ from kroute.cli.options import output_option
 from kroute.cli.other_proxies_flags import FlagsCommand
 from kroute.cli.output import DONE, refusing, show
 from kroute.cli.settings_in_force import settings_in_force
+from kroute.firewall.backend import choose, node_clients, settled
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import open_kernel
@@ -53,7 +54,8 @@ async def plans_of(settings: Settings) -> list[Plan]:
 
 async def _dry_run(settings: Settings) -> PlannedChanges:
     plans = await plans_of(settings)
-    async with open_kernel(settings.proc_sys) as kernel:
+    settings = settled(settings, await choose(settings))
+    async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:
         return await dry_run(settings, plans, kernel)
 
 

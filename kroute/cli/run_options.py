@@ -44,7 +44,7 @@ from kroute.cli.options import (
     option,
 )
 from kroute.schedulers import SCHEDULERS
-from kroute.settings import DEFAULTS, LOCAL_MODES, Settings, text
+from kroute.settings import DEFAULTS, FIREWALLS, LOCAL_MODES, Settings, text
 from kroute.settings.text import write_duration, write_switch
 
 OPTIONS = (
@@ -122,6 +122,13 @@ OPTIONS = (
         default=write_switch(DEFAULTS.strict_arp),
         show_default=True,
         help="Answer ARP only for addresses of the interface that receives the request, and not for VIPs.",
+    ),
+    option(
+        "--firewall",
+        type=click.Choice(FIREWALLS),
+        default=DEFAULTS.firewall,
+        show_default=True,
+        help="What the kernel's firewall is programmed with; auto: what fits this node.",
     ),
     option(
         "--masquerade-all",

@@ -1,9 +1,11 @@
 """Undo everything that kroute did on this node. Only the ledger and kroute's names say what that is."""
 
+from collections.abc import Iterable, Sequence
+
 from kroute.controllers.dummy_interface import DummyInterface
-from kroute.controllers.masquerade.controller import Masquerade
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
+from kroute.firewall.protocol import Firewall
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger
 
@@ -11,11 +13,13 @@ from kroute.reconcile.ledger import Ledger
 async def cleanup(
     service_proxy: ServiceProxy,
     route_fix: RouteFix,
-    masquerade: Masquerade,
+    firewalls: Sequence[Firewall],
     interface: DummyInterface,
     ledger: Ledger,
 ) -> CleanupReport:
     """Undo everything, in the order in which a Service is withdrawn. The controllers must not be running.
+
+    `firewalls` are those of every backend that has left something on the node.
 
     A step that fails is reported, and the others go on. The ledger is removed last, and only if nothing failed, so that
     another cleanup can finish the work. An object that no longer exists counts neither as undone nor as failed.
@@ -24,30 +28,36 @@ async def cleanup(
     of the dummy interface is then another proxy's: kube-proxy's has the same name.
     """
     report = CleanupReport()
-    if not ledger.exists and not await masquerade.has_sets():
+    if not ledger.exists and not firewalls:
         return report
-    for controller in (service_proxy, route_fix, masquerade):
+    for controller in (service_proxy, route_fix):
         with report.step(controller.name):
             await controller.cleanup(report)
+    await _remove_firewalls(firewalls, report)
     await _delete(interface, report)
     _remove(ledger, report)
     return report
 
 
 async def hand_over(
-    masquerade: Masquerade, interface: DummyInterface, ledger: Ledger, *, keep_interface: bool
+    firewalls: Iterable[Firewall], interface: DummyInterface, ledger: Ledger, *, keep_interface: bool
 ) -> CleanupReport:
     """Undo what another proxy, which serves by now, does not use: rules, sets, and the link unless `keep_interface`.
 
     Virtual servers and sysctls stay; so do the link's addresses and routes if it stays. The ledger is removed last.
     """
     report = CleanupReport()
-    with report.step(masquerade.name):
-        await masquerade.cleanup(report)
+    await _remove_firewalls(firewalls, report)
     if not keep_interface:
         await _delete(interface, report)
     _remove(ledger, report)
     return report
+
+
+async def _remove_firewalls(firewalls: Iterable[Firewall], report: CleanupReport) -> None:
+    for firewall in firewalls:
+        with report.step("firewall"):
+            await firewall.remove(report)
 
 
 async def _delete(interface: DummyInterface, report: CleanupReport) -> None:

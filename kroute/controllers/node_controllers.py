@@ -6,7 +6,7 @@ writes, and the tests step them on fake ones.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -20,6 +20,7 @@ from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.backend import firewall_of
+from kroute.firewall.protocol import Firewall
 from kroute.histogram import Histogram
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -33,8 +34,9 @@ from kroute.settings import Settings
 class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
-    The caller keeps `kernel` open meanwhile. `clock` returns seconds and never goes back. The constructor reads the
-    ledger (LedgerError). Entering subscribes to the kernel's events (KernelError); leaving closes the ledger.
+    The caller keeps `kernel` open meanwhile. The settings name the firewall backend (`kroute.firewall.backend`).
+    `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
+    the kernel's events (KernelError); leaving closes the ledger.
     """
 
     def __init__(
@@ -156,10 +158,13 @@ class NodeControllers:
         """How full each set of the firewall is."""
         return self.masquerade.set_fills()
 
-    async def cleanup(self) -> CleanupReport:
-        """Undo everything that earlier runs did on this node. `run` must not be running."""
-        return await cleanup(self.service_proxy, self.route_fix, self.masquerade, self.interface, self.ledger)
+    async def cleanup(self, firewalls: Sequence[Firewall]) -> CleanupReport:
+        """Undo everything that earlier runs did on this node. `run` must not be running.
 
-    async def hand_over(self, *, keep_interface: bool) -> CleanupReport:
-        """Undo what another proxy, which serves by now, does not use. `run` must not be running."""
-        return await hand_over(self.masquerade, self.interface, self.ledger, keep_interface=keep_interface)
+        `firewalls` are those of every backend that has left something.
+        """
+        return await cleanup(self.service_proxy, self.route_fix, firewalls, self.interface, self.ledger)
+
+    async def hand_over(self, firewalls: Sequence[Firewall], *, keep_interface: bool) -> CleanupReport:
+        """Undo what another proxy, which serves by now, does not use. The rest is as with `cleanup`."""
+        return await hand_over(firewalls, self.interface, self.ledger, keep_interface=keep_interface)

@@ -212,7 +212,7 @@ async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
     missing = await patiently(
-        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR_MODULES)
+        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
     )
     if missing:
         for prerequisite in missing:

@@ -1,16 +1,109 @@
-"""Chooses the node's firewall backend. A new backend is named here and nowhere else."""
+"""Chooses the node's firewall backend. A new backend is named here and nowhere else.
 
-from kroute.firewall.iptables.firewall import IptablesFirewall
-from kroute.firewall.iptables.prerequisites import CAPABILITIES, CLIENTS, MODULES
-from kroute.firewall.protocol import Firewall
-from kroute.kernel.node_kernel import NodeKernel
-from kroute.model.addresses import Family
-from kroute.settings import Settings
+Whoever opens the kernel for a node's firewall first settles which backend that is (`choose`, `settled`), and then opens
+the clients of this backend alone (`clients_of`).
+"""
 
-__all__ = ["CAPABILITIES", "CLIENTS", "MODULES", "firewall_of"]
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from kroute.firewall.iptables.backend import IPTABLES
+from kroute.firewall.protocol import Backend, Firewall
+from kroute.kernel.node_kernel import CORE_CLIENTS, ClientName, NodeKernel, open_kernel
+from kroute.settings import AUTO, Settings
+
+BACKENDS: Mapping[str, Backend] = {"iptables": IPTABLES}
+"""By the name that `--firewall` gives them, the preferred one first."""
+
+OLDEST = "iptables"
+"""The one that `auto` chooses where another would have to replace it, or cannot be used."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The backend of this node, and why it is this one, as a clause."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+async def choose(settings: Settings) -> Choice:
+    """The backend that the settings name; for `auto`, the one that fits this node. Changes nothing, but loads modules.
+
+    Raises KernelError when the kernel does not tell its state.
+    """
+    if settings.firewall != AUTO:
+        return Choice(settings.firewall, f"--firewall {settings.firewall} says so")
+    if OLDEST in await present(settings):
+        return Choice(OLDEST, "its sets are on this node already; --firewall with another name replaces them")
+    lacking = ""
+    for name in BACKENDS:
+        if name == OLDEST:
+            break
+        if not (lacking := await _lacking(settings, name)):
+            return Choice(name, "the kernel has what it needs")
+        lacking = f"for {name}, {lacking}"
+    return Choice(OLDEST, lacking or "the only one there is")
+
+
+def settled(settings: Settings, choice: Choice) -> Settings:
+    """The settings with the backend that was chosen."""
+    return settled_on(settings, choice.name)
+
+
+def settled_on(settings: Settings, name: str) -> Settings:
+    """The settings with the backend of this name."""
+    return msgspec.structs.replace(settings, firewall=name)
 
 
 def firewall_of(settings: Settings, kernel: NodeKernel) -> Firewall:
-    """The node's firewall, on the kernel clients that its backend uses."""
-    xtables, nft = ({family: it[family.number] for family in Family if it} for it in (kernel.xtables, kernel.nft))
-    return IptablesFirewall(settings, kernel.ipset, xtables, nft)
+    """The node's firewall, on the kernel clients that its backend uses. The backend must be settled."""
+    return BACKENDS[settings.firewall].make(settings, kernel)
+
+
+def clients_of(settings: Settings) -> tuple[ClientName, ...]:
+    """The clients of the settled backend."""
+    return BACKENDS[settings.firewall].clients
+
+
+def node_clients(settings: Settings) -> tuple[ClientName, ...]:
+    """All clients of a node whose backend is settled."""
+    return (*CORE_CLIENTS, *clients_of(settings))
+
+
+async def present(settings: Settings) -> list[str]:
+    """The backends that have left something on this node, in this or an earlier run. Loads no module."""
+    return [name for name, backend in BACKENDS.items() if await _is_present(settings, backend)]
+
+
+@asynccontextmanager
+async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, NodeKernel, list[Firewall]]]:
+    """The node's kernel and the firewalls of all backends that are present, for undoing what they have made.
+
+    The settings are settled on one of them. Raises KernelError as `present` and `open_kernel` do.
+    """
+    names = await present(settings)
+    clients = {client for name in names for client in BACKENDS[name].clients}
+    settings = settled_on(settings, next(iter(names or BACKENDS)))
+    async with open_kernel(settings.proc_sys, only=(*CORE_CLIENTS, *clients)) as kernel:
+        yield settings, kernel, [BACKENDS[name].make(settings, kernel) for name in names]
+
+
+async def _is_present(settings: Settings, backend: Backend) -> bool:
+    async with open_kernel(settings.proc_sys, only=backend.presence_clients) as kernel:
+        return await backend.make(settings, kernel).is_present()
+
+
+async def _lacking(settings: Settings, name: str) -> str:
+    """What the backend lacks here, as a sentence; "" if it can be used."""
+    backend = BACKENDS[name]
+    missing: Iterable[str] = backend.missing_libraries()
+    if not missing:
+        async with open_kernel(settings.proc_sys, only=backend.clients) as kernel:
+            found = await backend.make(settings, kernel).prerequisites()
+        missing = (sentence for sentences in found.missing.values() for sentence in sentences)
+    return next(iter(missing), "").rpartition("; ")[0]

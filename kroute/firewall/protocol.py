@@ -5,10 +5,12 @@ from typing import NamedTuple, Protocol
 
 from kroute.firewall.packets import Rules
 from kroute.firewall.sets import Capacity, Sets
+from kroute.kernel.node_kernel import ClientName, NodeKernel
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
 
 
 class Prerequisites(NamedTuple):
@@ -121,3 +123,21 @@ class Firewall(Protocol):
     async def prerequisites(self) -> Prerequisites:
         """The backend's prerequisites, checked. It may load kernel modules, as a start does."""
         ...
+
+
+class Backend(NamedTuple):
+    """A way to program the kernel's firewall, and what it needs before it can be used.
+
+    `clients` are the kernel clients that must be open; `presence_clients` those of them by which `is_present` looks.
+    `modules` are kernel modules with their purpose. `overrules`: what its rules accept is not dropped by any rule of
+    iptables. `capabilities` are needed besides NET_ADMIN, with their purpose. `missing_libraries` returns one sentence
+    for each missing library; it ends in `; ` and the next step.
+    """
+
+    clients: tuple[ClientName, ...]
+    presence_clients: tuple[ClientName, ...]
+    modules: Mapping[str, str]
+    overrules: bool
+    capabilities: Mapping[str, str]
+    missing_libraries: Callable[[], list[str]]
+    make: Callable[[Settings, NodeKernel], Firewall]

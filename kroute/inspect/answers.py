@@ -6,6 +6,7 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.backend import Choice
 from kroute.inspect import agent_settings, planned_state, snapshot
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
@@ -22,8 +23,10 @@ class Answers:
         settings: Settings,
         catalog: Catalog,
         broadcaster: Broadcaster,
+        firewall: Choice,
         set_fills: Callable[[], list[SetFill]],
     ) -> None:
+        self._firewall = firewall
         self._set_fills = set_fills
         self._settings = settings
         self._catalog = catalog
@@ -38,7 +41,8 @@ class Answers:
     async def _show(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.plans, table, self._set_fills()))
+        shown = snapshot.of_agent(self._broadcaster.plans, table, self._set_fills(), self._firewall)
+        return msgspec.json.encode(shown)
 
     async def _answer_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)

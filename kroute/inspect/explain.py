@@ -6,7 +6,7 @@ from ipaddress import ip_network
 import msgspec
 
 from kroute.comparison import set_entries, source_routes, vips, virtual_servers
-from kroute.firewall.backend import CLIENTS, firewall_of
+from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect.applied_state import AppliedState, read_applied_state
 from kroute.inspect.planned_state import PlannedState
@@ -63,7 +63,8 @@ async def explain(
     """
     node = planned.node if planned is not None else facts
     family = family_of(key.address)
-    async with open_kernel(only=("ipvs", "addresses", *CLIENTS)) as kernel, RouteLookup() as lookup:
+    settings = settled(settings, await choose(settings))
+    async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         firewall = firewall_of(settings, kernel)
         applied = await read_applied_state(settings.dummy_interface, key, kernel, firewall, lookup)
         rules = await firewall.rules(family, node)

@@ -12,6 +12,7 @@ from kroute.comparison.virtual_servers import (
     real_server_condition,
 )
 from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.backend import Choice
 from kroute.kernel.ipvs.client import (
     RealServerState,
     Traffic,
@@ -87,12 +88,14 @@ class ProblemRow(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """`source` is `agent`, or `kernel` if no agent answered. Only an agent knows how full its sets are."""
+    """`source` is `agent`, or `kernel` if no agent answered. Only an agent knows its firewall, and how full its sets
+    are."""
 
     source: str
     virtual_servers: list[VirtualServerRow]
     problems: list[ProblemRow]
     sets: list[SetFill] = []
+    firewall: Choice | None = None
 
 
 class ServiceRow(msgspec.Struct):
@@ -134,9 +137,11 @@ def services(snapshot: Snapshot) -> list[ServiceRow]:
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]
 
 
-def of_agent(plans: Iterable[Plan], table: KernelTable, sets: Iterable[SetFill] = ()) -> Snapshot:
+def of_agent(
+    plans: Iterable[Plan], table: KernelTable, sets: Iterable[SetFill] = (), firewall: Choice | None = None
+) -> Snapshot:
     """Every planned virtual server with the kernel's counts, in the order of the Services' names."""
-    snapshot = Snapshot("agent", [], [], list(sets))
+    snapshot = Snapshot("agent", [], [], list(sets), firewall)
     for plan in sorted(plans, key=lambda plan: plan.key):
         service = plan.service_name
         for planned in () if isinstance(plan, NodePlan) else plan.virtual_servers:

@@ -35,6 +35,7 @@ from kroute.kernel.ipset_messages import (
     set_message,
     set_name,
 )
+from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
@@ -104,9 +105,16 @@ class Ipset(NetlinkClient):
         self._words: dict[str, tuple[str, ...]] = {}
 
     async def names(self) -> set[str]:
-        """The names of all sets, foreign ones too."""
+        """The names of all sets, foreign ones too; none if the kernel has not loaded ip_set. This does not load it."""
+        if not is_present("ip_set"):
+            return set()
         query = set_message(CMD_LIST, NLM_F_DUMP, encode_list_flags(FLAG_LIST_SETNAME))
-        return set(await self._netlink.request(query, lambda _, payload: parse_name(payload)))
+        try:
+            return set(await self._netlink.request(query, lambda _, payload: parse_name(payload)))
+        except KernelError as error:
+            if error.errno == errno.EINVAL:  # it is in the kernel's image, and was kept from starting
+                return set()
+            raise
 
     async def definition(self, name: str) -> SetDefinition | None:
         """The definition of the set as the kernel has it; None if no set has that name."""

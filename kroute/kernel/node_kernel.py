@@ -40,8 +40,10 @@ from kroute.kernel.sysctl import PROC_SYS, Sysctls
 if TYPE_CHECKING:
     from kroute.kernel.netlink.client import NetlinkClient
 
-ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "ipset", "conntrack", "xtables", "nftables"]
+ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "conntrack", "ipset", "xtables", "nftables"]
 """A client that must be opened before it is used."""
+CORE_CLIENTS: tuple[ClientName, ...] = ("links", "ipvs", "addresses", "routes", "conntrack")
+"""Those that every node needs, whatever its firewall is."""
 EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 
 
@@ -49,7 +51,8 @@ EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 class NodeKernel:
     """The clients for the parts of the kernel that kroute reads and writes.
 
-    `xtables` has a client for AF_INET and one for AF_INET6; `nft` may have the same for the tables of iptables-nft.
+    `xtables` has a client for AF_INET and one for AF_INET6, or none where these are not opened; `nft` may have the same
+    for the tables of iptables-nft.
     `monitor` makes an event source, which the caller opens. `version` is the kernel's version, such as (6, 1).
     `sockets` has the counters of each netlink socket, by the name of its client; the counters change as the sockets are
     used. It is empty where the clients have no sockets.
@@ -106,7 +109,7 @@ async def open_kernel(
             routes=routes,
             ipset=ipset,
             conntrack=conntrack,
-            xtables=xtables,
+            xtables=xtables if "xtables" in only else {},
             nftables=nftables,
             sysctls=Sysctls(proc_sys),
             version=kernel_version(),

@@ -13,10 +13,10 @@ from kroute.broadcaster import Broadcaster
 from kroute.checks.known_proxies import OtherProxy
 from kroute.comparison.source_routes import ours_among
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.firewall.backend import open_what_stands
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute, Routes
-from kroute.kernel.node_kernel import open_kernel
 from kroute.migration.leftovers import NodeScan
 from kroute.migration.node_scan import scan_node
 from kroute.migration.take_over import Outcome, RefusalError
@@ -64,10 +64,10 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
             )
         done = await _bind(proxy, plan.missing)
         async with (
-            open_kernel(settings.proc_sys) as kernel,
-            NodeControllers(settings, Broadcaster(), _no_plans, kernel) as controllers,
+            open_what_stands(settings) as (settled, kernel, firewalls),
+            NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers,
         ):
-            report = await controllers.hand_over(keep_interface=plan.keeps_link)
+            report = await controllers.hand_over(firewalls, keep_interface=plan.keeps_link)
         if plan.keeps_link and not proxy.has_source_routes:
             with report.step(f"routes on {proxy.link}"):
                 report.add(await _with_the_kernels_routes(proxy.link))

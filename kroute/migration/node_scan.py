@@ -8,6 +8,7 @@ from kroute.kernel.ipset import Element, Ipset
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.marks import IpvsMarks
+from kroute.kernel.modules import is_present
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting
@@ -42,5 +43,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
 
 
 async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:
+    if not names or not is_present("ip_set"):
+        return {}
     async with Ipset() as ipset:
         return {name: await ipset.read(name) for name in sorted(names & await ipset.names())}

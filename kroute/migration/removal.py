@@ -23,11 +23,12 @@ async def remove(leftovers: Leftovers) -> CleanupReport:
                 await links.delete(leftovers.link)
             report.add(f"delete link {leftovers.link} with {len(leftovers.addresses)} addresses")
     await _remove_rules(leftovers, report)
-    async with Ipset() as ipset:
-        for name in leftovers.sets:
-            with report.step(f"set {name}"):
-                await ipset.destroy(name)
-                report.add(f"destroy set {name}")
+    if leftovers.sets:
+        async with Ipset() as ipset:
+            for name in leftovers.sets:
+                with report.step(f"set {name}"):
+                    await ipset.destroy(name)
+                    report.add(f"destroy set {name}")
     with report.step("direct server return"):
         await _remove_direct_server_return(leftovers, report)
     return report

@@ -163,6 +163,15 @@ class Controller(ABC):
         """Let the next pass begin with a resync."""
         self._resync_due = self.clock()
 
+    def resync_by(self, due: float) -> None:
+        """Let a pass begin with a resync at this time, on the clock, at the latest."""
+        self._resync_due = min(self._resync_due, due)
+
+    @property
+    def is_applied_state_known(self) -> bool:
+        """Whether the kernel has been scanned, and no pass failed as a whole since."""
+        return self.has_adopted and _PASS not in self._passes
+
     async def _pass(self) -> None:
         started = self.clock()
         retry_due = self.status.retries.next_due()

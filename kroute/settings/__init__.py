@@ -16,6 +16,10 @@ OUR_PROXY_NAME = "kroute.io"
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 """The ways to tell local pods from all other clients, by the names of kube-proxy's `detectLocalMode`."""
 
+AUTO = "auto"
+FIREWALLS = (AUTO, "iptables")
+"""The backends of `kroute.firewall`; AUTO chooses one that the node has what it needs for."""
+
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
@@ -122,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_virtual_servers: int = 5000
     max_backends: int = 50_000
     strict_arp: bool = True
+    firewall: str = AUTO
     masquerade_all: bool = False
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import structlog
 
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.telemetry.event_writer import EventKey, EventRequests, EventText, EventWriter, Subject
@@ -123,3 +125,17 @@ class EventRecorder:
     def _count(self, about: EventKey) -> None:
         if self._writer is not None:
             self._writer.count(about)
+
+
+def log_node(node: NodeFacts) -> None:
+    """Log what is known of the node, and which address families it serves."""
+    families = [family for family, address in zip(Family, (node.ipv4, node.ipv6), strict=True) if address is not None]
+    log.info(
+        "node.known",
+        ipv4=node.ipv4,
+        ipv6=node.ipv6,
+        zone=node.zone,
+        pod_cidrs=node.pod_cidrs,
+        node_ports_on=node.node_port_addresses,
+        serves=" and ".join(families) + (" only" if len(families) == 1 else ""),
+    )

@@ -71,7 +71,7 @@ class Observation:
         self._health = Health(controllers, changes.ineligible)
         self._kernel = KernelReader(lambda: list(broadcaster.services.values()), settings.metrics_services)
         self._status = StatusPage(
-            settings.node_name, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
+            settings, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
         )
         self._loading = asyncio.Lock()
         self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
@@ -120,6 +120,7 @@ class Observation:
             changes=self._changes,
             process=process_figures(),
             kernel=await self._read_kernel(),
+            firewall=self._settings.firewall,
             sets=self._controllers.set_fills(),
         )
 

@@ -15,6 +15,7 @@ from kroute.model.plan import Plan, ServicePlan
 from kroute.recent_events import RecentEvent, RecentEvents
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.settings import Settings
 from kroute.telemetry.health import Health, HealthEndpoint, ProbeAnswer
 from kroute.telemetry.kernel_reader import KernelReader
 
@@ -68,14 +69,14 @@ class StatusPage:
 
     def __init__(
         self,
-        node_name: str,
+        settings: Settings,
         broadcaster: Broadcaster,
         controllers: Callable[[], Mapping[str, ControllerStatistics]],
         health: Health,
         kernel: KernelReader,
         recent: RecentEvents,
     ) -> None:
-        self._node_name = node_name
+        self._settings = settings
         self._broadcaster = broadcaster
         self._controllers = controllers
         self._health = health
@@ -99,10 +100,11 @@ class StatusPage:
         problems = _problems(self._broadcaster.plans)
         return Status(
             version=__version__,
-            node=self._node_name,
+            node=self._settings.node_name,
             health=self._health.look(HealthEndpoint.HEALTHZ),
             overview={
                 "ready": "yes" if self._health.look(HealthEndpoint.READYZ).healthy else "no",
+                "firewall": self._settings.firewall,
                 "virtual servers": sum(len(plan.virtual_servers) for plan in plans.values()),
                 "kernel readable": readable,
             },

@@ -15,6 +15,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
+from kroute.firewall.backend import node_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.netlink.netlink_socket import DUMP_ATTEMPTS, NetlinkSocket
@@ -24,6 +25,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, RealNode, run
+from tests.lab.firewall import backend
 from tests.unit.fake_node import node_plan, plan, server
 
 VIPS = 2_000
@@ -155,12 +157,12 @@ async def test_vips_that_fall_out_of_a_list_because_others_are_deleted_are_not_t
 @asynccontextmanager
 async def served(state_dir: Path) -> AsyncIterator[tuple[NodeControllers, Broadcaster]]:
     """All controllers, with every VIP bound."""
-    settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0, dummy_interface=DUMMY)
+    settings = Settings("node3", state_dir=state_dir, firewall=backend(), resync_period=3600.0, dummy_interface=DUMMY)
     broadcaster = Broadcaster()
     plans: list[Plan] = [node_plan(0, "10.128.0.0/16", ipv4=NODE_IP)]
     plans += [plan(f"web-{at}", 1, server(vip, 80, "10.128.0.1"), source=NODE_IP) for at, vip in enumerate(vips(VIPS))]
     async with (
-        open_kernel() as kernel,
+        open_kernel(only=node_clients(settings)) as kernel,
         NodeControllers(settings, broadcaster, lambda *_: None, kernel) as controllers,
         asyncio.TaskGroup() as group,
     ):

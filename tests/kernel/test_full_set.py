@@ -44,7 +44,7 @@ class Run:
     def __init__(self, kernel: NodeKernel, state_dir: Path) -> None:
         self.broadcaster = Broadcaster()
         self.problems: list[str] = []
-        settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0)
+        settings = Settings("node3", state_dir=state_dir, firewall="iptables", resync_period=3600.0)
         self.controllers = NodeControllers(settings, self.broadcaster, self._report, kernel)
 
     def fill(self) -> tuple[int, int, int]:

@@ -17,18 +17,22 @@ from pathlib import Path
 import pytest
 
 from kroute.broadcaster import Broadcaster
+from kroute.cleanup import undo_all
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS
+from kroute.firewall.backend import node_clients
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.netlink.netlink_socket import NetlinkSocket
 from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Protocol, VirtualServerKey
 from kroute.reconcile.ledger import Ledger
+from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from tests.kernel.conftest import MODULES
 from tests.kernel.nodes import NODE_IP, NODE_IP6, run
 from tests.kernel.test_warm_restart import snapshot
+from tests.lab.firewall import backend
 from tests.unit.fake_node import node_plan, plan, server
 
 NEVER = 1 << 30
@@ -107,9 +111,9 @@ class Steps:
 async def serve(state_dir: Path, *rounds: list[Plan]) -> None:
     """Run the controllers through these plans, and stop as at SIGTERM."""
     broadcaster = Broadcaster()
-    settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0, drain_timeout=0.0)
+    settings = Settings("node3", state_dir=state_dir, firewall=backend(), resync_period=3600.0, drain_timeout=0.0)
     async with (
-        open_kernel() as kernel,
+        open_kernel(only=node_clients(settings)) as kernel,
         NodeControllers(settings, broadcaster, lambda *_: None, kernel) as controllers,
         asyncio.TaskGroup() as group,
     ):
@@ -136,9 +140,7 @@ async def _rests(controllers: NodeControllers) -> bool:
 
 
 async def clean_up(state_dir: Path) -> None:
-    settings = Settings(node_name="node3", state_dir=state_dir)
-    async with open_kernel() as kernel, NodeControllers(settings, Broadcaster(), lambda *_: None, kernel) as all_of_it:
-        report = await all_of_it.cleanup()
+    report = await undo_all(Settings("node3", state_dir=state_dir), StateDirectory(state_dir))
     assert report.failed == []
 
 

@@ -9,11 +9,13 @@ import pytest
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.firewall.backend import node_clients
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Persistence, Plan, Problem, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
+from tests.lab.firewall import backend
 from tests.unit.fake_node import node_plan, plan, server
 
 SERVICES = 300
@@ -54,13 +56,16 @@ def snapshot() -> dict[str, list[str]]:
 @asynccontextmanager
 async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple[NodeControllers, NodeKernel]]:
     """The controllers of one run, once every plan is in the kernel and no write is left to do."""
-    settings = Settings(node_name="node3", state_dir=state_dir, resync_period=3600.0)
+    settings = Settings("node3", state_dir=state_dir, firewall=backend(), resync_period=3600.0)
     broadcaster = Broadcaster()
 
     def report(key: ObjectKey, problem: Problem) -> None:
         pytest.fail(f"{key}: {problem}")
 
-    async with open_kernel() as kernel, NodeControllers(settings, broadcaster, report, kernel) as controllers:
+    async with (
+        open_kernel(only=node_clients(settings)) as kernel,
+        NodeControllers(settings, broadcaster, report, kernel) as controllers,
+    ):
         running = asyncio.create_task(controllers.run())
         broadcaster.publish(plans)
         async with asyncio.timeout(60):

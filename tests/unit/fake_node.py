@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
+from kroute.firewall.backend import firewall_of
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
@@ -70,7 +71,7 @@ class FakeNode:
 
     def __init__(self, state_dir: Path, kernel: FakeKernel | None = None, **settings: object) -> None:
         self.kernel = kernel or new_kernel()
-        self.settings = Settings(node_name="node3", state_dir=state_dir, **settings)
+        self.settings = Settings(node_name="node3", state_dir=state_dir, **{"firewall": "iptables", **settings})
         self.clock = Clock()
         self.problems: list[tuple[ObjectKey, Problem]] = []
         self.broadcaster = Broadcaster()
@@ -171,7 +172,8 @@ class FakeNode:
 
     async def cleanup(self) -> CleanupReport:
         """Do what `kroute cleanup` does in its own process."""
-        return await self.wiring.cleanup()
+        firewall = firewall_of(self.settings, self.clients)
+        return await self.wiring.cleanup([firewall] if await firewall.is_present() else [])
 
 
 def server(

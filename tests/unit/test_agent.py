@@ -7,6 +7,7 @@ import pytest
 from kroute import agent as module
 from kroute.agent import Agent
 from kroute.broadcaster import Subscription
+from kroute.firewall.backend import Choice
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
@@ -31,7 +32,9 @@ async def nothing(_sink: object) -> None:
 
 def new_agent() -> Agent:
     interfaces = NodeInterfaces(frozenset({NODE_IPV4}), (NODE_IPV4,))
-    return Agent(settings(), interfaces, FakeNodeKernel.of(FakeKernel()), nothing, loop_watch=LoopWatch())
+    choice = Choice("iptables", "the test says so")
+    kernel = FakeNodeKernel.of(FakeKernel())
+    return Agent(settings(firewall=choice.name), interfaces, kernel, choice, nothing, loop_watch=LoopWatch())
 
 
 async def taken(subscription: Subscription) -> list[str]:

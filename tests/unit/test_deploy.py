@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from kroute import __version__
-from kroute.checks import preflight
-from kroute.checks.preflight import REQUIRED_CAPABILITIES, REQUIRED_MODULES
+from kroute.checks.preflight import DIRECTOR, NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
+from kroute.firewall.backend import BACKENDS
 from kroute.http.server import MOST_CONNECTIONS
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.reconcile.ledger import Ledger
@@ -111,10 +111,13 @@ class TestPods:
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_modules_are_loaded_by_an_init_container_alone(self, pod: Object) -> None:
         [loader] = pod["initContainers"]
-        assert loader["command"] == ["modprobe", "--all", *REQUIRED_MODULES]
+        assert loader["command"] == ["modprobe", "--all", *NODE.modules, *of_firewall("iptables").modules]
         assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
         [main] = pod["containers"]
-        assert main["securityContext"]["capabilities"]["add"] == [it.name for it in REQUIRED_CAPABILITIES]
+        assert main["securityContext"]["capabilities"]["add"] == [
+            *NODE.capabilities,
+            *of_firewall("iptables").capabilities,
+        ]
 
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_every_container_says_what_it_needs_of_the_node(self, pod: Object) -> None:
@@ -254,7 +257,9 @@ class TestUnit:
         return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
     def test_it_has_the_capabilities_that_kroute_asks_for_and_that_of_modprobe(self, unit: str) -> None:
-        needed = {f"CAP_{it.name}" for it in preflight.REQUIRED_CAPABILITIES}
+        of_firewalls = {name for backend in BACKENDS.values() for name in backend.capabilities}
+        needs = {"kroute.service": {*NODE.capabilities, *of_firewalls}, "director.service": set(DIRECTOR.capabilities)}
+        needed = {f"CAP_{name}" for name in needs[unit]}
         assert set(self.settings(unit)["CapabilityBoundingSet"].split()) == needed | {"CAP_SYS_MODULE"}
         assert self.settings(unit)["NoNewPrivileges"] == "yes"
 

@@ -9,6 +9,7 @@ import pytest
 from kroute import agent
 from kroute.checks import preflight
 from kroute.director import director
+from kroute.firewall import backend, succession
 from kroute.kernel import modules
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
 from tests import starting
@@ -36,7 +37,7 @@ async def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     async def load_all(_names: object) -> list[str]:
         return []
 
-    for module in (agent, director):
+    for module in (agent, director, backend, succession):
         monkeypatch.setattr(module, "open_kernel", opened)
     monkeypatch.setattr(modules, "load", load_all)
     monkeypatch.setattr(preflight, "has_capability", _after(preflight.has_capability))

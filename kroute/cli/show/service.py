@@ -11,7 +11,7 @@ from rich.text import Text
 from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.cli.show.table import console, new_table, print_table
 from kroute.comparison import set_entries, source_routes
-from kroute.firewall.backend import CLIENTS, firewall_of
+from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.planned_state import PlannedState
@@ -79,8 +79,9 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
     if known is None or known.view is None:
         return None
     settings = await agent_settings.ask(state_dir) or DEFAULTS
+    settings = settled(settings, await choose(settings))
     plan = ServicePlan(key, virtual_servers=tuple(known.virtual_servers))
-    async with open_kernel(only=("ipvs", "addresses", *CLIENTS)) as kernel, RouteLookup() as lookup:
+    async with open_kernel(only=("ipvs", "addresses", *clients_of(settings))) as kernel, RouteLookup() as lookup:
         shown = snapshot.of_agent([plan], await kernel.ipvs.read())
         await _add_traffic(shown, kernel.ipvs)
         return ServiceReport(

@@ -108,6 +108,8 @@ def print_table(shown: Snapshot, console: Console, *, wide: bool = False) -> Non
     if filled := [it for it in shown.sets if it.entries]:
         console.print()
         console.print(_set_table(filled))
+    if shown.firewall is not None:
+        console.print(f"firewall: {shown.firewall.name} ({shown.firewall.why})", markup=False)
     for problem in shown.problems:
         about = problem.service or "this node"
         console.print(f"{about}: {problem.reason}: {problem.message}", style="yellow", markup=False)

@@ -5,16 +5,19 @@ first. So a set is made and filled before a rule looks it up. The rules refuse p
 unless another set has their port, so an address is in VIP only while the sets hold all ports of its Services.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from kroute.backoff import Retries
+from kroute.backoff import Retries, patiently
 from kroute.broadcaster import Subscription
 from kroute.comparison.set_entries import describe_drift
 from kroute.controllers.masquerade.enforcement import Enforcement
+from kroute.controllers.masquerade.pace import Pace
 from kroute.controllers.masquerade.set_fills import SetFill, SetFills
 from kroute.firewall.protocol import Firewall
+from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -26,6 +29,9 @@ from kroute.settings import Settings
 Present = Literal[True]
 
 _RULES = "rules"
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+"""Seconds between two resyncs that somebody else's changes cause: at first, and when these do not end."""
 
 
 class Masquerade(StagedController[SetEntry, Present]):
@@ -51,6 +57,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._rules_due = True
         self._looked_at_rules = False
         self._rule_retries: Retries[str] = Retries()
+        self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
         self._enforcement = Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
@@ -72,8 +79,30 @@ class Masquerade(StagedController[SetEntry, Present]):
     def wanted_by_node(self, plan: NodePlan) -> Mapping[SetEntry, Present]:
         return dict.fromkeys(plan.set_entries, True)
 
+    @property
+    def node(self) -> NodeFacts | None:
+        """The facts of the node that the rules are for; None before its first plan."""
+        return self._node
+
+    @property
+    def refused(self) -> int:
+        """How many set entries the kernel has refused, and which are tried again."""
+        return self.statistics().waiting
+
+    async def run(self) -> None:
+        """As every controller, and resync at once when somebody else changes the firewall."""
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self._follow(), name="firewall changes")
+            await super().run()
+            following.cancel()
+
     async def read(self) -> Iterable[str]:
-        """Make the missing sets and scan the others. `write` checks the rules once the sets are written."""
+        """Make the missing sets and scan the others. `write` checks the rules once the sets are written.
+
+        Nothing is read when the kernel says that all is as it was.
+        """
+        if self.is_applied_state_known and await self._firewall.is_untouched():
+            return []
         drift = await self._firewall.ensure_sets()
         resync = self.desired.resync()
         async for part in self._firewall.elements():
@@ -129,12 +158,24 @@ class Masquerade(StagedController[SetEntry, Present]):
         """How full each set is."""
         return self._fills.all()
 
-    async def has_sets(self) -> bool:
-        """Whether a set of kroute's exists, from any run."""
-        return await self._firewall.is_present()
-
     async def cleanup(self, report: CleanupReport) -> None:
         await self._firewall.remove(report)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await patiently("following the firewall", lambda: self._firewall.follow(self._changed_by_others))
+            except KernelError as error:
+                self.status.failed(error)
+                await asyncio.sleep(self._settings.resync_period)  # meanwhile the resyncs find every change
+                self._changed_by_others()
+            else:
+                return  # this firewall reports nothing
+
+    def _changed_by_others(self) -> None:
+        """Resync at once; if this happens again and again, after growing pauses."""
+        self.resync_by(self._pace.next(self.clock()))
+        self.wake.set()
 
     async def _say(self) -> None:
         await self.gate.advance(self.stage)

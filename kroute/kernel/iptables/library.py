@@ -17,32 +17,25 @@
 
 import ctypes
 import importlib
-import importlib.util
 import os
-import re
 import socket
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.iptables.installed import find_libxtables, find_python_iptables
 from kroute.kernel.iptables.rule import Extension, Rule
-
-LIBRARY_DIRECTORIES = ("usr/lib/*-linux-*", "usr/lib64", "usr/lib", "usr/local/lib", "lib/*-linux-*", "lib64", "lib")
 
 
 @contextmanager
 def _library_environment() -> Iterator[None]:
     """Tell python-iptables where its libraries are, and hide distutils. Variables that the user has set are kept."""
-    directory, version = _find_libxtables()
-    found = importlib.util.find_spec("iptc")
-    if found is None or found.origin is None:
-        raise KernelError("python-iptables is not installed; install the Python package python-iptables")
+    directory, version = find_libxtables()
     wanted = {
-        "IPTABLES_LIBDIR": f"{directory}:{Path(found.origin).parents[1]}",
+        "IPTABLES_LIBDIR": f"{directory}:{find_python_iptables()}",
         "XTABLES_LIBDIR": str(directory / "xtables"),
         "PYTHON_IPTABLES_XTABLES_VERSION": version,
     }
@@ -57,18 +50,6 @@ def _library_environment() -> Iterator[None]:
             del os.environ[name]
         for name in hidden:
             del sys.modules[name]
-
-
-def _find_libxtables() -> tuple[Path, str]:
-    """The directory of libxtables and its extensions, and its version. Raises KernelError if it is not installed."""
-    multiarch = sysconfig.get_config_var("MULTIARCH")
-    patterns = ([f"usr/lib/{multiarch}"] if multiarch else []) + list(LIBRARY_DIRECTORIES)
-    for pattern in patterns:
-        for path in sorted(Path("/").glob(f"{pattern}/libxtables.so.*")):
-            found = re.search(r"\.so\.(\d+)$", path.name)
-            if found and (path.parent / "xtables").is_dir():
-                return path.parent, found[1]
-    raise KernelError("cannot find libxtables and its extensions; install the package iptables")
 
 
 def _load_nat(extensions: Path) -> None:

@@ -16,7 +16,7 @@ from kroute.telemetry.statistics import Statistics
 class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
-    `passes` are the durations of passes by controller, `sets` the firewall's sets.
+    `passes` are the durations of passes by controller, `firewall` is the firewall's backend, `sets` are its sets.
     """
 
     statistics: Statistics
@@ -26,4 +26,5 @@ class Scrape(NamedTuple):
     changes: ChangeObserver
     process: ProcessFigures
     kernel: KernelSummary | None
+    firewall: str
     sets: Sequence[SetFill]

@@ -76,6 +76,10 @@ STATE_ROWS: tuple[Row, ...] = (
         lambda it: [((kind,), n) for kind, n in it.changes.counts.items()],
     ),
     (
+        Metric("kroute_firewall_info", "gauge", "1, with the firewall's backend.", ("backend",)),
+        lambda it: [((it.firewall,), 1)],
+    ),
+    (
         Metric("kroute_set_entries", "gauge", "Entries of a set that the firewall's rules look up.", _SET),
         _of_sets(lambda it: it.entries),
     ),

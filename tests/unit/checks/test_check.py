@@ -28,7 +28,7 @@ from tests.fakes.sysctl import FakeSysctls
 from tests.unit.fake_node import new_kernel
 
 CIRCUMSTANCES = Circumstances((6, 1), ipv6=True)
-SETTINGS = Settings(node_name="node1")
+SETTINGS = Settings(node_name="node1", firewall="iptables")
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
 
 

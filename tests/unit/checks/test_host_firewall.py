@@ -50,8 +50,9 @@ class FakeTools:
         return self._saved.get(str(variant).replace(" ", "_"), "")
 
 
-async def said(nft: list[NftChain], **saved: str | None) -> list[tuple[Level, str]]:
-    return [(it.level, it.message) for it in await check_host_firewall(FakeTools(**saved), nft)]
+async def said(nft: list[NftChain], *, overrules: bool = True, **saved: str | None) -> list[tuple[Level, str]]:
+    found = await check_host_firewall(FakeTools(**saved), nft, overrules=overrules)
+    return [(it.level, it.message) for it in found]
 
 
 async def test_a_node_without_a_firewall_is_fine_with_or_without_the_tools() -> None:

@@ -21,6 +21,6 @@ async def test_each_missing_prerequisite_names_what_and_how(monkeypatch: pytest.
 
     monkeypatch.setattr(modules, "load", load)
     monkeypatch.setattr(preflight, "has_capability", lambda number: False)
-    *capabilities, module = await preflight.missing_prerequisites()
+    *capabilities, module = await preflight.missing_prerequisites(preflight.DIRECTOR)
     assert [text.split()[0] for text in capabilities] == ["CAP_NET_ADMIN", "CAP_NET_RAW"]
     assert "modprobe ip_vs" in module

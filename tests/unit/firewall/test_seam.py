@@ -1,7 +1,7 @@
-"""The seam: only the backend and the kernel's own classes know the language of iptables and ipset.
+"""The seam: only the backends and the kernel's own classes know the language of iptables, ipset and nf_tables.
 
 `migration/`, its command and some modules of `checks/` deal with other programs' rules. The wiring chooses which
-kernel clients are opened, records their writes, and gives them to a backend.
+kernel clients are opened, records their writes, and gives them to a backend. The setting has the backends' names.
 """
 
 import ast
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kroute
+from kroute.settings import FIREWALLS
 
 PACKAGE = Path(kroute.__file__).parent
 KNOW_THE_TOOLS = (
@@ -31,9 +32,10 @@ WIRING = (
     "firewall/backend.py",
     "inspect/dry_run/recording_",
 )
-TOOLS = re.compile(r"kroute\.kernel\.(iptables|ipset)|kroute\.firewall\.iptables")
+TOOLS = re.compile(r"kroute\.kernel\.(iptables|ipset|nftables)|kroute\.firewall\.(iptables|nftables)")
+THE_SETTING = "settings/__init__.py"
 WORDS = re.compile(
-    r"ip6?tables|ipset|xtables|ip_set|libiptc|KROUTE-|match-set|\bhash:|random.fully|\bmangle\b|REJECT\b"
+    r"ip6?tables|nf_?tables|ipset|xtables|ip_set|libiptc|KROUTE-|match-set|\bhash:|random.fully|\bmangle\b|REJECT\b"
 )
 
 MODULES = sorted(str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py"))
@@ -68,13 +70,15 @@ def words(tree: ast.Module) -> Iterator[str]:
 def test_nothing_above_the_firewall_imports_the_tools_or_uses_their_words(name: str) -> None:
     tree = parsed(name)
     assert [it for it in imports(tree) if TOOLS.match(it)] == []
-    assert [it for it in words(tree) if WORDS.search(it)] == []
+    may_say = FIREWALLS if name == THE_SETTING else ()
+    assert [it for it in words(tree) if WORDS.search(it) and it not in may_say] == []
 
 
 @pytest.mark.parametrize("name", [it for it in ABOVE if it.startswith(WIRING) and it != "firewall/backend.py"])
 def test_the_wiring_names_the_clients_and_no_backend(name: str) -> None:
-    assert [it for it in imports(parsed(name)) if it.startswith("kroute.firewall.iptables")] == []
+    backends = tuple(f"kroute.firewall.{it}" for it in FIREWALLS)
+    assert [it for it in imports(parsed(name)) if it.startswith(backends)] == []
 
 
 def test_the_exemptions_exist() -> None:
-    assert all(any(name.startswith(it) for name in MODULES) for it in (*KNOW_THE_TOOLS, *WIRING))
+    assert all(any(name.startswith(it) for name in MODULES) for it in (*KNOW_THE_TOOLS, *WIRING, THE_SETTING))

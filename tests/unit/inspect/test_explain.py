@@ -34,7 +34,7 @@ from tests.fakes.node_kernel import open_fake_kernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
 
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
-SETTINGS = Settings(node_name=NODE, cluster_cidrs=("10.244.0.0/16",))
+SETTINGS = Settings(node_name=NODE, firewall="iptables", cluster_cidrs=("10.244.0.0/16",))
 FACTS = NodeFacts(NODE, ipv4=NODE_IPV4, own=frozenset({NODE_IPV4}), node_port_addresses=(NODE_IPV4,))
 POD, ELSEWHERE = "10.244.1.9", "192.0.2.1"
 

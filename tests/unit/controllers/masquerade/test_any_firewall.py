@@ -33,8 +33,12 @@ class Node:
             SETTINGS, self._broadcaster.subscribe("masquerade"), self.gate, firewall=self.firewall, clock=self.clock
         )
 
-    async def start(self, *plans: ServicePlan | NodePlan) -> "Node":
+    def publish(self, *plans: ServicePlan | NodePlan) -> None:
+        """Publish the initial sync, with the node's plan."""
         self._broadcaster.publish([node_plan(), *plans])
+
+    async def start(self, *plans: ServicePlan | NodePlan) -> "Node":
+        self.publish(*plans)
         await self.masquerade.start()
         await self.masquerade.step()
         return self
@@ -106,4 +110,4 @@ async def test_cleanup_leaves_nothing(plans: tuple[ServicePlan, ...]) -> None:
     report = CleanupReport()
     await node.masquerade.cleanup(report)
     assert report.failed == []
-    assert not await node.masquerade.has_sets()
+    assert not await node.firewall.is_present()

@@ -1,0 +1,86 @@
+"""Which backend a node gets, and what opens the kernel for it."""
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kroute.checks import preflight
+from kroute.firewall import backend
+from kroute.kernel import modules
+from kroute.kernel.ipset import SetDefinition
+from kroute.settings import FIREWALLS, Settings
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
+
+AUTO = Settings("node1")
+
+
+class Node:
+    """A kernel in memory. `opened` are the clients that were opened by each call, in order."""
+
+    def __init__(self) -> None:
+        self.kernel = FakeKernel()
+        self.opened: list[set[str]] = []
+
+    @asynccontextmanager
+    async def open(self, *_: object, only: Collection[str] = ()) -> AsyncIterator[FakeNodeKernel]:
+        self.opened.append(set(only))
+        async with open_fake_kernel(self.kernel) as clients:
+            yield clients
+
+    async def make_sets(self) -> None:
+        clients = await FakeNodeKernel.of(self.kernel).open()
+        await clients.ipset.create(SetDefinition("KROUTE-VIP", "hash:ip"))
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node()
+    monkeypatch.setattr(backend, "open_kernel", made.open)
+    return made
+
+
+def test_every_name_of_the_setting_is_a_backend() -> None:
+    assert {"auto", *backend.BACKENDS} == set(FIREWALLS)
+
+
+@pytest.mark.parametrize("name", backend.BACKENDS)
+async def test_what_the_settings_name_is_chosen_without_a_look_at_the_kernel(node: Node, name: str) -> None:
+    choice = await backend.choose(Settings("node1", firewall=name))
+    assert (choice.name, choice.why) == (name, f"--firewall {name} says so")
+    assert node.opened == []
+
+
+async def test_auto_stays_with_what_made_the_sets_that_are_there(node: Node) -> None:
+    await node.make_sets()
+    choice = await backend.choose(AUTO)
+    assert choice.name == "iptables"
+    assert "on this node already" in choice.why
+    assert node.opened[0] == {"ipset"}  # no library is loaded to find out
+
+
+async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) -> None:
+    async with backend.open_what_stands(AUTO) as (_, _, firewalls):
+        assert firewalls == []
+    assert "xtables" not in node.opened[-1]
+    await node.make_sets()
+    async with backend.open_what_stands(AUTO) as (settings, _, [firewall]):
+        assert await firewall.is_present()
+        assert settings.firewall == "iptables"
+    assert {"xtables", "ipset", "ipvs"} <= node.opened[-1]
+
+
+async def test_a_missing_library_is_a_prerequisite_with_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load_all(_names: object) -> list[str]:
+        return []
+
+    without = backend.BACKENDS["iptables"]._replace(
+        missing_libraries=lambda: ["the Python package x is not installed; install kroute[x]"]
+    )
+    monkeypatch.setitem(backend.BACKENDS, "iptables", without)
+    monkeypatch.setattr(modules, "load", load_all)
+    monkeypatch.setattr(preflight, "has_capability", lambda _number: True)
+    choice, [missing] = await preflight.look_at_node(Settings("node1", firewall="iptables"))
+    assert choice is not None
+    assert str(missing) == "the Python package x is not installed (--firewall iptables): install kroute[x]"
