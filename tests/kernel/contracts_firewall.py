@@ -98,10 +98,12 @@ class FirewallContract:
     async def test_a_full_set_grows_under_its_rules_and_refuses_what_is_too_much_for_the_largest(
         self, small: Firewall
     ) -> None:
+        """A backend whose sets have all their room from the start has nothing to grow."""
         await small.ensure_sets()
         await small.ensure_rules(NODE)
-        first, largest = Capacity(SMALL.first, SMALL.most), Capacity(SMALL.most, SMALL.most)
-        assert small.capacity(Family.IPV4, AddressSet.RESTRICTED) == first
+        largest = Capacity(SMALL.most, SMALL.most)
+        first = small.capacity(Family.IPV4, AddressSet.RESTRICTED)
+        assert first in {Capacity(SMALL.first, SMALL.most), largest}
         ports = [SetEntry(AddressSet.RESTRICTED, ("10.96.0.1", 6, port)) for port in range(1, SMALL.most + 11)]
         fit, surplus = ports[: SMALL.most], ports[SMALL.most :]
         for start in range(0, SMALL.most, 100):

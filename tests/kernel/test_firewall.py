@@ -6,9 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from kroute.firewall.iptables.firewall import IptablesFirewall
+from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.sets import ROOM, Room
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.xtables import Xtables
+from kroute.kernel.nftables.client import Nftables
 from kroute.model.addresses import Family
 from kroute.settings import Settings
 from tests.kernel.contracts_firewall import SMALL, FirewallContract
@@ -32,3 +34,16 @@ class TestIptablesFirewall(FirewallContract):
     async def small(self, namespace: None) -> AsyncIterator[IptablesFirewall]:
         async with iptables_firewall(SMALL) as firewall:
             yield firewall
+
+
+@pytest.mark.nftables
+class TestNftablesFirewall(FirewallContract):
+    @pytest.fixture
+    async def firewall(self, namespace: None) -> AsyncIterator[NftablesFirewall]:
+        async with Nftables() as nftables:
+            yield NftablesFirewall(Settings("node1"), nftables)
+
+    @pytest.fixture
+    async def small(self, namespace: None) -> AsyncIterator[NftablesFirewall]:
+        async with Nftables() as nftables:
+            yield NftablesFirewall(Settings("node1"), nftables, room=SMALL)

@@ -173,5 +173,5 @@ async def test_a_set_that_vanishes_between_the_check_and_the_rule_is_an_error_of
         await node.ipset.destroy("CLUSTER-IP")
 
     monkeypatch.setattr(xtables, "_check", check_and_destroy)
-    with pytest.raises(KernelError, match="cannot make a rule of iptables table nat: .*CLUSTER-IP"):
+    with pytest.raises(KernelError, match=r"cannot make a rule of iptables table nat: .*CLUSTER-IP"):
         await xtables.ensure(RULES)

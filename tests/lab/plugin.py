@@ -6,7 +6,8 @@ that need no lab. A pytest in each of the lab's machines runs the others, and th
 there is one progress and one summary, and options such as -k, -x and --durations work as usual.
 
 If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
-kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
+kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name. Those
+marked `nftables` are not among them: Debian's User Mode Linux has nf_tables for bridges alone.
 
 Tests marked `legacy` need the legacy tables of iptables, or ipset. They run on the first kernel that has them, and are
 deselected where no such kernel is to be used.
@@ -51,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("lab")
         if EACH_FEED.match(path) and FED.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("each_feed")
-        if EVERY_KERNEL.match(path):
+        if EVERY_KERNEL.match(path) and not item.get_closest_marker("nftables"):
             item.add_marker("every_kernel")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))

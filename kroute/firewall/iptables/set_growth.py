@@ -6,6 +6,7 @@ that is empty or half full. What a kill leaves of an attempt bears our prefix, a
 
 import structlog
 
+from kroute.firewall.full_sets import FullSets
 from kroute.firewall.sets import Room
 from kroute.kernel.clients import IpsetClient
 from kroute.kernel.errors import KernelError
@@ -24,7 +25,7 @@ class SetGrowth:
         self.standing: dict[str, int] = {}
         self._ipset = ipset
         self._room = room
-        self._at_most: set[str] = set()
+        self._full = FullSets()
 
     async def grow(self, name: str) -> bool:
         """Give a full set the next size; False if it has the largest already, which is logged once. KernelError."""
@@ -32,14 +33,7 @@ class SetGrowth:
         if found is None:
             return False
         if found.maxelem >= self._room.most:
-            if name not in self._at_most:
-                self._at_most.add(name)
-                log.error(
-                    "set.full",
-                    set=name,
-                    elements=found.maxelem,
-                    next_step="find who has so many ports or source ranges: `kroute show services`",
-                )
+            self._full.report(name, found.maxelem)
             return False
         await self.enlarge(found, self._room.after(found.maxelem))
         return True

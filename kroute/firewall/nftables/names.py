@@ -19,5 +19,11 @@ def set_name(which: AddressSet) -> str:
     return which.lower()
 
 
+@lru_cache(64)
+def full_name(family: Family, which: AddressSet) -> str:
+    """The set's name for people, as `nft list set` takes it."""
+    return f"{TABLES[family]} {set_name(which)}"
+
+
 DEFINITIONS = {which: SetDefinition(set_name(which), tuple(map(str, parts))) for which, parts in SHAPES.items()}
 """The sets, as they are made in both tables."""

@@ -33,14 +33,12 @@ class Networks:
     def __init__(self, standing: Iterable[Element] = ()) -> None:
         self._standing: defaultdict[Key, set[str]] = defaultdict(set)
         self._wanted: dict[Key, frozenset[str]] = {}
+        self._count = 0
         self.found(standing)
 
     def __len__(self) -> int:
         """How many networks are wanted."""
-        return sum(map(len, self._wanted.values()))
-
-    def __contains__(self, element: Element) -> bool:
-        return element[-1] in self._wanted.get(element[:-1], frozenset())
+        return self._count
 
     def found(self, standing: Iterable[Element]) -> None:
         """Take in what stands in the kernel. What is wanted and not covered by it has been deleted there."""
@@ -51,6 +49,7 @@ class Networks:
         for key, networks in self._standing.items():
             hidden = before.get(key, frozenset()) - networks
             self._wanted[key] = frozenset(networks | (hidden - outermost(hidden | networks)))
+        self._count = sum(map(len, self._wanted.values()))
 
     def all(self) -> Iterator[Element]:
         """Every network that stands, or that is wanted and covered by one that stands."""
@@ -70,6 +69,7 @@ class Networks:
         standing.update(str(it[-1]) for it in edit.add)
         if not standing:
             del self._standing[edit.key]
+        self._count += len(edit.wanted) - len(self._wanted.get(edit.key, ()))
         if edit.wanted:
             self._wanted[edit.key] = edit.wanted
         else:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kroute.firewall.iptables.firewall import IptablesFirewall
 from kroute.firewall.iptables.rules import family_rules
+from kroute.firewall.nftables.firewall import NftablesFirewall
 from kroute.firewall.nftables.rules import family_rules as nftables_rules
 from kroute.firewall.packets import Packet, Rules
 from kroute.firewall.sets import ROOM, Room, Sets
@@ -16,6 +17,7 @@ from kroute.settings import Settings
 from tests.fakes.firewall import FakeFirewall
 from tests.fakes.ipset import FakeIpset
 from tests.fakes.kernel import FakeKernel
+from tests.fakes.nftables import FakeNftables
 from tests.fakes.xtables import FakeXtables
 from tests.kernel.contracts_firewall import (
     NODE,
@@ -45,6 +47,22 @@ class TestIptablesFirewall(FirewallContract):
     @pytest.fixture
     async def small(self) -> IptablesFirewall:
         return await iptables_firewall(SMALL)
+
+
+async def nftables_firewall(room: Room) -> NftablesFirewall:
+    nftables = FakeNftables(FakeKernel())
+    await nftables.open()
+    return NftablesFirewall(Settings("node1"), nftables, room=room)
+
+
+class TestNftablesFirewall(FirewallContract):
+    @pytest.fixture
+    async def firewall(self) -> NftablesFirewall:
+        return await nftables_firewall(ROOM)
+
+    @pytest.fixture
+    async def small(self) -> NftablesFirewall:
+        return await nftables_firewall(SMALL)
 
 
 class TestFakeFirewall(FirewallContract):

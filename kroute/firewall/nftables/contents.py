@@ -1,0 +1,214 @@
+"""The elements of the sets of both tables: what the kernel has, and how they are changed.
+
+The kernel's sets have no bound of their own, so the elements are counted here. Networks that overlap are left to
+`Networks`, which needs to know what stands: the first change or listing of such a set reads it.
+"""
+
+import errno
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from ipaddress import ip_network
+
+from kroute.firewall.full_sets import FullSets
+from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
+from kroute.firewall.nftables.networks import Edit, Networks
+from kroute.firewall.sets import SHAPES, Room
+from kroute.kernel.clients import NftablesClient
+from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, NftChange
+from kroute.model.addresses import Family
+from kroute.model.plan import AddressSet, Element, SetEntry
+from kroute.reconcile.batches import sliced
+
+FULL = "the set is full"
+OVERLAPS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT})
+"""Refusals that mean that somebody else has changed a set of networks."""
+ATTEMPTS = 3
+"""How often changes of networks are tried again, without those that are refused or with what was read anew."""
+
+WITH_NETWORKS = frozenset(which for which, it in DEFINITIONS.items() if it.has_networks)
+
+Changes = dict[Element, bool]
+Key = tuple[Family, AddressSet]
+
+
+class Contents:
+    """Writes and reads the elements of the sets; each set holds `room.most` at most."""
+
+    def __init__(self, nftables: NftablesClient, room: Room) -> None:
+        self._nftables = nftables
+        self._most = room.most
+        self._full = FullSets()
+        self._counts: dict[Key, int] = {}
+        self._exact: set[Key] = set()
+        self._networks: dict[Key, Networks] = {}
+
+    def made(self, family: Family, which: AddressSet) -> None:
+        """Note that a set was made, and is empty."""
+        self._counts[family, which] = 0
+        if which in WITH_NETWORKS:
+            self._networks[family, which] = Networks()
+
+    async def all(self, family: Family) -> AsyncIterator[list[SetEntry]]:
+        """All elements of one family, in parts. KernelError ENOENT if a set is missing."""
+        for which in SHAPES:
+            if which in WITH_NETWORKS:
+                networks = await self._read_networks(family, which)
+                async for part in sliced(list(networks.all())):
+                    yield [SetEntry(which, element) for element in part]
+                continue
+            count = 0
+            async for part in self._nftables.elements(TABLES[family], DEFINITIONS[which]):
+                count += len(part)
+                yield [SetEntry(which, element) for element in part]
+            self._counts[family, which] = count
+
+    async def read(self, family: Family, which: AddressSet) -> set[Element]:
+        """The elements that the kernel has of one set. KernelError ENOENT if it is missing."""
+        found: set[Element] = set()
+        async for part in self._nftables.elements(TABLES[family], DEFINITIONS[which]):
+            found.update(part)
+        return found
+
+    async def change(self, family: Family, changes: Mapping[AddressSet, Changes]) -> Mapping[SetEntry, str]:
+        """Add elements (True) or delete them; returns those that are refused, each with a sentence that says why."""
+        refused: dict[SetEntry, str] = {}
+        single: dict[AddressSet, Changes] = {}
+        for which, of_set in changes.items():
+            surplus = await self._surplus(family, which, of_set)
+            refused |= {SetEntry(which, it): _sentence(family, which, it, FULL, is_added=True) for it in surplus}
+            fitting = {element: is_wanted for element, is_wanted in of_set.items() if element not in surplus}
+            if which in WITH_NETWORKS:
+                refused |= await self._change_networks(family, which, fitting)
+            else:
+                single[which] = fitting
+        return refused | await self._change_single(family, single)
+
+    async def _change_single(self, family: Family, changes: Mapping[AddressSet, Changes]) -> dict[SetEntry, str]:
+        written: list[ElementChange] = []
+        for which, of_set in changes.items():
+            deleted, added = _split(of_set)
+            written += _element_changes(which, deleted, added)
+            self._counts[family, which] = self._counts.get((family, which), 0) + len(added) - len(deleted)
+            if added:
+                self._exact.discard((family, which))
+        ordered = sorted(written, key=lambda it: isinstance(it, AddElements))
+        refused: dict[SetEntry, str] = {}
+        for failure in await self._nftables.write(TABLES[family], ordered):
+            for entry, is_added in _entries(failure.change):
+                why = describe_errno(failure.errno)
+                refused[entry] = _sentence(family, entry.set, entry.element, why, is_added=is_added)
+                self._counts[family, entry.set] += -1 if is_added else 1
+        return refused
+
+    async def _change_networks(self, family: Family, which: AddressSet, changes: Changes) -> dict[SetEntry, str]:
+        """What the kernel refuses for one key leaves all networks of that key as they are."""
+        refused = {it: errno.EINVAL for it in changes if not _ends_with_network(it)}
+        waiting = {element: is_wanted for element, is_wanted in changes.items() if element not in refused}
+        try:
+            networks = self._networks.get((family, which))
+            for _ in range(ATTEMPTS):
+                if networks is None:
+                    networks = await self._read_networks(family, which)
+                failed = await self._write_edits(family, which, networks, networks.edits(waiting))
+                waiting = {it: is_wanted for it, is_wanted in waiting.items() if it[:-1] in failed}
+                if OVERLAPS.isdisjoint(failed.values()):
+                    break
+                networks = None
+            refused |= {it: failed[it[:-1]] for it in waiting}
+        except KernelError as error:
+            refused |= dict.fromkeys(waiting, error.errno or errno.EIO)
+        self._counts[family, which] = len(self._networks.get((family, which), ()))
+        return {
+            SetEntry(which, it): _sentence(family, which, it, describe_errno(number), is_added=changes[it])
+            for it, number in refused.items()
+        }
+
+    async def _write_edits(
+        self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
+    ) -> dict[Element, int]:
+        """Write the edits in one transaction, without those that are refused; returns the refused keys."""
+        failed: dict[Element, int] = {}
+        for _ in range(ATTEMPTS):
+            edits = [it for it in edits if it.key not in failed]
+            deleted = [element for it in edits for element in it.delete]
+            added = [element for it in edits for element in it.add]
+            failures = await self._nftables.transact(TABLES[family], _element_changes(which, deleted, added))
+            if not failures:
+                for edit in edits:
+                    networks.settle(edit)
+                return failed
+            for failure in failures:
+                failed |= {entry.element[:-1]: failure.errno for entry, _ in _entries(failure.change)}
+        return failed | {it.key: errno.EAGAIN for it in edits}
+
+    async def _read_networks(self, family: Family, which: AddressSet) -> Networks:
+        """Take in what the kernel has of a set with networks. KernelError ENOENT if it is missing."""
+        networks = self._networks.setdefault((family, which), Networks())
+        try:
+            networks.found(await self.read(family, which))
+        except KernelError:
+            del self._networks[family, which]
+            raise
+        self._counts[family, which] = len(networks)
+        return networks
+
+    async def _surplus(self, family: Family, which: AddressSet, changes: Changes) -> Collection[Element]:
+        """The elements for which there is no room, in their order.
+
+        Only if it may be short is the set read, to know which elements are new.
+        """
+        deleted, added = _split(changes)
+        key = family, which
+        if self._counts.get(key, 0) + len(added) <= self._most:
+            return ()
+        if key in self._exact and self._counts[key] >= self._most and not deleted:
+            return dict.fromkeys(added)
+        try:
+            present = await self._present(family, which)
+        except KernelError:
+            return ()  # the write will say why
+        self._counts[key] = len(present)
+        self._exact.add(key)
+        new = [it for it in added if it not in present]
+        room = self._most - len(present) + sum(it in present for it in deleted)
+        if len(new) > room:
+            self._full.report(full_name(family, which), self._most)
+        return dict.fromkeys(new[max(0, room) :])
+
+    async def _present(self, family: Family, which: AddressSet) -> Collection[Element]:
+        if which in WITH_NETWORKS:
+            return frozenset((await self._read_networks(family, which)).all())
+        return await self.read(family, which)
+
+
+def _split(changes: Changes) -> tuple[list[Element], list[Element]]:
+    """The elements to delete and those to add."""
+    return [it for it, is_wanted in changes.items() if not is_wanted], [
+        it for it, is_wanted in changes.items() if is_wanted
+    ]
+
+
+def _element_changes(which: AddressSet, deleted: Iterable[Element], added: Iterable[Element]) -> list[ElementChange]:
+    definition = DEFINITIONS[which]
+    found: list[ElementChange] = [DeleteElements(definition, tuple(deleted)), AddElements(definition, tuple(added))]
+    return [it for it in found if it.elements]
+
+
+def _entries(change: NftChange) -> list[tuple[SetEntry, bool]]:
+    """The entries of a refused change, and whether it would have added them."""
+    if not isinstance(change, AddElements | DeleteElements):
+        return []
+    which = AddressSet(change.set.name.upper())
+    return [(SetEntry(which, it), isinstance(change, AddElements)) for it in change.elements]
+
+
+def _ends_with_network(element: Element) -> bool:
+    try:
+        return "/" in str(ip_network(str(element[-1])))
+    except ValueError:
+        return False
+
+
+def _sentence(family: Family, which: AddressSet, element: Element, why: str, *, is_added: bool) -> str:
+    verb, preposition = ("add", "to") if is_added else ("delete", "from")
+    return f"cannot {verb} {','.join(map(str, element))} {preposition} set {full_name(family, which)}: {why}"

@@ -1,0 +1,119 @@
+"""Implements `kroute.firewall.protocol.Firewall` with nf_tables."""
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+
+from kroute.firewall.nftables.contents import Contents
+from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
+from kroute.firewall.nftables.rules import FamilyRules
+from kroute.firewall.nftables.tables import Tables
+from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.sets import ROOM, Capacity, Room, Sets
+from kroute.kernel.clients import NftablesClient
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, Element, SetEntry
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
+
+_BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}
+
+
+class NftablesFirewall:
+    """Owns the tables `ip kroute` and `ip6 kroute` with all that is in them.
+
+    The kernel's sets grow by themselves; this object keeps each at `room.most` elements.
+    """
+
+    def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
+        self._nftables = nftables
+        self._capacity = Capacity(room.most, room.most)
+        self._tables = Tables(settings, nftables)
+        self._contents = Contents(nftables, room)
+        self._known: set[Family] = set()
+        self._reading: int | None = None
+        self._read: int | None = None
+        self._untouched: int | None = None
+
+    async def ensure_sets(self) -> list[str]:
+        self._reading = self._read = self._untouched = None
+        generation = await self._nftables.foreign_generation()
+        drift = []
+        for family in Family:
+            made, wrong = await self._tables.ensure_sets(family)
+            for definition in made:
+                self._contents.made(family, _BY_NAME[definition.name])
+            drift += wrong
+        self._known = set(self._tables.supported)
+        self._reading = generation
+        return drift
+
+    def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
+        del which
+        return self._capacity if family in self._known else None
+
+    async def elements(self) -> AsyncIterator[list[SetEntry]]:
+        for family in self._tables.supported:
+            async for part in self._contents.all(family):
+                yield part
+        self._read = self._reading
+
+    async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
+        by_family: dict[Family, dict[AddressSet, dict[Element, bool]]] = {family: {} for family in Family}
+        for entry, is_wanted in changes.items():
+            by_family[entry.family].setdefault(entry.set, {})[entry.element] = is_wanted
+        refused: dict[SetEntry, str] = {}
+        for family, of_family in by_family.items():
+            if of_family:
+                refused |= await self._contents.change(family, of_family)
+        return refused
+
+    async def ensure_rules(self, node: NodeFacts) -> list[str]:
+        drift = await self._tables.ensure_rules(node)
+        if not all(map(self._tables.enforce, self._tables.supported)):
+            self._untouched = None
+        elif self._read is not None:
+            self._untouched, self._read = self._read, None
+        return drift
+
+    def enforces(self, family: Family) -> bool:
+        return self._tables.enforce(family)
+
+    def rules_hindered_by(self) -> str:
+        return self._tables.hindered_by
+
+    async def is_untouched(self) -> bool:
+        """Whether no other socket has committed anything to any table since a resync began that found all right."""
+        return self._untouched is not None and await self._nftables.foreign_generation() == self._untouched
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Runs until it is cancelled. KernelError if the kernel reports nothing, or not any more."""
+        async with self._nftables.foreign_changes(TABLES.values()) as changes:
+            while True:
+                await changes.next()
+                changed()
+
+    async def is_present(self) -> bool:
+        return bool(await self._tables.present())
+
+    async def remove(self, report: CleanupReport) -> None:
+        """Delete the tables."""
+        await self._tables.remove(report)
+
+    def set_name(self, family: Family, which: AddressSet) -> str:
+        return full_name(family, which)
+
+    async def read_sets(self, family: Family, sets: Collection[AddressSet] = tuple(AddressSet)) -> Sets:
+        state = await self._nftables.read(TABLES[family])
+        present = state.sets if state is not None else {}
+        return {which: await self._contents.read(family, which) for which in sets if DEFINITIONS[which].name in present}
+
+    async def rules(self, family: Family, node: NodeFacts) -> FamilyRules:
+        return self._tables.rules_of(family, node)
+
+    async def rule_differences(self, family: Family, node: NodeFacts) -> list[str]:
+        return await self._tables.differences(family, node)
+
+    async def prerequisites(self) -> Prerequisites:
+        """Let the kernel check a table with all sets and rules, which it then does not make."""
+        missing = {family: await self._tables.unsupported(family) for family in Family}
+        return Prerequisites("nftables", missing, "the kernel has all of nf_tables that is needed, for both families")

@@ -1,0 +1,196 @@
+"""Makes the table of each family, and writes its sets, chains and rules.
+
+A family that the kernel does not support is reported once, with what the node lacks without it. It does not stop the
+other one. What is written is written in one transaction: no packet meets half of it.
+"""
+
+import errno
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from kroute.firewall.nftables.differences import differences, missing_sets, rewriting, sets_of_another_kind
+from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
+from kroute.firewall.nftables.rules import FamilyRules, family_rules
+from kroute.kernel.clients import NftablesClient
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.nftables.objects import (
+    AddChain,
+    AddRule,
+    AddSet,
+    AddTable,
+    DeleteSet,
+    DeleteTable,
+    FlushChain,
+    NftChange,
+    SetDefinition,
+    Table,
+)
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+WITHOUT = (
+    "nothing is masqueraded in this family, ports with loadBalancerSourceRanges are not served, and ports of the node"
+    " itself answer on VIPs, until its rules are there; trying again"
+)
+UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+"""How the kernel refuses a table of a family that it does not have."""
+HINDERED = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY})
+"""Errors while somebody else changes the tables too."""
+TRIAL = f"{TABLE}-trial"
+"""The table with which the kernel is asked what it supports. It never exists."""
+
+
+class Tables:
+    """Owns the tables. `hindered_by` says what kept the last `ensure_rules` from writing what the kernel could have."""
+
+    def __init__(self, settings: Settings, nftables: NftablesClient) -> None:
+        self._settings = settings
+        self._nftables = nftables
+        self._written: dict[Family, FamilyRules] = {}
+        self._unsupported: dict[Family, str] = {}
+        self._failing: set[Family] = set()
+        self._standing: set[Family] = set()
+        self.hindered_by = ""
+
+    @property
+    def supported(self) -> list[Family]:
+        """The families whose tables the kernel could make, when that was last tried."""
+        return [family for family in Family if family not in self._unsupported]
+
+    def enforce(self, family: Family) -> bool:
+        """Whether the rules of the family were right after they were last checked or written."""
+        return family in self._standing
+
+    def rules_of(self, family: Family, node: NodeFacts) -> FamilyRules:
+        return family_rules(self._settings, family, node)
+
+    async def ensure_sets(self, family: Family) -> tuple[list[SetDefinition], list[str]]:
+        """Make the table, and the sets that are missing or of another kind; returns those, and what was wrong.
+
+        KernelError if the kernel refuses for another reason than that it does not have the family.
+        """
+        table = TABLES[family]
+        state = await self._nftables.read(table)
+        missing = list(DEFINITIONS.values()) if state is None else missing_sets(state)
+        misshapen = [] if state is None else sets_of_another_kind(state)
+        changes: list[NftChange] = [AddTable()] if state is None else []
+        if misshapen and state is not None:
+            changes += [FlushChain(name) for name in state.chains] + [DeleteSet(it.name) for it in misshapen]
+            self._standing.discard(family)
+        made = missing + misshapen
+        changes += [AddSet(it) for it in made]
+        failures = await self._nftables.transact(table, changes) if changes else []
+        if any(it.errno in UNSUPPORTED for it in failures):
+            self._report_unsupported(family, failures[0])
+            return [], []
+        self._unsupported.pop(family, None)
+        _raise_first(table, failures)
+        return made, [
+            *(f"set {table} {it.name} was missing" for it in missing),
+            *(f"set {table} {it.name} was of another kind" for it in misshapen),
+        ]
+
+    async def ensure_rules(self, node: NodeFacts) -> list[str]:
+        """Write all rules that are missing or wrong; returns the drift. Their sets must exist and be filled."""
+        self.hindered_by = ""
+        return [
+            f"table {TABLES[family]}: {what}" for family in self.supported for what in await self._ensure(family, node)
+        ]
+
+    async def differences(self, family: Family, node: NodeFacts) -> list[str]:
+        """What is wrong with the rules in the kernel, or why they cannot be read, one sentence each."""
+        table = TABLES[family]
+        try:
+            state = await self._nftables.read(table)
+        except KernelError as error:
+            return [f"table {table}: {error}"]
+        if state is None:
+            return [f"table {table}: there is none"]
+        return [f"table {table}: {what}" for what in differences(state, self.rules_of(family, node))]
+
+    async def present(self) -> list[Family]:
+        """The families whose tables exist, from any run."""
+        names = await self._nftables.tables()
+        return [family for family in Family if tuple(str(TABLES[family]).split()) in names]
+
+    async def remove(self, report: CleanupReport) -> None:
+        self._standing.clear()
+        for family in await self.present():
+            table = TABLES[family]
+            with report.step(f"table {table}"):
+                _raise_first(table, await self._nftables.transact(table, [DeleteTable()]))
+                report.add(f"delete table {table}")
+
+    async def unsupported(self, family: Family) -> list[str]:
+        """The kernel's errors for what it cannot make of the family's table, one sentence each. Makes nothing."""
+        rules = self.rules_of(family, NodeFacts(self._settings.node_name))
+        table = Table(family.number, TRIAL)
+        refused = await self._nftables.validate(table, [AddTable()])
+        refused = refused or await self._nftables.validate(table, [AddTable(), *_everything(rules)])
+        return [f"{_sentence(TABLES[family], it)}; {_next_step(it)}" for it in refused]
+
+    async def _ensure(self, family: Family, node: NodeFacts) -> list[str]:
+        """Write one family's rules; returns what was wrong although the same rules had been written before."""
+        rules = self.rules_of(family, node)
+        try:
+            wrong = await self._rewrite(rules)
+        except KernelError as error:
+            if family not in self._failing:
+                log.warning("rules.failed", family=family.value, error=str(error), next_step=WITHOUT)
+            if error.errno in HINDERED:
+                self.hindered_by = str(error)
+            self._failing.add(family)
+            self._standing.discard(family)
+            return []
+        self._failing.discard(family)
+        self._standing.add(family)
+        before, self._written[family] = self._written.get(family), rules
+        if wrong and (before is None or before.kernel_rules != rules.kernel_rules):
+            log.info("rules.written", family=family.value, what=wrong)
+            return []
+        return wrong
+
+    async def _rewrite(self, rules: FamilyRules) -> list[str]:
+        """Write the rules if something is wrong, and say what was."""
+        table = TABLES[rules.family]
+        state = await self._nftables.read(table)
+        if state is None:
+            raise KernelError(f"there is no table {table}: somebody has deleted it; making it at the next resync")
+        wrong = differences(state, rules)
+        if wrong:
+            _raise_first(table, await self._nftables.transact(table, rewriting(state, rules)))
+        return wrong
+
+    def _report_unsupported(self, family: Family, failure: Failure[NftChange]) -> None:
+        self._standing.discard(family)
+        if family not in self._unsupported:
+            self._unsupported[family] = sentence = _sentence(TABLES[family], failure)
+            log.warning("rules.failed", family=family.value, error=sentence, next_step=WITHOUT)
+
+
+def _everything(rules: FamilyRules) -> Iterable[NftChange]:
+    return [
+        *(AddSet(it) for it in DEFINITIONS.values()),
+        *(AddChain(it) for it in rules.kernel_chains.values()),
+        *(AddRule(it) for it in rules.kernel_rules),
+    ]
+
+
+def _raise_first(table: Table, failures: Sequence[Failure[NftChange]]) -> None:
+    for failure in failures:
+        raise KernelError(f"{_sentence(table, failure)}; trying again", errno=failure.errno)
+
+
+def _sentence(table: Table, failure: Failure[NftChange]) -> str:
+    return f"table {table}: {failure}"
+
+
+def _next_step(failure: Failure[NftChange]) -> str:
+    if isinstance(failure.change, AddTable):
+        return "load the module nf_tables, or set `--firewall iptables`"
+    return "use a kernel with all of nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_*), or set `--firewall iptables`"

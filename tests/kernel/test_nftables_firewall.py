@@ -1,0 +1,251 @@
+"""The firewall backend on nf_tables: nft prints its rules as they are written, and what others change is put right."""
+
+import json
+import re
+import subprocess
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kroute.firewall.nftables.firewall import NftablesFirewall
+from kroute.firewall.nftables.names import TABLES
+from kroute.firewall.nftables.rules import family_rules
+from kroute.kernel.nftables.client import Nftables
+from kroute.model.addresses import Family
+from kroute.model.node_facts import NodeFacts
+from kroute.model.plan import AddressSet, SetEntry
+from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.settings import Exemption, Settings
+from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, PORT, SETTINGS, everything
+from tests.kernel.nodes import run
+
+pytestmark = pytest.mark.nftables
+
+ODD_NETWORKS = Settings(
+    "node1",
+    masquerade_exemptions=(
+        Exemption("192.0.2.0/25", "10.96.0.0/13"),
+        Exemption("192.0.2.7/32", "10.0.0.0/8"),
+        Exemption("2001:db8::/33", "fc00::/7"),
+        Exemption("2001:db8::7/128", "fd00:96::/112"),
+    ),
+    masquerade_mark=0x1,
+)
+FOREIGN = """
+table inet firewalld {
+  set trusted { type ipv4_addr; flags interval; elements = { 192.0.2.0/24 } }
+  chain filter_INPUT { type filter hook input priority filter + 10; policy accept; ip saddr @trusted counter accept; }
+}
+table ip nat { chain POSTROUTING { type nat hook postrouting priority srcnat; policy accept; masquerade; }; }
+table ip6 kroute-of-somebody-else { chain x { }; }
+"""
+
+
+@pytest.fixture
+async def nftables(namespace: None) -> AsyncIterator[Nftables]:
+    async with Nftables() as client:
+        yield client
+
+
+@pytest.fixture
+async def firewall(nftables: Nftables) -> NftablesFirewall:
+    """A firewall with rules and an element in each set."""
+    firewall = NftablesFirewall(Settings("node1"), nftables)
+    await firewall.ensure_sets()
+    assert await firewall.change_elements(dict.fromkeys(ONE_OF_EACH, True)) == {}
+    assert await firewall.ensure_rules(NODE) == []
+    return firewall
+
+
+async def resync(firewall: NftablesFirewall, node: NodeFacts = NODE) -> list[str]:
+    """Do what the controller does at a resync; returns the drift."""
+    drift = await firewall.ensure_sets()
+    found = set(await everything(firewall))
+    missing, surplus = set(ONE_OF_EACH) - found, found - set(ONE_OF_EACH)
+    assert await firewall.change_elements(dict.fromkeys(missing, True) | dict.fromkeys(surplus, False)) == {}
+    drift += [str(it) for it in sorted(missing | surplus)]
+    return drift + await firewall.ensure_rules(node)
+
+
+def listed(family: Family) -> str:
+    return run(f"nft list table {TABLES[family]}")
+
+
+def parts(family: Family) -> list[str]:
+    """Return the sets and chains of a table as nft prints them, but in an order of their own: no packet sees theirs."""
+    body = listed(family).partition("{")[2].rstrip().removesuffix("}")
+    return sorted(part.strip() for part in body.split("\n\n"))
+
+
+def foreign() -> str:
+    """Return everybody else's tables, as nft prints them without counters."""
+    tables = [line.removeprefix("table ") for line in run("nft list tables").splitlines()]
+    others = [it for it in tables if it not in {str(table) for table in TABLES.values()}]
+    return "".join(run(f"nft -s list table {it}") for it in others)
+
+
+def load(ruleset: str) -> None:
+    subprocess.run(["nft", "-f", "-"], input=ruleset, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [*SETTINGS, ODD_NETWORKS], ids=lambda it: f"{it.detect_local_mode}-{it.snat_source}"
+)
+async def test_nft_prints_every_rule_in_the_words_that_are_shown_to_people(
+    nftables: Nftables, settings: Settings
+) -> None:
+    firewall = NftablesFirewall(settings, nftables)
+    await firewall.ensure_sets()
+    assert await firewall.ensure_rules(NODE) == []
+    for family in Family:
+        printed = [line.strip() for line in listed(family).splitlines()]
+        for chain in family_rules(settings, family, NODE).chains:
+            start = printed.index(f"chain {chain.name} {{") + (2 if chain.base else 1)
+            assert printed[start : start + len(chain.rules)] == [rule.text for rule in chain.rules]
+
+
+@pytest.mark.parametrize(
+    "settings", [*SETTINGS, ODD_NETWORKS], ids=lambda it: f"{it.detect_local_mode}-{it.snat_source}"
+)
+async def test_rules_are_read_back_as_they_were_written(nftables: Nftables, settings: Settings) -> None:
+    first, second = (NftablesFirewall(settings, nftables) for _ in range(2))
+    await first.ensure_sets()
+    await first.ensure_rules(NODE)
+    generation = run("nft --json list ruleset")
+    assert await second.ensure_sets() == []
+    assert [await second.rule_differences(family, NODE) for family in Family] == [[], []]
+    assert await second.ensure_rules(NODE) == []
+    assert json.loads(run("nft --json list ruleset")) == json.loads(generation), "handles stay: nothing is written"
+
+
+async def test_nft_prints_the_elements_of_every_set(firewall: NftablesFirewall) -> None:
+    printed = re.sub(r"\s+", " ", listed(Family.IPV4))
+    for text in (
+        "elements = { 10.96.0.1 . tcp . 80 }",
+        "elements = { 10.96.0.1 . tcp . 80 . 203.0.113.0/24 }",
+        "elements = { 172.20.1.5 . tcp . 8080 . 172.20.1.5 }",
+        "elements = { 172.20.1.0/24 }",
+    ):
+        assert text in printed
+    assert "fd00:96::1 . udp . 53 . 2001:db8::/32" in listed(Family.IPV6)
+
+
+DAMAGES = {
+    "the whole ruleset is flushed": "nft flush ruleset",
+    "a table is deleted": "nft delete table ip kroute",
+    "both tables are deleted": "nft 'delete table ip kroute; delete table ip6 kroute'",
+    "an element is deleted": "nft delete element ip kroute cluster-ip { 10.96.0.1 . tcp . 80 }",
+    "an element is added": "nft add element ip kroute vip { 192.0.2.1 }",
+    "a network is deleted": "nft delete element ip kroute pod-network { 172.20.1.0/24 }",
+    "a range is added": "nft add element ip kroute source-range { 10.96.0.1 . tcp . 80 . 198.51.100.0/24 }",
+    "a set is flushed": "nft flush set ip6 kroute external",
+    "a rule is added": "nft add rule ip kroute input drop",
+    "a rule is put first": "nft insert rule ip kroute new-connections accept",
+    "the rules of a chain are flushed": "nft flush chain ip kroute nat-postrouting",
+    "all rules are flushed": "nft flush table ip6 kroute",
+    "a rule loses its comment": (
+        "nft 'flush chain ip kroute input; add rule ip kroute input ct state new jump new-connections'"
+    ),
+    "a rule with a set of its own is added": "nft add rule ip kroute input tcp dport { 22, 80 } accept",
+    "a chain has another policy": "nft chain ip kroute input '{ policy drop; }'",
+    "a chain is added": "nft 'add chain ip kroute mine; add rule ip kroute input goto mine'",
+    "a base chain is added": "nft 'add chain ip kroute mine { type filter hook forward priority 0; policy drop; }'",
+    "a set is added": "nft add set ip kroute mine '{ type ipv4_addr; }'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_a_resync_puts_right_what_somebody_has_changed(firewall: NftablesFirewall, damage: str) -> None:
+    before = {family: parts(family) for family in Family}
+    run(damage)
+    assert not await firewall.is_untouched()
+    drift = await resync(firewall)
+    assert drift, "it is reported"
+    assert {family: parts(family) for family in Family} == before
+    assert await resync(firewall) == []
+    assert all(firewall.enforces(family) for family in Family)
+
+
+async def test_a_set_of_another_kind_is_made_anew(firewall: NftablesFirewall) -> None:
+    before = parts(Family.IPV4)
+    run("nft flush table ip kroute")
+    run("nft delete set ip kroute hairpin")
+    run("nft add set ip kroute hairpin '{ type ipv4_addr; }'")
+    drift = await resync(firewall)
+    assert "set ip kroute hairpin was of another kind" in drift
+    assert parts(Family.IPV4) == before
+
+
+async def test_another_chain_priority_is_put_right(firewall: NftablesFirewall) -> None:
+    before = parts(Family.IPV4)
+    run("nft flush chain ip kroute input")
+    run("nft delete chain ip kroute input")
+    run("nft add chain ip kroute input '{ type filter hook input priority 300; }'")
+    assert await resync(firewall) == [
+        "table ip kroute: chain input has another type, hook, priority or policy",
+    ]
+    assert parts(Family.IPV4) == before
+
+
+async def test_other_tables_stay_byte_for_byte_as_they_are(nftables: Nftables) -> None:
+    load(FOREIGN)
+    before = run("nft -s list ruleset")
+    firewall = NftablesFirewall(Settings("node1"), nftables)
+    for _ in range(2):
+        await resync(firewall)
+        assert foreign() == before
+        run("nft delete table ip kroute")
+        await resync(firewall, NodeFacts("node1", "192.168.9.2"))
+    assert foreign() == before
+    report = CleanupReport()
+    await firewall.remove(report)
+    assert report.undone == ["delete table ip kroute", "delete table ip6 kroute"]
+    assert run("nft -s list ruleset") == before
+
+
+async def test_it_is_untouched_after_a_resync_until_somebody_else_commits_anything(firewall: NftablesFirewall) -> None:
+    assert not await firewall.is_untouched(), "nothing has been read yet"
+    await resync(firewall)
+    assert await firewall.is_untouched()
+    other = SetEntry(AddressSet.VIP, ("10.96.0.9",))
+    await firewall.change_elements({other: True})
+    await firewall.ensure_rules(NodeFacts("node1", "192.168.9.7"))
+    await firewall.change_elements({other: False})
+    assert await firewall.is_untouched(), "these were its own changes"
+    run("nft add table inet foreign")
+    assert not await firewall.is_untouched()
+    await resync(firewall)
+    assert await firewall.is_untouched()
+
+
+async def test_while_rules_cannot_be_written_it_is_not_untouched(firewall: NftablesFirewall) -> None:
+    await resync(firewall)
+    run("nft delete table ip6 kroute")
+    await firewall.ensure_rules(NODE)
+    assert [firewall.enforces(family) for family in Family] == [True, False]
+    assert not await firewall.is_untouched()
+
+
+async def test_a_range_within_another_is_written_when_that_one_goes(firewall: NftablesFirewall) -> None:
+    large, small = (SetEntry(AddressSet.SOURCE_RANGE, (*PORT, it)) for it in ("198.51.0.0/16", "198.51.100.0/24"))
+    pods, node = (SetEntry(AddressSet.POD_NETWORK, (it,)) for it in ("172.16.0.0/12", "172.20.1.0/24"))
+    for inner, outer in ((small, large), (node, pods)):
+        assert await firewall.change_elements({inner: True}) == {}
+        assert await firewall.change_elements({outer: True}) == {}
+        printed = listed(Family.IPV4)
+        assert str(outer.element[-1]) in printed
+        assert str(inner.element[-1]) not in printed
+        assert {inner, outer} <= set(await everything(firewall))
+        assert await firewall.change_elements({outer: False}) == {}
+        assert str(inner.element[-1]) in listed(Family.IPV4)
+
+
+async def test_a_foreign_range_that_overlaps_keeps_no_wanted_one_out(firewall: NftablesFirewall) -> None:
+    run("nft add element ip kroute source-range { 10.96.0.1 . tcp . 80 . 198.51.0.0/16 }")
+    wanted = SetEntry(AddressSet.SOURCE_RANGE, (*PORT, "198.51.100.0/24"))
+    assert await firewall.change_elements({wanted: True}) == {}
+    found = set(await everything(firewall))
+    surplus = found - {*ONE_OF_EACH, wanted}
+    assert await firewall.change_elements(dict.fromkeys(surplus, False)) == {}
+    assert set(await everything(firewall)) == {*ONE_OF_EACH, wanted}
+    assert "198.51.100.0/24" in listed(Family.IPV4)
