@@ -1,6 +1,5 @@
 """networking 325 to 458 and 548: changes of a Service, affinity, large requests, and rules that are deleted."""
 
-import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -9,8 +8,8 @@ import pytest
 from tests.conformance.expect import refused, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
-from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall_state import delete_rules, rules
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.servers import Answer
@@ -22,9 +21,6 @@ PORTS = {"TCP": 80, "UDP": 90}
 TARGETS = {"TCP": 8080, "UDP": 5353}
 BOTH = pytest.mark.parametrize(("protocol", "kind"), [("http", "TCP"), ("udp", "UDP")], ids=["http", "udp"])
 BRIDGE_CALLS_IP6TABLES = "net.bridge.bridge-nf-call-ip6tables"
-COMMANDS = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}
-TABLES = ("nat", "filter", "mangle", "raw")
-OF_KROUTE = re.compile(r"^-[NA] KROUTE-| -j KROUTE-")
 """kroute's chains, and jumps to them; not rules that only look up kroute's sets."""
 CONFIRM_COUNT = 15
 """How many requests of one client in a row one pod must answer: AffinityConfirmCount of the end-to-end tests."""
@@ -154,34 +150,13 @@ async def test_networking_548_recreate_its_iptables_rules_if_they_are_deleted(
     )
     await served_by(client, family.of(node1), node_port, WEB)
     await served_by(world.web[0], family.of(ips), 8080, WEB)
-    before = kroute_rules(node1, family)
+    before = rules(node1, family.name)
     assert before, "there is nothing to delete"
-    delete_kroute_rules(node1, family)
+    delete_rules(node1, family.name)
 
     def all_are_back() -> None:
-        assert kroute_rules(node1, family) == before
+        assert rules(node1, family.name) == before
 
     await eventually(all_are_back)
     await served_by(client, family.of(node1), node_port, WEB)
     await served_by(world.web[0], family.of(ips), 8080, WEB)
-
-
-def kroute_rules(node: Node, family: Family) -> dict[str, list[str]]:
-    """Return, by table, the lines of `iptables -S` that create a chain of kroute's, are in one, or jump to one."""
-    tables = {table: node.run(COMMANDS[family.name], "-t", table, "-S").splitlines() for table in TABLES}
-    return {table: kept for table, lines in tables.items() if (kept := list(filter(OF_KROUTE.search, lines)))}
-
-
-def delete_kroute_rules(node: Node, family: Family) -> None:
-    """Delete all jumps to kroute's chains, then the chains, in every table; fails when one does not exist.
-
-    Each table is changed in one commit: between single deletions kroute would begin to repair it.
-    """
-    for table, lines in kroute_rules(node, family).items():
-        jumps = [
-            f"-D {line.removeprefix('-A ')}" for line in lines if not line.startswith(("-N KROUTE-", "-A KROUTE-"))
-        ]
-        chains = [line.removeprefix("-N ") for line in lines if line.startswith("-N ")]
-        deletions = [*jumps, *(f"{flag} {chain}" for flag in ("-F", "-X") for chain in chains)]
-        restore = "\n".join((f"*{table}", *deletions, "COMMIT\n"))
-        node.run(f"{COMMANDS[family.name]}-restore", "--noflush", stdin=restore)

@@ -9,6 +9,7 @@ from tests.conformance.expect import served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.deployment import Deployment
+from tests.lab.firewall import tool
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.world import Family, World
@@ -105,7 +106,7 @@ async def test_networking_635_create_a_pod_with_sctp_host_port(
     """A CNI plugin's rule for an SCTP hostPort stays and works while kroute serves SCTP Services on the node."""
     node1 = world.nodes[0]
     pod = await add_pod("node1", "sctp-pod", sctp=9090)
-    command = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}[family.name]
+    command = tool(family.name)
     to = family.at(family.of(pod), 9090)
     rule = ("PREROUTING", "-d", family.of(node1), "-p", "sctp", "--dport", "5060", "-j", "DNAT", "--to-destination", to)
     node1.run(command, "-t", "nat", "-A", *rule)

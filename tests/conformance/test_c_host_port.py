@@ -10,6 +10,7 @@ from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment
+from tests.lab.firewall import tool
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import Family, World
 
@@ -31,7 +32,7 @@ class HostPort(NamedTuple):
 @contextmanager
 def portmap(node: Node, family: Family, *host_ports: HostPort) -> Iterator[str]:
     """Write the rules that portmap writes; yield the command that edits their tables."""
-    command = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}[family.name]
+    command = tool(family.name)
     local = ("-m", "addrtype", "--dst-type", "LOCAL", "-j", CHAIN)
     node.run(command, "-t", "nat", "-N", CHAIN)
     for hook in ("PREROUTING", "OUTPUT"):

@@ -9,11 +9,10 @@ import pytest
 
 from kroute.kernel import modules
 from tests.kernel.nodes import RealNode, run
+from tests.lab.firewall import has_legacy
 
 CLONE_NEWNET = 0x40000000
-MODULES = (
-    "ip_vs",
-    "dummy",
+LEGACY_MODULES = (
     "ip_set_hash_ip",
     "ip_set_hash_net",
     "ip_set_hash_ipport",
@@ -23,6 +22,7 @@ MODULES = (
     "ip6table_nat",
     "iptable_filter",
 )
+MODULES = ("ip_vs", "dummy", *(LEGACY_MODULES if has_legacy() else ()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,6 +24,7 @@ from kroute.reconcile.pass_status import PassStatus
 from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import eventually
+from tests.lab.firewall import tool
 
 CONNECTIONS = Path("/proc/net/ip_vs_conn")
 TARGET_PORT = 5353
@@ -84,7 +85,7 @@ class Balancer:
     async def open(self) -> None:
         for name, value in (("conntrack", "1"), ("expire_nodest_conn", "1")):
             Sysctls().write(f"net.ipv4.vs.{name}", value)
-        iptables = "iptables-legacy" if self.family == socket.AF_INET else "ip6tables-legacy"
+        iptables = tool(self.vip)
         run(f"{iptables} -t nat -A OUTPUT -d {self.vip} -j MARK --set-xmark 0x4000/0x4000")
         run(f"{iptables} -t nat -A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE")
         self.node.add_address("e0", f"{self.vip}/32" if self.family == socket.AF_INET else f"{self.vip}/128 nodad")
@@ -190,13 +191,11 @@ async def test_a_client_that_asked_before_there_was_a_virtual_server_is_served(b
 
 
 @pytest.mark.parametrize(
-    ("vip", "endpoint", "iptables"),
-    [("10.254.0.10", "{}:{}", "iptables-legacy"), ("fd00:10:254::10", "[{}]:{}", "ip6tables-legacy")],
+    ("vip", "endpoint"),
+    [("10.254.0.10", "{}:{}"), ("fd00:10:254::10", "[{}]:{}")],
     ids=["IPv4", "IPv6"],
 )
-async def test_a_pod_that_asked_too_early_is_served_as_itself(
-    cluster: Cluster, vip: str, endpoint: str, iptables: str
-) -> None:
+async def test_a_pod_that_asked_too_early_is_served_as_itself(cluster: Cluster, vip: str, endpoint: str) -> None:
     """While the VIP is not bound, its first packets leave the node by another route. Nothing is masqueraded."""
     node, attribute = cluster.node("node1"), "ip6" if ":" in vip else "ip"
     client, web = await node.pod("client-pod"), await cluster.node("node2").pod("web", udp=TARGET_PORT)
@@ -205,7 +204,7 @@ async def test_a_pod_that_asked_too_early_is_served_as_itself(
     async def ask() -> str:
         return (await client.udp(vip, 53, source=(address, 4000), timeout=PATIENCE)).peer
 
-    node.run(iptables, "-t", "nat", "-A", "POSTROUTING", "-m", "mark", "--mark", "0x4000/0x4000", "-j", "MASQUERADE")
+    node.run(tool(vip), "-t", "nat", "-A", "POSTROUTING", "-m", "mark", "--mark", "0x4000/0x4000", "-j", "MASQUERADE")
     node.sysctl("net.ipv4.vs.conntrack", 1)
     node.namespace.ip(f"link add sink type dummy\nlink set sink up\nroute add {vip} dev sink\n")
     with pytest.raises(TimeoutError):

@@ -25,6 +25,7 @@ class TestIpvs(contracts_tables.IpvsContract):
     pass
 
 
+@pytest.mark.legacy
 class TestIpset(contracts_tables.IpsetContract):
     pass
 
@@ -41,6 +42,7 @@ class TestMonitor(contracts_network.MonitorContract):
     pass
 
 
+@pytest.mark.legacy
 class TestXtables(contracts_tables.XtablesContract):
     @pytest.fixture
     async def node(self, node: RealNode) -> AsyncIterator[RealNode]:

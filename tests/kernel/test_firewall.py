@@ -24,6 +24,7 @@ async def iptables_firewall(room: Room) -> AsyncIterator[IptablesFirewall]:
         yield IptablesFirewall(Settings("node1"), ipset, xtables, room=room)
 
 
+@pytest.mark.legacy
 class TestIptablesFirewall(FirewallContract):
     @pytest.fixture
     async def firewall(self, namespace: None) -> AsyncIterator[IptablesFirewall]:

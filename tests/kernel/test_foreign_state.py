@@ -57,6 +57,7 @@ async def test_one_rule_and_one_route_are_deleted_among_others(node: RealNode) -
     assert run("ip rule") + run("ip -6 rule") == before
 
 
+@pytest.mark.legacy
 async def test_rules_are_deleted_by_their_text_and_all_or_none(node: RealNode) -> None:
     run("iptables-legacy -t nat -N THEIRS")
     run("iptables-legacy -t nat -A THEIRS -j RETURN")
@@ -77,6 +78,7 @@ async def test_rules_are_deleted_by_their_text_and_all_or_none(node: RealNode) -
     assert "-A PREROUTING -s 192.0.2.1/32 -j ACCEPT" in after
 
 
+@pytest.mark.legacy
 async def test_both_variants_of_both_families_can_be_looked_at(node: RealNode) -> None:
     assert [await XtablesTools().save(variant) is not None for variant in VARIANTS] == [True] * 4
     assert await XtablesTools().save(Variant(socket.AF_INET, "missing")) is None

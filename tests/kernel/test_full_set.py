@@ -21,6 +21,8 @@ from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
 from tests.lab.deployment import eventually
 from tests.unit.fake_node import node_plan, plan, server
 
+pytestmark = pytest.mark.legacy
+
 RESTRICTED = "KROUTE-RESTRICTED"
 BELOW, ABOVE = SMALL.first + 36, SMALL.most - SMALL.first
 """Ports of two Services: those of the first make the set grow, those of both are too many for the largest set."""

@@ -6,6 +6,8 @@ from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import AddEntry, DeleteEntry, Element, SetChange, SetDefinition
 from tests.kernel.nodes import RealNode, run
 
+pytestmark = pytest.mark.legacy
+
 
 def elements(count: int) -> list[Element]:
     return [(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 6, 80) for number in range(count)]

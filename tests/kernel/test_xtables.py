@@ -14,6 +14,8 @@ from kroute.kernel.iptables.xtables import TableRules, Xtables
 from tests.kernel.contracts_tables import RULES
 from tests.kernel.nodes import RealNode, run
 
+pytestmark = pytest.mark.legacy
+
 FOREIGN = """
 *nat
 :PREROUTING ACCEPT [0:0]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.lab.cluster import Node
+from tests.lab.firewall import tool
 
 LINK_LOCAL = "169.254.20.10"
 INTERFACE = "nodelocaldns"
@@ -21,9 +22,9 @@ def node_local_dns(node: Node, cluster_ips: Sequence[str]) -> Iterator[None]:
     addresses = [LINK_LOCAL, *cluster_ips]
     rules = [_accept(address, protocol) for address in addresses for protocol in ("tcp", "udp")]
     node.run("nft", "-f", "-", stdin="".join(_untracked(address) for address in addresses))
-    for tool, incoming, outgoing in rules:
-        node.run(tool, "-A", "INPUT", *incoming)
-        node.run(tool, "-A", "OUTPUT", *outgoing)
+    for command, incoming, outgoing in rules:
+        node.run(command, "-A", "INPUT", *incoming)
+        node.run(command, "-A", "OUTPUT", *outgoing)
     node.namespace.ip(
         f"link add {INTERFACE} type dummy\nlink set {INTERFACE} up\n"
         + "".join(f"address add {address} dev {INTERFACE}\n" for address in addresses)
@@ -32,17 +33,17 @@ def node_local_dns(node: Node, cluster_ips: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         node.namespace.ip(f"link delete {INTERFACE}\n")
-        for tool, incoming, outgoing in rules:
-            node.run(tool, "-D", "INPUT", *incoming)
-            node.run(tool, "-D", "OUTPUT", *outgoing)
-        node.run("nft", "flush ruleset")
+        for command, incoming, outgoing in rules:
+            node.run(command, "-D", "INPUT", *incoming)
+            node.run(command, "-D", "OUTPUT", *outgoing)
+        for family in ("ip", "ip6"):
+            node.run("nft", "delete", "table", family, "raw")
 
 
 def _accept(address: str, protocol: str) -> tuple[str, list[str], list[str]]:
-    tool = "ip6tables-legacy" if ":" in address else "iptables-legacy"
     match = ["-p", protocol, "-m", protocol]
     return (
-        tool,
+        tool(address),
         ["-d", address, *match, "--dport", str(DNS), *_COMMENT, "-j", "ACCEPT"],
         ["-s", address, *match, "--sport", str(DNS), *_COMMENT, "-j", "ACCEPT"],
     )

@@ -12,10 +12,11 @@ import msgspec
 from kroute.model.kinds import WATCHED
 from kroute.model.node_facts import NodeInterfaces, node_facts
 from kroute.model.objects import Applied, Listed
-from kroute.model.plan import AddressSet, Plan, ServicePlan, SetEntry, VirtualServer
+from kroute.model.plan import Plan, ServicePlan, VirtualServer
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
 from tests.lab import cluster
+from tests.lab.firewall_state import entries
 from tests.lab.objects import Object
 
 KINDS = {kind.name: kind.type for kind in WATCHED}
@@ -94,24 +95,12 @@ def _vip_faults(node: "cluster.Node", plans: list[ServicePlan]) -> list[str]:
 
 
 def _set_faults(node: "cluster.Node", plans: list[Plan]) -> list[str]:
-    desired = {_saved(entry) for plan in plans for entry in plan.set_entries}
-    names = tuple(f"add KROUTE-{family}{name}" for family in ("", "6-") for name in AddressSet)
-    actual = {line for line in node.run("ipset", "save").splitlines() if line.startswith(names)}
+    desired = {entry for plan in plans for entry in plan.set_entries}
+    actual = entries(node)
     return [
-        *(f"set entry {line!r} is too many" for line in actual - desired),
-        *(f"set entry {line!r} is missing" for line in desired - actual),
+        *(f"set entry {entry} is too many" for entry in actual - desired),
+        *(f"set entry {entry} is missing" for entry in desired - actual),
     ]
-
-
-def _saved(entry: SetEntry) -> str:
-    """The entry as `ipset save` prints it."""
-    address, *port = entry.element
-    family = "6-" if ":" in address else ""
-    words = [address]
-    if port:
-        protocol, number, *second = port
-        words += [f"{({6: 'tcp', 17: 'udp', 132: 'sctp'})[int(protocol)]}:{number}", *map(str, second)]
-    return f"add KROUTE-{family}{entry.set} {','.join(words)}"
 
 
 def _endpoint(address: str, port: int) -> str:

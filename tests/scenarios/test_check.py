@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.lab.answers import ask_json
 from tests.lab.api_server import ApiServer
 from tests.lab.objects import node as node_object
@@ -36,6 +38,7 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
     assert {check for check, _ in said(report, "fail")} == {"api", "node"}
 
 
+@pytest.mark.legacy
 async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) -> None:
     node2 = world.cluster.node("node2")
     argv = ("check", "--manifests", str(tmp_path), "--node-name", "node2", "--node-ip", node2.ip)

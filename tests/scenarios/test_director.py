@@ -15,6 +15,7 @@ from tests.lab.api_server import ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import SLOWNESS, eventually
 from tests.lab.directors import Capture, DirectorMachine, who_has
+from tests.lab.firewall import tool
 from tests.lab.hosts import Host, OpenStream
 from tests.lab.objects import Object
 
@@ -204,11 +205,11 @@ async def test_a_failing_node_has_weight_0_until_it_is_well_again(stage: Stage) 
     node1, node2, node3 = (node.ip for node in stage.nodes)
     await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 1}))
     rule = ("INPUT", "-s", director.host.ip, "-p", "tcp", "-j", "DROP")
-    stage.nodes[2].run("iptables-legacy", "-I", *rule)
+    stage.nodes[2].run(tool("IPv4"), "-I", *rule)
     try:
         await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 0}))
     finally:
-        stage.nodes[2].run("iptables-legacy", "-D", *rule)
+        stage.nodes[2].run(tool("IPv4"), "-D", *rule)
     await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 1}))
 
 
@@ -306,11 +307,11 @@ def not_on(machine: DirectorMachine) -> None:
 def api_server_out_of_reach(stage: Stage) -> Iterator[None]:
     """Drop every packet to the API server, as when its network is down."""
     rule = ("INPUT", "-p", "tcp", "--dport", "6443", "-j", "DROP")
-    stage.nodes[0].run("iptables-legacy", "-I", *rule)
+    stage.nodes[0].run(tool("IPv4"), "-I", *rule)
     try:
         yield
     finally:
-        stage.nodes[0].run("iptables-legacy", "-D", *rule)
+        stage.nodes[0].run(tool("IPv4"), "-D", *rule)
 
 
 async def test_a_restart_without_the_api_server_leaves_the_vips_where_they_are(stage: Stage) -> None:

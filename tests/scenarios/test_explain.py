@@ -2,9 +2,12 @@
 
 from typing import Any, NamedTuple
 
+from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.allocation import Addresses
 from tests.lab.answers import ask_json
 from tests.lab.deployment import Deployment
+from tests.lab.firewall import NFTABLES, backend
+from tests.lab.firewall_state import delete_entry
 from tests.lab.hosts import Host
 from tests.lab.objects import Endpoint, endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
@@ -147,14 +150,14 @@ async def test_what_differs_from_the_plan_is_named(world: World, deployment: Dep
     node1, family = world.cluster.node("node1"), FAMILIES[0]
     deployment.apply(service("web", *WEB), *endpoint_slices("web", world.web[:2]))
     await deployment.start("--resync-period", "1h", nodes=("node1",))
-    gone = f"{world.web[0].ip}:8080"
+    gone, name = f"{world.web[0].ip}:8080", "cluster-ip" if backend() == NFTABLES else "KROUTE-CLUSTER-IP"
     node1.run("ipvsadm", "-d", "-t", family.at(WEB.ip, 8080), "-r", gone)
-    node1.run("ipset", "del", "KROUTE-CLUSTER-IP", f"{WEB.ip},tcp:8080")
+    delete_entry(node1, SetEntry(AddressSet.CLUSTER_IP, (WEB.ip, 6, 8080)))
     code, said = await ask_json(node1, "explain", f"{WEB.ip}:8080", "--from", world.visitor.ip)
     assert code == 5
     assert said["differences"] == [
         f"real server {gone} is missing",
-        f"set KROUTE-CLUSTER-IP lacks {WEB.ip},6,8080",
+        f"set {name} lacks {WEB.ip},6,8080",
     ]
     [verdict] = said["verdicts"]
     assert verdict["fate"] == REFUSED

@@ -21,6 +21,8 @@ from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, Family, World, routed
 from tests.scenarios.test_migrate import FLAGS, migrate
 
+pytestmark = pytest.mark.legacy
+
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 INGRESS = Addresses("203.0.113.40", "2001:db8::40")
 PORTS = {"TCP": 80, "UDP": 53}

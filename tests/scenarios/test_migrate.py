@@ -26,6 +26,8 @@ from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES, World
 from tests.scenarios.test_s17_only_what_is_ours import FOREIGN
 
+pytestmark = pytest.mark.legacy
+
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 NODE_PORT = 31080
 STREAMS = 100

@@ -25,6 +25,8 @@ from tests.lab.udp_client import UdpClient
 from tests.real_proxies import KUBE_PROXY_IPTABLES, KUBE_PROXY_IPVS, KUBE_ROUTER, NODE_IPV4, NODE_IPV6
 from tests.real_proxies.plans import planned_virtual_servers
 
+pytestmark = pytest.mark.legacy
+
 NAMES = {KUBE_PROXY_IPVS: "kube-proxy", KUBE_PROXY_IPTABLES: "kube-proxy", KUBE_ROUTER: "kube-router"}
 FLAGS = (
     "--cluster-cidr", ",".join(real_proxies.POD_RANGES), "--nodeport-addresses", "primary", "--strict-arp", "off",

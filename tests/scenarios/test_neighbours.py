@@ -21,6 +21,8 @@ from tests.lab.objects import endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.scenarios.conftest import FAMILIES, Family
 
+pytestmark = pytest.mark.legacy
+
 PORT, NODE_PORT = 8080, 31080
 PATIENCE = 3.0
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)

@@ -56,6 +56,7 @@ def scraped(node: Node) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.legacy
 async def test_health_follows_what_the_kernel_lets_kroute_do(
     world: World, deployment: Deployment, family: Family, free: Allocator, tmp_path: Path
 ) -> None:

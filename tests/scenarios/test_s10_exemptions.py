@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall import NFTABLES, backend
+from tests.lab.firewall_state import rules
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.topology import Place
@@ -87,24 +89,32 @@ async def test_without_the_exemption_the_answer_is_lost(world: World, deployment
         await annex.vm.http(*addressed(world)["load balancer"], timeout=LOST_AFTER)
 
 
-BREAKAGES = {
+LEGACY_BREAKAGES = {
     "the rule is deleted": "iptables-legacy -t nat -D KROUTE-SERVICES 2",
     "the chain is flushed": "iptables-legacy -t nat -F KROUTE-SERVICES",
     "the table is flushed": "iptables-legacy -t nat -F",
 }
+NFT_BREAKAGES = {
+    "the rule is deleted": (
+        "nft -a list chain ip kroute services | sed -n '/exempt/s/.*# /delete rule ip kroute services /p' | nft -f -"
+    ),
+    "the chain is flushed": "nft flush chain ip kroute services",
+    "the table is flushed": "nft flush table ip kroute",
+}
+BREAKAGES = NFT_BREAKAGES if backend() == NFTABLES else LEGACY_BREAKAGES
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES.values(), ids=list(BREAKAGES))
 async def test_s10_the_exemption_comes_back(world: World, deployment: Deployment, annex: Annex, breakage: str) -> None:
     await start(world, deployment, "--masquerade-exempt", EXEMPTION)
     for node in world.nodes:
-        before = node.run("iptables-legacy", "-t", "nat", "-S", "KROUTE-SERVICES")
+        before = rules(node, "IPv4")
         node.run("sh", "-c", breakage)
+        assert rules(node, "IPv4") != before
         await eventually(lambda node=node, before=before: is_back(node, before), within=15)
     answer = await annex.vm.http(*addressed(world)["load balancer"])
     assert answer.peer == VM
 
 
-def is_back(node: Host, rules: str) -> None:
-    assert node.run("iptables-legacy", "-t", "nat", "-S", "KROUTE-SERVICES") == rules
-    assert "-j KROUTE-SERVICES" in node.run("iptables-legacy", "-t", "nat", "-S", "PREROUTING")
+def is_back(node: Host, before: dict[str, list[str]]) -> None:
+    assert rules(node, "IPv4") == before

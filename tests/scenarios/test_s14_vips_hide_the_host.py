@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kroute.model.plan import AddressSet
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
+from tests.lab.firewall_state import add_entries, description, entries, flush_sets
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
@@ -75,11 +77,6 @@ async def node_is_there(callers: tuple[Host, ...], family: Family) -> None:
         await is_reached(caller, family.of(callers[-1]))
 
 
-def sets(node: Node) -> list[str]:
-    """Return the sets' definitions and entries, sorted: the kernel's order does not count."""
-    return sorted(line for line in node.run("ipset", "save").splitlines() if line)
-
-
 async def test_s14_a_vip_answers_on_its_services_ports_and_to_ping_only(
     world: World, node1: Node, callers: tuple[Host, ...], deployment: Deployment, family: Family
 ) -> None:
@@ -131,17 +128,17 @@ async def test_s14_no_loss_of_sets_cuts_the_node_off(
     """cloudnativelabs/kube-router#1924: a proxy that drops what is in no set cuts the node off when a set is empty."""
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(nodes=("node1",))
-    before, saved = sets(node1), node1.run("ipset", "save")
+    before, saved = description(node1), entries(node1)
     connection = await world.cluster.client.connect(family.of(node1), SSH)
-    for name in node1.run("ipset", "list", "-name").split():
-        node1.run("ipset", "flush", name)
+    for which in AddressSet:
+        flush_sets(node1, which)
         await node_is_there(callers, family)
-        node1.run("ipset", "-exist", "restore", stdin=saved)
-    node1.run("ipset", "flush")
+        add_entries(node1, saved)
+    flush_sets(node1)
     await node_is_there(callers, family)
 
     def is_as_before() -> None:
-        assert sets(node1) == before
+        assert description(node1) == before
 
     await eventually(is_as_before, RESYNC_PERIOD)
     await is_hidden(callers, family)
@@ -155,13 +152,13 @@ async def test_s14_a_restart_in_between_makes_it_as_it_was(
     """If a start trusted the sets that it finds, everybody could reach the listener."""
     deployment.apply(web(), *endpoint_slices("web", world.web, PORTS))
     await deployment.start(nodes=("node1",))
-    before = sets(node1)
+    before = description(node1)
     await deployment.agents["node1"].kill()
     await is_hidden(callers, family)
-    node1.run("ipset", "flush")
+    flush_sets(node1)
     await node_is_there(callers, family)
     await deployment.start(nodes=("node1",))
-    assert sets(node1) == before
+    assert description(node1) == before
     await is_hidden(callers, family)
     await node_is_there(callers, family)
 

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
+from tests.lab.firewall_state import entries
 from tests.lab.objects import Endpoint, Object, endpoint_slices, node, service
 from tests.lab.topology import NODES
 from tests.lab.world import FAMILIES, Family, World
@@ -151,12 +153,12 @@ async def test_s15_without_its_node_object_kroute_says_so_and_serves(cluster3: C
     [problem] = [it for it in cluster3.events("node.problem") if it["reason"] == "NodeNotFound"]
     assert "Node node3 does not exist yet" in problem["message"]
     pods = NODES["node3"].pod_networks[family.name == "IPv6"]
-    networks = {"IPv4": "KROUTE-POD-NETWORK", "IPv6": "KROUTE-6-POD-NETWORK"}[family.name]
-    assert pods not in cluster3.node.run("ipset", "save", networks)
+    network = SetEntry(AddressSet.POD_NETWORK, (pods,))
+    assert network not in entries(cluster3.node)
     cluster3.tell("b")
 
     async def its_facts_count() -> None:
-        assert pods in cluster3.node.run("ipset", "save", networks)
+        assert network in entries(cluster3.node)
         assert set(await cluster3.node.spread(family.service_ip, 8080, 3)) == {"web-2"}
 
     await eventually(its_facts_count)

@@ -7,6 +7,8 @@ import pytest
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall import NFTABLES, backend, has_legacy, tool
+from tests.lab.firewall_state import flush_rules, flush_sets
 from tests.lab.kernel_state import Snapshot
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, Family, World
@@ -14,6 +16,8 @@ from tests.scenarios.conftest import FAMILIES, Family, World
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 AT_ONCE = 1.0
 RESYNC_PERIOD = 5.0
+TOLD = backend() == NFTABLES
+"""Whether the kernel tells kroute that somebody has changed its rules and sets."""
 
 Damage = Callable[[Node, Family], None]
 
@@ -46,12 +50,11 @@ def ipvs_cleared(node: Node, _: Family) -> None:
 
 
 def rules_flushed(node: Node, family: Family) -> None:
-    command = {"IPv4": "iptables-legacy", "IPv6": "ip6tables-legacy"}[family.name]
-    node.run(command, "-t", "nat", "-F")
+    flush_rules(node, family.name)
 
 
 def sets_flushed(node: Node, _: Family) -> None:
-    node.run("ipset", "flush")
+    flush_sets(node)
 
 
 def changes(before: Snapshot, node: Node) -> list[str]:
@@ -74,8 +77,8 @@ def changes(before: Snapshot, node: Node) -> list[str]:
         (destination_deleted, RESYNC_PERIOD),
         (virtual_server_deleted, RESYNC_PERIOD),
         (ipvs_cleared, RESYNC_PERIOD),
-        (rules_flushed, RESYNC_PERIOD),
-        (sets_flushed, RESYNC_PERIOD),
+        (rules_flushed, AT_ONCE if TOLD else RESYNC_PERIOD),
+        (sets_flushed, AT_ONCE if TOLD else RESYNC_PERIOD),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -104,8 +107,11 @@ async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, d
     node1 = world.cluster.node("node1")
     node1.run("ipvsadm", "-A", "-t", "10.254.0.10:9999", "-s", "wlc")
     node1.run("ipvsadm", "-A", "-t", f"{node1.ip}:7777", "-s", "rr")
-    node1.run("ipset", "create", "FOREIGN", "hash:ip")
-    node1.run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
+    node1.run("nft", "add table ip foreign")
+    node1.run("nft", "add set ip foreign theirs { type ipv4_addr; }")
+    if has_legacy():
+        node1.run("ipset", "create", "FOREIGN", "hash:ip")
+    node1.run(tool("IPv4"), "-t", "nat", "-A", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
     try:
         before = node1.snapshot()
         virtual_server_deleted(node1, FAMILIES[0])
@@ -118,5 +124,7 @@ async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, d
     finally:
         node1.run("ipvsadm", "-D", "-t", "10.254.0.10:9999")
         node1.run("ipvsadm", "-D", "-t", f"{node1.ip}:7777")
-        node1.run("ipset", "destroy", "FOREIGN")
-        node1.run("iptables-legacy", "-t", "nat", "-D", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
+        node1.run("nft", "delete table ip foreign")
+        if has_legacy():
+            node1.run("ipset", "destroy", "FOREIGN")
+        node1.run(tool("IPv4"), "-t", "nat", "-D", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")

@@ -5,24 +5,32 @@ from contextlib import ExitStack, contextmanager
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall import has_legacy, tool
 from tests.lab.kroute_process import KrouteProcess
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, World
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 
+IPTABLES, IP6TABLES = tool("IPv4"), tool("IPv6")
+SETS_OF_IPSET = (
+    ("ipset create FOREIGN hash:ip", "ipset destroy FOREIGN"),
+    ("ipset add FOREIGN 198.51.100.1", None),
+)
 FOREIGN = (
     ("ip link add foreign0 type dummy", "ip link del foreign0"),
     ("ip address add 203.0.113.7/32 dev foreign0", None),
     ("ipvsadm -A -t 203.0.113.7:80 -s wlc -p 300", "ipvsadm -D -t 203.0.113.7:80"),
     ("ipvsadm -a -t 203.0.113.7:80 -r 198.51.100.9:80 -g -w 3", None),
-    ("ipset create FOREIGN hash:ip", "ipset destroy FOREIGN"),
-    ("ipset add FOREIGN 198.51.100.1", None),
-    ("iptables-legacy -t nat -N FOREIGN", "iptables-legacy -t nat -X FOREIGN"),
-    ("iptables-legacy -t nat -A FOREIGN -s 198.51.100.1 -j RETURN", "iptables-legacy -t nat -F FOREIGN"),
-    ("iptables-legacy -t nat -I PREROUTING -j FOREIGN", "iptables-legacy -t nat -D PREROUTING -j FOREIGN"),
-    ("ip6tables-legacy -t nat -A POSTROUTING -s 2001:db8::1 -j ACCEPT",
-     "ip6tables-legacy -t nat -D POSTROUTING -s 2001:db8::1 -j ACCEPT"),
+    *(SETS_OF_IPSET if has_legacy() else ()),
+    ("nft add table ip foreign", "nft delete table ip foreign"),
+    ("nft add set ip foreign cluster-ip { type ipv4_addr; }", None),
+    ("nft add element ip foreign cluster-ip { 198.51.100.1 }", None),
+    (f"{IPTABLES} -t nat -N FOREIGN", f"{IPTABLES} -t nat -X FOREIGN"),
+    (f"{IPTABLES} -t nat -A FOREIGN -s 198.51.100.1 -j RETURN", f"{IPTABLES} -t nat -F FOREIGN"),
+    (f"{IPTABLES} -t nat -I PREROUTING -j FOREIGN", f"{IPTABLES} -t nat -D PREROUTING -j FOREIGN"),
+    (f"{IP6TABLES} -t nat -A POSTROUTING -s 2001:db8::1 -j ACCEPT",
+     f"{IP6TABLES} -t nat -D POSTROUTING -s 2001:db8::1 -j ACCEPT"),
     ("ip rule add from 198.51.100.0/24 table 77", "ip rule del from 198.51.100.0/24 table 77"),
     ("sysctl -q -w net.ipv4.vs.expire_nodest_conn=1", "sysctl -q -w net.ipv4.vs.expire_nodest_conn=0"),
 )  # fmt: skip
@@ -107,10 +115,11 @@ async def test_s17_foreign_things_are_untouched_while_kroute_runs(world: World, 
         assert table["TCP 203.0.113.7:80"].scheduler == "wlc"
         assert table["TCP 203.0.113.7:80"].real_servers["198.51.100.9:80"].method == "Route"
         assert node1.addresses("foreign0") == ["203.0.113.7/32"]
-        rules = node1.run("iptables-legacy-save", "-t", "nat")
+        rules = node1.run(f"{IPTABLES}-save", "-t", "nat")
         assert "-A FOREIGN -s 198.51.100.1/32 -j RETURN" in rules
         assert "-A PREROUTING -j FOREIGN" in rules
-        assert "FOREIGN 198.51.100.1" in node1.run("ipset", "save", "FOREIGN")
+        assert "198.51.100.1" in node1.run("nft", "list set ip foreign cluster-ip")
+        assert not has_legacy() or "FOREIGN 198.51.100.1" in node1.run("ipset", "save", "FOREIGN")
         await deployment.cleanup()
 
 

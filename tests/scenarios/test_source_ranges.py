@@ -122,6 +122,7 @@ async def test_ranges_hold_on_external_ips_of_the_load_balancer_and_each_family_
     await is_dropped(pod, ipv4)
 
 
+@pytest.mark.legacy
 async def test_a_lock_held_for_a_minute_at_the_first_start_opens_the_port_to_nobody_and_holds_up_nothing_else(
     world: World, deployment: Deployment
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall import tool
 from tests.lab.flows import End, Flow, conntrack, ipvs_connections
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
@@ -85,7 +86,7 @@ async def is_not_answered(client: UdpClient) -> None:
 @contextmanager
 def translated(node: Node, asked: End, to: End, family: Family) -> Iterator[None]:
     """Have a rule of the node lead to a pod, as kube-proxy's iptables mode does, for the length of a `with`."""
-    command = "ip6tables-legacy" if family.name == "IPv6" else "iptables-legacy"
+    command = tool(family.name)
     rule = f"PREROUTING -d {asked.address} -p udp --dport {asked.port} -j DNAT --to-destination"
     rule += f" {family.at(to.address, to.port)}"
     node.run(command, "-t", "nat", "-A", *rule.split())
