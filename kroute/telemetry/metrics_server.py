@@ -92,11 +92,13 @@ class MetricsServer:
             return web.Response(text="ipvs")
         if request.path == "/configz":
             return web.Response(body=zpages.configz(self._settings), content_type="application/json")
-        if request.path not in {"/flagz", "/statusz"}:
+        if request.path not in zpages.KINDS:
             return None
-        if not zpages.accepts_text(request.headers.get("Accept", "")):
-            return web.Response(status=HTTPStatus.NOT_ACCEPTABLE, text="this page is text/plain\n")
-        return web.Response(text=zpages.flagz(self._settings) if request.path == "/flagz" else zpages.statusz())
+        page = zpages.page(request.path, request.headers.get("Accept", ""), self._settings)
+        if page is None:
+            sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
+            return web.Response(status=HTTPStatus.NOT_ACCEPTABLE, text=sentence)
+        return web.Response(body=page.body, headers={"Content-Type": page.content_type})
 
 
 def _page_number(request: web.BaseRequest) -> int:

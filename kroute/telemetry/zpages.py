@@ -1,12 +1,15 @@
 """The pages of a Kubernetes component for people who debug it: `/statusz`, `/flagz` and `/configz`.
 
-They have the form of component-base's (KEP-4827, KEP-4828, and `configz`). The first two are text, for no program to
-read. They name no secret: the settings hold only the names of files that do, and a password in a URL is left out.
+They have the form of component-base's (KEP-4827, KEP-4828, and `configz`). The first two are text, which no program
+should read, or objects of the group `config.k8s.io`, as Kubernetes 1.36 has them. They name no secret: the settings
+hold only the names of files that do, and a password in a URL is left out.
 """
 
 import platform
 import re
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,21 +21,72 @@ from kroute.telemetry.metrics.process import process_figures
 CONFIGURATION = "kroute.io"
 """The key of `/configz`. In kube-proxy it is the API group of the configuration; kroute's has no group."""
 
+KINDS = {"/flagz": "Flagz", "/statusz": "Statusz"}
+"""The pages that have both forms, each with the kind of its object."""
+
 PATHS = ("/configz", "/flagz", "/healthz", "/livez", "/metrics", "/proxyMode", "/readyz", "/statusz")
 """The paths that `/statusz` names."""
 
+_GROUP, _VERSION = "config.k8s.io", "v1beta1"
 _HEAD = "\nkroute {}\nWarning: for people who debug; its form may change, and no program should read it.\n\n"
 _USER = re.compile(r"(?<=//)[^/@]*@")
 
 
-def accepts_text(accept: str) -> bool:
-    """Whether a client with this header Accept takes plain text; one without the header takes anything."""
-    kinds = (one.partition(";")[0].strip().lower() for one in accept.split(","))
-    return not accept or any(kind in {"*/*", "text/*", "text/plain"} for kind in kinds)
+class Page(NamedTuple):
+    """The body of a page, and the header Content-Type."""
+
+    body: bytes
+    content_type: str
 
 
-def statusz() -> str:
+def page(path: str, accept: str, settings: Settings) -> Page | None:
+    """A page of KINDS for a client with this header Accept ("" without one); None if it takes neither form.
+
+    The first form in the header that exists is given. JSON exists only for a client that names the group, the version
+    and the kind of the object (`application/json;g=config.k8s.io;v=v1beta1;as=Statusz`).
+    """
+    kind = KINDS[path]
+    structured = {"v": _VERSION, "g": _GROUP, "as": kind}
+    for media, parameters in _media_types(accept or "text/plain"):
+        if media in {"*/*", "text/*", "text/plain"}:
+            text = _flagz(settings) if path == "/flagz" else _statusz()
+            return Page(text.encode(), "text/plain; charset=utf-8")
+        if media == "application/json" and structured.items() <= parameters.items():
+            about: dict[str, object] = {"flags": _flags(settings)} if path == "/flagz" else _status()
+            head = {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": {"name": "kroute"}}
+            given = "".join(f";{name}={value}" for name, value in structured.items())
+            return Page(msgspec.json.encode(head | about), f"application/json{given}")
+    return None
+
+
+def configz(settings: Settings) -> bytes:
+    """The settings in JSON."""
+    return msgspec.json.encode({CONFIGURATION: _without_password(settings)}, enc_hook=str)
+
+
+def _media_types(accept: str) -> list[tuple[str, Mapping[str, str]]]:
+    """The media types of a header Accept, each with its parameters."""
+    found = []
+    for one in accept.split(","):
+        media, *parameters = (it.strip() for it in one.split(";"))
+        pairs = (it.partition("=") for it in parameters)
+        found.append((media.lower(), {name.strip(): value.strip() for name, _, value in pairs}))
+    return found
+
+
+def _status() -> dict[str, object]:
     """Since when this program runs, and what it is."""
+    started = process_figures().started
+    return {
+        "startTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "uptimeSeconds": int(time.time() - started),
+        "pythonVersion": platform.python_version(),
+        "binaryVersion": __version__,
+        "paths": PATHS,
+    }
+
+
+def _statusz() -> str:
     started = process_figures().started
     up = int(time.time() - started)
     rows = {
@@ -45,15 +99,14 @@ def statusz() -> str:
     return _HEAD.format("statusz") + "".join(f"{name}: {value}\n" for name, value in rows.items())
 
 
-def flagz(settings: Settings) -> str:
+def _flags(settings: Settings) -> dict[str, str]:
     """Every flag of `kroute run` with its value, whether it was given or is the default."""
-    flags = as_flags(_without_password(settings))
-    return _HEAD.format("flagz") + "".join(f"{name}={value}\n" for name, value in sorted(flags.items()))
+    return dict(sorted(as_flags(_without_password(settings)).items()))
 
 
-def configz(settings: Settings) -> bytes:
-    """The settings in JSON."""
-    return msgspec.json.encode({CONFIGURATION: _without_password(settings)}, enc_hook=str)
+def _flagz(settings: Settings) -> str:
+    lines = "".join(f"{name}={value}\n" for name, value in _flags(settings).items())
+    return _HEAD.format("flagz") + lines
 
 
 def _without_password(settings: Settings) -> Settings:

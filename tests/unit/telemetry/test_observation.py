@@ -213,12 +213,32 @@ class TestDebuggingPages:
         assert {"Started", "Python version", "Paths"} <= rows.keys()
 
     @pytest.mark.parametrize(
-        ("accept", "status"), [("text/plain", 200), ("text/html, */*;q=0.1", 200), ("", 200), ("application/json", 406)]
+        ("accept", "status"),
+        [
+            *(("text/plain", 200), ("text/html, */*;q=0.1", 200), ("", 200)),
+            *(("application/json", 406), ("application/json;v=v1beta1;g=config.k8s.io;as=Other", 406), (";;=", 406)),
+        ],
     )
-    async def test_the_text_pages_are_only_for_who_takes_text(self, agent: Observed, accept: str, status: int) -> None:
+    async def test_who_takes_none_of_the_forms_is_told(self, agent: Observed, accept: str, status: int) -> None:
         for path in ("/flagz", "/statusz"):
             headers = {"Accept": accept} if accept else {}
             assert (await ask(agent.metrics_port, path, host_header="localhost", headers=headers)).status == status
+
+    async def test_who_names_the_kind_gets_an_object(self, agent: Observed) -> None:
+        objects = {}
+        for kind in ("Statusz", "Flagz"):
+            accept = f"application/json;v=v1beta1;g=config.k8s.io;as={kind}"
+            path = f"/{kind.lower()}"
+            answer = await ask(agent.metrics_port, path, host_header="localhost", headers={"Accept": accept})
+            assert answer.headers["Content-Type"] == accept
+            objects[kind] = json.loads(answer.body)
+            assert objects[kind]["kind"] == kind
+            assert objects[kind]["apiVersion"] == "config.k8s.io/v1beta1"
+            assert objects[kind]["metadata"] == {"name": "kroute"}
+        assert objects["Flagz"]["flags"]["node-name"] == NODE
+        assert objects["Statusz"]["binaryVersion"] == __version__
+        assert objects["Statusz"]["uptimeSeconds"] >= 0
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", objects["Statusz"]["startTime"])
 
     @pytest.mark.parametrize("page", ["/configz", "/flagz"])
     async def test_no_secret_is_shown(self, page: str, tmp_path: Path) -> None:
