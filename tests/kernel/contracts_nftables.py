@@ -1,7 +1,7 @@
 """The behaviour of nf_tables that kroute relies on. The real client and the fake pass the same tests.
 
-A subclass provides the fixture `node`: tests/kernel/test_nftables.py the real one, tests/unit/kernel/test_fakes.py the
-fake one.
+A subclass provides the fixture `node`: tests/kernel/test_nftables_client.py the real one,
+tests/unit/kernel/test_fakes.py the fake one.
 """
 
 import asyncio

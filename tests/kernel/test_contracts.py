@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kroute.kernel.ipset import SetDefinition
-from tests.kernel import contracts_conntrack, contracts_network, contracts_nftables, contracts_tables
+from tests.kernel import contracts_conntrack, contracts_network, contracts_tables
 from tests.kernel.nodes import RealNode
 
 
@@ -31,10 +31,6 @@ class TestIpset(contracts_tables.IpsetContract):
 
 
 class TestConntrack(contracts_conntrack.ConntrackContract):
-    pass
-
-
-class TestNftables(contracts_nftables.NftablesContract):
     pass
 
 

@@ -35,8 +35,9 @@ from tests.lab.vm.work import matrix
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
 FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
-EVERY_KERNEL = re.compile(rf"tests/kernel/(?!test_kill_between_writes)|{FIELD_SCENARIO.pattern}")
-"""The files of the tests that run on every available kernel. A ledger's file is the same on all."""
+EVERY_KERNEL = re.compile(rf"tests/kernel/(?!test_kill_between_writes|test_nftables_)|{FIELD_SCENARIO.pattern}")
+"""The files of the tests that run on every available kernel. A ledger's file is the same on all, and the packaged
+kernel has no nf_tables of the families ip and ip6."""
 EACH_FEED = re.compile(r"tests/conformance/")
 """The files of the tests that run by each feed."""
 FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})

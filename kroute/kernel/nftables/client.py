@@ -8,9 +8,11 @@ else has committed anything.
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
-from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError, describe_errno
 from kroute.kernel.netlink.batch import BatchSocket
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_DUMP, text
@@ -64,7 +66,8 @@ class Nftables(NetlinkClient):
         super().__init__(NETLINK_NETFILTER)
         self._netlink = BatchSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER, send_buffer=SEND_BUFFER)
         self._commits = 0
-        self._portion = FIRST_PORTION
+        self._portions = {True: FIRST_PORTION, False: FIRST_PORTION}
+        """For sets with networks, whose elements take the kernel longer, and for others."""
 
     async def chains(self) -> list[NftChain]:
         """All chains of all families; none if the kernel has not loaded nf_tables, which this does not load."""
@@ -97,11 +100,12 @@ class Nftables(NetlinkClient):
         Refused elements do not stop the others. One that is there already, or is gone already, is no failure.
         """
         failures: list[Failure[NftChange]] = []
-        start = 0
-        while changes_now := portion(changes, start, self._portion):
-            start += sum(len(change.elements) for change in changes_now)
-            failures += await self._write(table, changes_now)
-            await asyncio.sleep(0)
+        for has_networks, of_kind in groupby(changes, lambda change: change.set.has_networks):
+            alike, start = list(of_kind), 0
+            while changes_now := portion(alike, start, self._portions[has_networks]):
+                start += sum(len(change.elements) for change in changes_now)
+                failures += await self._write(table, changes_now, has_networks=has_networks)
+                await asyncio.sleep(0)
         return failures
 
     async def read(self, table: Table) -> TableState | None:
@@ -123,7 +127,12 @@ class Nftables(NetlinkClient):
         keys = await self._keys(table, of)
         size = len(keys) if of.parts == ("net",) else PART
         for start in range(0, len(keys), max(1, size)):
-            yield list(decode_elements(table, of, keys[start : start + size]))
+            try:
+                part = list(decode_elements(table, of, keys[start : start + size]))
+            except UNINTELLIGIBLE as error:
+                sentence = f"set {of.name} of table {table} has other elements; make it anew"
+                raise KernelError(sentence, errno=errno.EBADMSG) from error
+            yield part
             await asyncio.sleep(0)
 
     async def foreign_generation(self) -> int:
@@ -146,14 +155,16 @@ class Nftables(NetlinkClient):
         refused = [Failure(pieces[index].change, number) for index, number in sorted(outcome.refused.items())]
         return await self.validate(table, changes) or refused, outcome.seconds
 
-    async def _write(self, table: Table, changes: list[ElementChange]) -> list[Failure[NftChange]]:
+    async def _write(
+        self, table: Table, changes: list[ElementChange], *, has_networks: bool
+    ) -> list[Failure[NftChange]]:
         """Make these changes without those that the kernel refuses, which are returned."""
         failures: list[Failure[NftChange]] = []
         for _ in range(ATTEMPTS):
             refused, seconds = await self._commit(table, changes)
             if not refused:
                 count = sum(len(change.elements) for change in changes)
-                self._portion = next_portion(self._portion, count, seconds)
+                self._portions[has_networks] = next_portion(self._portions[has_networks], count, seconds)
                 return failures
             failures += [it for it in refused if not _is_gone_already(it)]
             changes = without(changes, refused)
@@ -173,11 +184,10 @@ class Nftables(NetlinkClient):
         """
         listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of.name))
         for _ in range(ATTEMPTS):
-            keys: list[Key] = []
-            for part in await self._netlink.request(listing, lambda _, payload: parse_keys(payload)):
-                keys += part
-            if len(set(keys)) == len(keys):
-                return keys
+            keys: dict[Key, None] = {}
+            counts = await self._netlink.request(listing, partial(_keep, keys))
+            if sum(counts) == len(keys):
+                return list(keys)
             await asyncio.sleep(REHASH_SECONDS)
         raise KernelError(f"set {of.name} changes faster than it can be read; trying later", errno=errno.EINTR)
 
@@ -192,6 +202,13 @@ class Nftables(NetlinkClient):
 
     async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T]) -> list[T]:
         return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), lambda _, payload: parse(payload))
+
+
+def _keep(keys: dict[Key, None], _kind: int, payload: bytes) -> int:
+    """Add the elements of a part of a listing as it arrives; returns how many it has."""
+    part = parse_keys(payload)
+    keys.update(dict.fromkeys(part))
+    return len(part)
 
 
 def _is_gone_already(failure: Failure[NftChange]) -> bool:

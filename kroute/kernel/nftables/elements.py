@@ -21,7 +21,7 @@ _INTERVAL_END = 0x1
 _END_FLAG = attribute(ELEMENT_FLAGS, _INTERVAL_END.to_bytes(4, "big"))
 _HEADERS = struct.Struct("=HHHHHH")
 """Length and type of an element, of its key, and of the key's value."""
-MESSAGE_ELEMENTS = 1000
+MESSAGE_ELEMENTS = 600
 """The most elements of a message: their attribute has 65,535 bytes at most, and the longest element has 100."""
 
 

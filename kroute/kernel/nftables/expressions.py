@@ -22,6 +22,20 @@ FULLY_RANDOM = 0x10
 NO_REGISTER = 0
 """NFT_REG_VERDICT, where a verdict goes."""
 
+KNOWN_ATTRIBUTES = {
+    "payload": 8,
+    "meta": 3,
+    "ct": 4,
+    "bitwise": 7,
+    "cmp": 3,
+    "lookup": 5,
+    "immediate": 2,
+    "masq": 3,
+    "nat": 7,
+    "reject": 2,
+}
+"""The highest attribute of each expression that kroute knows the meaning of."""
+
 _BE32 = struct.Struct("!I")
 _BE64 = struct.Struct("!Q")
 
@@ -176,7 +190,8 @@ def is_as_wanted(found: bytes, wanted: bytes) -> bool:
         wanted_name, wanted_parts = parse_expression(wanted)
     except UNINTELLIGIBLE:
         return False
-    return name == wanted_name and (name == "counter" or wanted_parts.items() <= said.items())
+    known = {kind: content for kind, content in said.items() if kind <= KNOWN_ATTRIBUTES.get(name, 0)}
+    return name == wanted_name and (name == "counter" or known == wanted_parts)
 
 
 def parse_expression(expression: bytes) -> tuple[str, dict[int, bytes]]:

@@ -39,7 +39,7 @@ from kroute.kernel.nftables.objects import (
     Table,
 )
 
-FIRST_PORTION, LEAST_PORTION, LARGEST_PORTION = 500, 100, 4000
+FIRST_PORTION, LEAST_PORTION, LARGEST_PORTION = 250, 50, 2000
 """Elements of a transaction of `Nftables.write`."""
 PORTION_SECONDS = 0.006
 """How long the event loop should wait for such a transaction."""
@@ -169,5 +169,7 @@ def _each(refused: Sequence[Failure[NftChange]]) -> Iterator[tuple[ElementChange
 
 def next_portion(limit: int, elements: int, seconds: float) -> int:
     """The most elements of the next transaction, after one with this limit whose elements took so long."""
+    if elements < limit and seconds < PORTION_SECONDS:
+        return limit
     fitting = int(elements * PORTION_SECONDS / seconds) if seconds > 0 else LARGEST_PORTION
     return max(LEAST_PORTION, min(LARGEST_PORTION, 2 * limit, fitting))

@@ -6,6 +6,7 @@ import errno
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from socket import AF_INET
 from typing import Any
 
 import pytest
@@ -59,6 +60,19 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWLINK,
     RTM_NEWROUTE,
 )
+from kroute.kernel.nftables.elements import decode_elements, elements_message, encode_element, parse_keys
+from kroute.kernel.nftables.expressions import Decision, verdict
+from kroute.kernel.nftables.messages import Message as NftMessage
+from kroute.kernel.nftables.messages import (
+    new_chain,
+    new_rule,
+    new_set,
+    parse_chain,
+    parse_generation,
+    parse_set,
+)
+from kroute.kernel.nftables.messages import parse_rule as parse_nft_rule
+from kroute.kernel.nftables.objects import Chain, Rule, SetDefinition, Table
 from tests.unit.fuzz.strategies import damaged, fuzzed
 
 TCP4, TCP6 = (6, "10.96.0.1", 80), (6, "fd00::1", 80)
@@ -114,6 +128,15 @@ PORTS, NETS = ("ip", "port"), ("ip", "port", "net")
 PORT4, PORT6 = encode_entry(PORTS, ("10.0.0.1", 6, 80)), encode_entry(PORTS, ("fd00::1", 6, 80))
 NET4 = encode_entry(NETS, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
 
+NFT_TABLE, OF_NETWORKS = Table(AF_INET, "kroute"), SetDefinition("s", ("ip", "port", "net"))
+NFT_SET = new_set(NFT_TABLE, OF_NETWORKS, 1)[HEADER_SIZE:]
+NFT_CHAIN = new_chain(NFT_TABLE, Chain("input", "filter", "input", -5))[HEADER_SIZE:]
+NFT_RULE = new_rule(NFT_TABLE, Rule("input", (verdict(Decision.GOTO, "x"),), "why"))[HEADER_SIZE:] + attribute(
+    3, bytes(8)
+)
+NFT_GENERATION = NFGEN + attribute(1, bytes(4)) + attribute(2, bytes(4)) + attribute(3, b"nft\0")
+NFT_ELEMENT = encode_element(AF_INET, OF_NETWORKS.parts, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
+NFT_ELEMENTS = elements_message(NftMessage.NEWSETELEM, NFT_TABLE, "s", [NFT_ELEMENT])[HEADER_SIZE:]
 Parse = Callable[[bytes], Any]
 PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "virtual server": (messages.parse_virtual_server, (virtual_server(TCP4), virtual_server(TCP6))),
@@ -135,6 +158,11 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "route": (parse_route, ROUTES),
     "way": (route_lookup._parse, ROUTES),
     "rule": (policy_routing._parse_rule, ROUTES),
+    "nf_tables set": (parse_set, (NFT_SET,)),
+    "nf_tables chain": (parse_chain, (NFT_CHAIN,)),
+    "nf_tables rule": (parse_nft_rule, (NFT_RULE,)),
+    "nf_tables elements": (lambda it: list(decode_elements(NFT_TABLE, OF_NETWORKS, parse_keys(it))), (NFT_ELEMENTS,)),
+    "nf_tables generation": (parse_generation, (NFT_GENERATION,)),
     "table's route": (lambda it: policy_routing._parse_route(it, NAMES), ROUTES),
 }
 

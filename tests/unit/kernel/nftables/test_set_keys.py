@@ -1,0 +1,82 @@
+"""Keys of sets, without a kernel."""
+
+import socket
+
+import pytest
+
+from kroute.kernel.nftables.elements import Key, decode_elements, encode_element, parse_keys
+from kroute.kernel.nftables.elements import elements_message as encode_message
+from kroute.kernel.nftables.messages import Message
+from kroute.kernel.nftables.objects import Element, SetDefinition, Table
+from kroute.kernel.nftables.set_keys import encode_key, flags_of, key_length, key_type, parts_of
+
+T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
+NETWORKS = SetDefinition("pod-network", ("net",))
+PARTS = [("ip",), ("ip", "port"), ("ip", "port", "ip"), ("ip", "port", "net"), ("net",)]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids="-".join)
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_parts_are_read_from_types_and_flags(family: int, parts: tuple[str, ...]) -> None:
+    assert parts_of(family, key_type(family, parts), flags_of(parts)) == parts
+
+
+def test_keys_have_the_types_of_nft() -> None:
+    assert key_type(socket.AF_INET, ("ip", "port")) == 0x730D  # what nft 1.0.6 writes
+    assert key_type(socket.AF_INET, ("ip", "port", "net")) == 0x1CC347
+    assert key_length(socket.AF_INET6, ("ip", "port", "ip")) == 40
+
+
+@pytest.mark.parametrize(("number", "flags"), [(7, 0x10), (7, 0x84), (13, 0), (0, 0), (8, 0), (0x730D, 0x4)])
+def test_a_set_of_another_kind_has_no_parts_of_ours(number: int, flags: int) -> None:
+    assert parts_of(socket.AF_INET, number, flags) not in PARTS
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        ("10.0.0.1",),
+        ("10.0.0.1", 6),
+        ("10.0.0.1", 6, 80, 81),
+        ("fd00::1", 6, 80),
+        ("10.0.0.1", 6, 65536),
+        ("10.0.0.1", 256, 80),
+        ("10.0.0.1/32", 6, 80),
+        (),
+    ],
+    ids=str,
+)
+def test_an_element_that_does_not_fit_is_refused(element: Element) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        encode_key(socket.AF_INET, ("ip", "port"), element)
+
+
+@pytest.mark.parametrize(
+    ("table", "networks"),
+    [
+        (T4, ["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23", "192.168.0.1/32"]),
+        (T4, ["0.0.0.0/1", "128.0.0.0/1"]),
+        (T4, ["0.0.0.0/0"]),
+        (T6, ["::/0"]),
+        (T6, ["fd00::/64", "fd00:0:0:1::/64", "ff00::/8"]),
+    ],
+    ids=str,
+)
+def test_networks_side_by_side_stay_apart(table: Table, networks: list[str]) -> None:
+    encoded = [encode_element(table.family, ("net",), (it,)) for it in reversed(networks)]
+    listed = parse_keys(encode_message(Message.NEWSETELEM, table, "pod-network", encoded)[16:])
+    assert list(decode_elements(table, NETWORKS, listed)) == [(it,) for it in networks]
+
+
+def test_an_end_before_the_first_network_is_none() -> None:
+    listed = [
+        Key(bytes(4), bytes(4), is_end=True),
+        Key(b"\x0a\0\0\0", b"\x0a\0\0\0"),
+        Key(b"\x0b\0\0\0", b"", is_end=True),
+    ]
+    assert list(decode_elements(T4, NETWORKS, listed)) == [("10.0.0.0/8",)]
+
+
+def test_a_range_that_is_no_network_is_the_networks_that_it_consists_of() -> None:
+    listed = [Key(b"\x0a\0\0\3", b"\x0a\0\0\3"), Key(b"\x0a\0\0\6", b"", is_end=True)]
+    assert list(decode_elements(T4, NETWORKS, listed)) == [("10.0.0.3/32",), ("10.0.0.4/31",)]
