@@ -100,7 +100,8 @@ class RecordingNftables:
         kind = "set" if isinstance(change, AddSet | DeleteSet | FlushSet) else "rules"
         action = ADD if isinstance(change, AddTable | AddSet | AddChain | AddRule) else DELETE
         action = EDIT if isinstance(change, FlushChain | FlushSet) else action
-        self._recorder.note(kind, action, f"{change} of table {table}")
+        what = f"{action} table {table}" if isinstance(change, AddTable | DeleteTable) else f"{change} of table {table}"
+        self._recorder.note(kind, action, what)
 
 
 class NoForeignChanges:
