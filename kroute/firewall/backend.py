@@ -4,21 +4,28 @@ Whoever opens the kernel for a node's firewall first settles which backend that 
 the clients of this backend alone (`clients_of`).
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
 from kroute.firewall.iptables.backend import IPTABLES
+from kroute.firewall.nftables.backend import NFTABLES
 from kroute.firewall.protocol import Backend, Firewall
 from kroute.kernel.node_kernel import CORE_CLIENTS, ClientName, NodeKernel, open_kernel
+from kroute.model.addresses import Family
 from kroute.settings import AUTO, Settings
 
-BACKENDS: Mapping[str, Backend] = {"iptables": IPTABLES}
-"""By the name that `--firewall` gives them, the preferred one first."""
+BACKENDS: Mapping[str, Backend] = {"nftables": NFTABLES, "iptables": IPTABLES}
+"""By the name that `--firewall` gives them."""
 
-OLDEST = "iptables"
-"""The one that `auto` chooses where another would have to replace it, or cannot be used."""
+PREFERRED, OLDEST = "nftables", "iptables"
+"""`auto` chooses the one; the other where it has left something, or where the first cannot be used."""
+
+IPV6 = Path("/proc/net/if_inet6")
+"""Does not exist where the kernel runs without IPv6."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -38,16 +45,11 @@ async def choose(settings: Settings) -> Choice:
     """
     if settings.firewall != AUTO:
         return Choice(settings.firewall, f"--firewall {settings.firewall} says so")
-    if OLDEST in await present(settings):
+    if await _is_present(settings, BACKENDS[OLDEST]):
         return Choice(OLDEST, "its sets are on this node already; --firewall with another name replaces them")
-    lacking = ""
-    for name in BACKENDS:
-        if name == OLDEST:
-            break
-        if not (lacking := await _lacking(settings, name)):
-            return Choice(name, "the kernel has what it needs")
-        lacking = f"for {name}, {lacking}"
-    return Choice(OLDEST, lacking or "the only one there is")
+    if lacking := await _lacking(settings, PREFERRED):
+        return Choice(OLDEST, f"{PREFERRED} cannot be used here: {lacking}")
+    return Choice(PREFERRED, "the kernel has what it needs")
 
 
 def settled(settings: Settings, choice: Choice) -> Settings:
@@ -105,5 +107,6 @@ async def _lacking(settings: Settings, name: str) -> str:
     if not missing:
         async with open_kernel(settings.proc_sys, only=backend.clients) as kernel:
             found = await backend.make(settings, kernel).prerequisites()
-        missing = (sentence for sentences in found.missing.values() for sentence in sentences)
+        families = Family if await asyncio.to_thread(IPV6.exists) else (Family.IPV4,)
+        missing = (sentence for family in families for sentence in found.missing[family])
     return next(iter(missing), "").rpartition("; ")[0]

@@ -17,7 +17,7 @@ LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefi
 """The ways to tell local pods from all other clients, by the names of kube-proxy's `detectLocalMode`."""
 
 AUTO = "auto"
-FIREWALLS = (AUTO, "iptables")
+FIREWALLS = (AUTO, "nftables", "iptables")
 """The backends of `kroute.firewall`; AUTO chooses one that the node has what it needs for."""
 
 PRIMARY = "primary"

@@ -2,13 +2,17 @@
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from kroute.checks import preflight
 from kroute.firewall import backend
+from kroute.firewall.nftables.firewall import NftablesFirewall
+from kroute.firewall.protocol import Prerequisites
 from kroute.kernel import modules
 from kroute.kernel.ipset import SetDefinition
+from kroute.model.addresses import Family
 from kroute.settings import FIREWALLS, Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
@@ -58,6 +62,29 @@ async def test_auto_stays_with_what_made_the_sets_that_are_there(node: Node) -> 
     assert choice.name == "iptables"
     assert "on this node already" in choice.why
     assert node.opened[0] == {"ipset"}  # no library is loaded to find out
+
+
+async def test_auto_prefers_what_the_kernel_has_without_modules_of_its_own(node: Node) -> None:
+    choice = await backend.choose(AUTO)
+    assert choice == backend.Choice("nftables", "the kernel has what it needs")
+    assert not any("xtables" in clients for clients in node.opened)
+
+
+@pytest.mark.parametrize(("family", "has_ipv6", "chosen"), [
+    (Family.IPV4, True, "iptables"), (Family.IPV6, True, "iptables"), (Family.IPV6, False, "nftables"),
+])  # fmt: skip
+async def test_auto_falls_back_and_says_what_the_kernel_lacks(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: Family, has_ipv6: bool, chosen: str
+) -> None:
+    async def lacking(_self: object) -> Prerequisites:
+        missing = {it: ["table x: there is no nat; use another kernel"] if it is family else [] for it in Family}
+        return Prerequisites("nftables", missing, "")
+
+    monkeypatch.setattr(NftablesFirewall, "prerequisites", lacking)
+    monkeypatch.setattr(backend, "IPV6", Path("/proc") if has_ipv6 else tmp_path / "none")
+    choice = await backend.choose(AUTO)
+    assert choice.name == chosen
+    assert has_ipv6 == ("nftables cannot be used here: table x: there is no nat" in choice.why)
 
 
 async def test_only_what_has_left_something_is_opened_for_undoing(node: Node) -> None:
