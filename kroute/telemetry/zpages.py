@@ -66,7 +66,7 @@ def configz(settings: Settings) -> bytes:
 
 def _media_types(accept: str) -> list[tuple[str, Mapping[str, str]]]:
     """The media types of a header Accept, each with its parameters."""
-    found = []
+    found: list[tuple[str, Mapping[str, str]]] = []
     for one in accept.split(","):
         media, *parameters = (it.strip() for it in one.split(";"))
         pairs = (it.partition("=") for it in parameters)
