@@ -33,7 +33,7 @@ from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, Protocol
 from kroute.settings import Settings
 
-REJECT, VIP_PORTS, NEW = "reject", "vip-ports", "new-connections"
+REFUSE, VIP_PORTS, NEW = "refuse", "vip-ports", "new-connections"  # a name may not be a word of nft's, as reject is
 OWN_NEW, OWN_ANSWERS = "own-new-connections", "own-answers"
 FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
@@ -43,7 +43,7 @@ BEFORE_OTHERS = 5
 def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
     """Each chain is before those that jump to it."""
     return [
-        ChainRules(REJECT, [rule(reasons.REFUSED, it) for it in refusals(family)]),
+        ChainRules(REFUSE, [rule(reasons.REFUSED, it) for it in refusals(family)]),
         ChainRules(VIP_PORTS, _vip_ports(family)),
         ChainRules(NEW, _new_connections(settings, family)),
         ChainRules(OWN_NEW, [_source_ranges(family)]),
@@ -66,7 +66,7 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
 
 def _new_connections(settings: Settings, family: Family) -> list[Rule]:
     others = not_from_local_pods(settings, family)
-    refuse = jump(REJECT)
+    refuse = jump(REFUSE)
     return [
         rule(reasons.NOT_BEGUN, no_first_tcp(), leave()),
         _source_ranges(family),
@@ -80,7 +80,7 @@ def _vip_ports(family: Family) -> list[Rule]:
     return [
         *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED),
         rule(reasons.PING, ping(family), leave()),
-        rule(reasons.HOST_PORT, jump(REJECT)),
+        rule(reasons.HOST_PORT, jump(REFUSE)),
     ]
 
 

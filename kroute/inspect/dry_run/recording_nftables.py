@@ -95,7 +95,7 @@ class RecordingNftables:
             action = ADD if isinstance(change, AddElements) else DELETE
             for element in change.elements:
                 one = change._replace(elements=(element,))
-                self._recorder.note("set entry", action, str(one), (change.set.name, element))
+                self._recorder.note("set entry", action, str(one), (f"{table} {change.set.name}", element))
             return
         kind = "set" if isinstance(change, AddSet | DeleteSet | FlushSet) else "rules"
         action = ADD if isinstance(change, AddTable | AddSet | AddChain | AddRule) else DELETE

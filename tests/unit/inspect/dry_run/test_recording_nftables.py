@@ -83,7 +83,7 @@ async def test_each_element_is_a_change_of_its_own() -> None:
     adding, deleting = AddElements(VIPS, (("10.0.0.2",), ("10.0.0.3",))), DeleteElements(VIPS, ONE)
     assert await client.write(TABLE, [adding, deleting]) == []
     assert recorder.changes == [
-        Recorded("set entry", "add", "add 10.0.0.2 to set vip", ("vip", ("10.0.0.2",))),
-        Recorded("set entry", "add", "add 10.0.0.3 to set vip", ("vip", ("10.0.0.3",))),
-        Recorded("set entry", "delete", "delete 10.0.0.1 from set vip", ("vip", ("10.0.0.1",))),
+        Recorded("set entry", "add", "add 10.0.0.2 to set vip", ("ip kroute vip", ("10.0.0.2",))),
+        Recorded("set entry", "add", "add 10.0.0.3 to set vip", ("ip kroute vip", ("10.0.0.3",))),
+        Recorded("set entry", "delete", "delete 10.0.0.1 from set vip", ("ip kroute vip", ("10.0.0.1",))),
     ]
