@@ -37,7 +37,7 @@ def differences(state: TableState, rules: FamilyRules) -> list[str]:
         return ["it has no rules"]
     chains = rules.kernel_chains
     found_rules = _by_chain(rule for _, rule in state.rules)
-    found = []
+    found = ["it is dormant"] if state.is_dormant else []
     for it in rules.chains:
         if it.name not in state.chains:
             found.append(f"chain {it.name} is missing")

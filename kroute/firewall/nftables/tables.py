@@ -162,6 +162,8 @@ class Tables:
         if state is None:
             raise KernelError(f"there is no table {table}: somebody has deleted it; making it at the next resync")
         wrong = differences(state, rules)
+        if wrong and state.is_dormant:  # alone: the kernel refuses new base chains in the same transaction
+            _raise_first(table, await self._nftables.transact(table, [AddTable()]))
         if wrong:
             _raise_first(table, await self._nftables.transact(table, rewriting(state, rules)))
         return wrong

@@ -50,10 +50,10 @@ class RecordingNftables:
         return await self._recorder.answered(self._nftables.tables())
 
     async def transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
-        """Record the changes, except a table that exists already."""
+        """Record the changes, except a table that exists already and is not dormant."""
         state = await self.read(table)
         for change in changes:
-            if isinstance(change, AddTable) and state is not None:
+            if isinstance(change, AddTable) and state is not None and not state.is_dormant:
                 continue
             self._note(table, change)
             if isinstance(change, AddSet | FlushSet):
@@ -121,8 +121,10 @@ def _changed(state: TableState | None, change: NftChange) -> TableState | None:
     """The table after a change of sets, chains or rules."""
     if isinstance(change, DeleteTable):
         return None
-    sets, chains, rules = state or TableState({}, {}, [])
+    sets, chains, rules, is_dormant = state or TableState({}, {}, [])
     match change:
+        case AddTable():
+            is_dormant = False
         case AddSet(definition):
             sets = {**sets, definition.name: definition}
         case DeleteSet(name):
@@ -138,6 +140,5 @@ def _changed(state: TableState | None, change: NftChange) -> TableState | None:
         case DeleteRule(name, handle):
             rules = [it for it in rules if (it[1].chain, it[0]) != (name, handle)]
     order = list(chains)
-    return TableState(
-        sets, chains, sorted(rules, key=lambda it: order.index(it[1].chain) if it[1].chain in order else 0)
-    )
+    rules = sorted(rules, key=lambda it: order.index(it[1].chain) if it[1].chain in order else 0)
+    return TableState(sets, chains, rules, is_dormant)

@@ -25,6 +25,7 @@ from kroute.kernel.nftables.messages import (
     Message,
     parse_chain,
     parse_generation,
+    parse_is_dormant,
     parse_rule,
     parse_set,
     query,
@@ -112,14 +113,15 @@ class Nftables(NetlinkClient):
         """Sets, chains and rules; None if there is no such table. Raises KernelError EINTR if it changes too fast."""
         for _ in range(ATTEMPTS):
             before = await self._generation()
-            if not await self._exists(table):
+            is_dormant = await self._is_dormant(table)
+            if is_dormant is None:
                 return None
             sets = await self._dump(Message.GETSET, table, parse_set)
             chains = await self._dump(Message.GETCHAIN, table, parse_chain)
             rules = await self._dump(Message.GETRULE, table, parse_rule)
             if await self._generation() == before:
                 of_table = {chain.name: chain for name, chain in chains if name == table.name}
-                return TableState({it.name: it for it in sets}, of_table, rules)
+                return TableState({it.name: it for it in sets}, of_table, rules, is_dormant)
         raise KernelError(f"table {table} changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
@@ -191,14 +193,15 @@ class Nftables(NetlinkClient):
             await asyncio.sleep(REHASH_SECONDS)
         raise KernelError(f"set {of.name} changes faster than it can be read; trying later", errno=errno.EINTR)
 
-    async def _exists(self, table: Table) -> bool:
+    async def _is_dormant(self, table: Table) -> bool | None:
+        """None if there is no such table."""
+        asked = table_message(Message.GETTABLE, 0, table)
         try:
-            await self._netlink.request(table_message(Message.GETTABLE, 0, table), lambda _kind, _payload: None)
+            return only(await self._netlink.request(asked, lambda _kind, payload: parse_is_dormant(payload)))
         except KernelError as error:
             if error.errno == errno.ENOENT:
-                return False
+                return None
             raise
-        return True
 
     async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T]) -> list[T]:
         return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), lambda _, payload: parse(payload))

@@ -64,7 +64,9 @@ class Message(IntEnum):
     GETGEN = 16
 
 
-TABLE_NAME = 1
+TABLE_NAME, TABLE_FLAGS = 1, 2
+DORMANT = 0x1
+"""NFT_TABLE_F_DORMANT."""
 """In the messages of all other objects, too, attribute 1 is the name of the table."""
 CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
 HOOK_NUMBER, HOOK_PRIORITY = 1, 2
@@ -98,6 +100,15 @@ def type_of(kind: int) -> int:
 def table_message(kind: Message, flags: int, table: Table, *parts: bytes) -> bytes:
     """A request about a table, or about something in it."""
     return query(kind, flags, text(TABLE_NAME, table.name), *parts, family=table.family)
+
+
+def new_table(table: Table) -> bytes:
+    return table_message(Message.NEWTABLE, NLM_F_CREATE, table, _be32(TABLE_FLAGS, 0))
+
+
+def parse_is_dormant(payload: bytes) -> bool:
+    flags = attributes(payload, HEADER.size).get(TABLE_FLAGS, b"")
+    return bool(int.from_bytes(flags, "big") & DORMANT)
 
 
 def new_chain(table: Table, chain: Chain) -> bytes:

@@ -59,15 +59,22 @@ class Rule(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """What a table has. Rules are in the order of their chains; each has the handle by which DeleteRule names it."""
+    """What a table has. Rules are in the order of their chains; each has the handle by which DeleteRule names it.
+
+    While a table is dormant, no packet meets its chains.
+    """
 
     sets: dict[str, SetDefinition]
     chains: dict[str, Chain]
     rules: list[tuple[int, Rule]]
+    is_dormant: bool = False
 
 
 class AddTable(NamedTuple):
-    """Make the table. One that exists is no failure. Refused: EOPNOTSUPP if the kernel lacks the family."""
+    """Make the table. One that exists is no failure, and is not dormant any more.
+
+    Refused: EOPNOTSUPP if the kernel lacks the family.
+    """
 
     def __str__(self) -> str:
         return "add the table"

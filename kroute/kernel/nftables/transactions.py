@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.netlink.message import NLM_F_CREATE, text
+from kroute.kernel.netlink.message import text
 from kroute.kernel.nftables.elements import MESSAGE_ELEMENTS, elements_message, encode_element
 from kroute.kernel.nftables.messages import (
     CHAIN_NAME,
@@ -18,6 +18,7 @@ from kroute.kernel.nftables.messages import (
     new_chain,
     new_rule,
     new_set,
+    new_table,
     table_message,
 )
 from kroute.kernel.nftables.objects import (
@@ -116,7 +117,7 @@ def _encode(table: Table, change: NftChange, number: int) -> bytes:
     encoded = b""
     match change:
         case AddTable():
-            encoded = table_message(Message.NEWTABLE, NLM_F_CREATE, table)
+            encoded = new_table(table)
         case DeleteTable():
             encoded = table_message(Message.DELTABLE, 0, table)
         case AddSet(definition):

@@ -65,3 +65,16 @@ def test_set_entries() -> None:
     for is_there, word in ((True, "not wanted"), (False, "missing")):
         said = set_entries.describe_drift(http, "PORTS", is_there=is_there)
         assert said == f"entry 10.96.0.10,6,80 of set PORTS was {word}"
+
+
+def test_a_network_lacks_nothing_where_the_kernel_has_one_that_contains_it() -> None:
+    port, other = ("203.0.113.1", 6, 80), ("203.0.113.2", 6, 80)
+    large, small, beside = ((*port, it) for it in ("10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"))
+    wanted = [SetEntry(AddressSet.SOURCE_RANGE, it) for it in (large, small, beside, (*other, "10.1.0.0/16"))]
+    assert set_entries.differences(wanted, wanted[:1], lambda entry: entry.set) == [
+        "set SOURCE-RANGE lacks 203.0.113.1,6,80,11.0.0.0/8",
+        "set SOURCE-RANGE lacks 203.0.113.2,6,80,10.1.0.0/16",
+    ]
+    pods = [SetEntry(AddressSet.POD_NETWORK, (it,)) for it in ("10.244.0.0/16", "10.244.1.0/24")]
+    assert set_entries.differences(pods, pods[:1], str) == []
+    assert len(set_entries.differences(pods, pods[1:], str)) == 1
