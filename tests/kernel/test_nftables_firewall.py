@@ -16,6 +16,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Exemption, Settings
+from tests.kernel import documented_ruleset
 from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, PORT, SETTINGS, everything
 from tests.kernel.nodes import run
 
@@ -150,6 +151,9 @@ DAMAGES = {
     "a chain has another policy": "nft chain ip kroute input '{ policy drop; }'",
     "a chain is added": "nft 'add chain ip kroute mine; add rule ip kroute input goto mine'",
     "a base chain is added": "nft 'add chain ip kroute mine { type filter hook forward priority 0; policy drop; }'",
+    "a table is made dormant": "nft 'add table ip kroute { flags dormant; }'",
+    "a table is made dormant and loses a base chain": "nft 'add table ip6 kroute { flags dormant; };"
+    " flush chain ip6 kroute input; delete chain ip6 kroute input'",
     "a set is added": "nft add set ip kroute mine '{ type ipv4_addr; }'",
 }
 
@@ -249,3 +253,8 @@ async def test_a_foreign_range_that_overlaps_keeps_no_wanted_one_out(firewall: N
     assert await firewall.change_elements(dict.fromkeys(surplus, False)) == {}
     assert set(await everything(firewall)) == {*ONE_OF_EACH, wanted}
     assert "198.51.100.0/24" in listed(Family.IPV4)
+
+
+async def test_the_design_shows_the_rules_of_a_node_with_five_services(namespace: None) -> None:
+    """After an intended change `python -m tests.kernel.documented_ruleset` writes them again."""
+    assert documented_ruleset.commented(await documented_ruleset.printed()) in documented_ruleset.PAGE.read_text()
