@@ -73,7 +73,7 @@ SETS = {
     "pod-network": "The pods' networks, since --cluster-cidr tells them from other clients.",
 }
 CHAINS: dict[str, tuple[str, dict[str, str]]] = {
-    "reject": (
+    "refuse": (
         "How a packet is refused so that its client gives up at once; other chains jump here.",
         {
             "reject with tcp reset": "TCP by a reset; nft leaves out `meta l4proto tcp`, which goes without saying.",
@@ -90,7 +90,7 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
             " however many elements the set has.",
             "ip daddr . meta l4proto . th dport @external-local": "`th dport` is the port of any transport protocol.",
             "icmp type": "VIPs answer to ping.",
-            "jump reject": "What is left would reach a program that listens on all addresses of the node.",
+            "jump refuse": "What is left would reach a program that listens on all addresses of the node.",
         },
     ),
     "new-connections": (

@@ -69,7 +69,7 @@ class NftablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         drift = await self._tables.ensure_rules(node)
-        if not all(map(self._tables.enforce, self._tables.supported)):
+        if not all(map(self._tables.enforce, Family)):
             self._untouched = None
         elif self._read is not None:
             self._untouched, self._read = self._read, None

@@ -70,6 +70,7 @@ async def test_a_family_that_the_kernel_lacks_is_reported_once_and_stops_nothing
             assert sorted(refused) == sorted(SIX)
             assert await everything(firewall) == sorted(FOUR)
             assert await firewall.ensure_rules(NODE) == []
+            assert not await firewall.is_untouched(), "the next resync tries again"
     [log] = [it for it in logs if it["event"] == "rules.failed"]
     assert (log["family"], "ip6 kroute" in log["error"]) == ("IPv6", True)
     assert [firewall.enforces(family) for family in Family] == [True, False]

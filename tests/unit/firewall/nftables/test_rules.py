@@ -22,6 +22,7 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet
 from kroute.settings import Exemption, Settings
+from tests.kernel import documented_ruleset
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NODE = NodeFacts("node3", "192.168.123.249", "fd00:123::249", pod_cidrs=("172.20.135.0/24",))
@@ -79,6 +80,16 @@ def test_every_chain_is_before_those_that_jump_to_it_and_every_rule_says_why_it_
             if rule.action and rule.action.verb.name == "JUMP":
                 assert rule.action.detail in seen
         seen.add(one.name)
+
+
+def test_the_design_shows_these_rules() -> None:
+    """Which a test in the lab holds against what nft prints: this one is there to be red at once."""
+    page = documented_ruleset.PAGE.read_text()
+    found = family_rules(documented_ruleset.SETTINGS, Family.IPV4, documented_ruleset.NODE)
+    for one in found.chains:
+        block = page.partition(f"\tchain {one.name} {{\n")[2].partition("\t}\n")[0]
+        shown = [line.strip() for line in block.splitlines() if not line.strip().startswith(("#", "type "))]
+        assert shown == [rule.text for rule in one.rules]
 
 
 def test_every_address_set_has_a_name_that_iptables_nft_would_take_too() -> None:
