@@ -1,5 +1,6 @@
 """Count the objects of a service proxy in the kernel of this network namespace."""
 
+import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
@@ -53,6 +54,17 @@ def _lines(*command: str) -> int:
 
 
 def _entries() -> int:
+    """Set entries: those of all IP sets, and of the nf_tables sets in kroute's tables."""
+    return _ip_set_entries() + sum(_nft_entries(family) for family in ("ip", "ip6"))
+
+
+def _nft_entries(family: str) -> int:
+    listed = _output("nft", "-j", "list", "sets", family)
+    sets = [it["set"] for it in json.loads(listed)["nftables"] if "set" in it] if listed else []
+    return sum(len(it.get("elem", ())) for it in sets if it["table"] == "kroute")
+
+
+def _ip_set_entries() -> int:
     found = 0
     for line in _output("ipset", "list", "-t").splitlines():
         name, _, value = line.partition(": ")

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.figures import brief
+from bench.firewalls import comparison
 from bench.plots import line_chart
 from bench.session import percentile
 from bench.targets import MIB, Run, straight_line, tools_seconds, verdicts
@@ -18,15 +20,15 @@ Value = Callable[[Run], str]
 
 
 def _seconds(phase: str, figure: str) -> Value:
-    return lambda run: _brief(run[phase][figure], " s")
+    return lambda run: brief(run[phase][figure], " s")
 
 
 def _milliseconds(phase: str, figure: str) -> Value:
-    return lambda run: _brief(run[phase][figure] * 1000, " ms")
+    return lambda run: brief(run[phase][figure] * 1000, " ms")
 
 
 def _mib(phase: str, figure: str) -> Value:
-    return lambda run: _brief(run[phase][figure] / MIB, " MiB")
+    return lambda run: brief(run[phase][figure] / MIB, " MiB")
 
 
 def _count(phase: str, figure: str) -> Value:
@@ -42,7 +44,7 @@ ROWS: Sequence[tuple[str, Value]] = (
     ("`ip -batch`, routes", _seconds("tools", "ip_routes")),
     ("`ip -batch`, addresses", _seconds("tools", "ip_addresses")),
     ("`ipset restore`", _seconds("tools", "ipset")),
-    ("all of them", lambda run: _brief(tools_seconds(run), " s")),
+    ("all of them", lambda run: brief(tools_seconds(run), " s")),
     ("CPU of all of them", _seconds("tools_cpu", "seconds")),
     ("**cold start**: list to last address", _seconds("cold", "list_to_ready")),
     ("process to first list", _seconds("cold", "start_to_list")),
@@ -95,9 +97,10 @@ def markdown(result: Result) -> str:
     lines = [_circumstances(result), "", f"| target at {size} | limit | measured | |", "|---|---|---|---|"]
     for target, value in (verdict for verdict in verdicts(runs)):
         met = {None: "", True: "met", False: "**missed**"}[None if value is None else value <= target.limit]
-        measured = "not measured" if value is None else _brief(value, f" {target.unit}")
-        lines.append(f"| {target.figure} | {_brief(target.limit, f' {target.unit}')} | {measured} | {met} |")
+        measured = "not measured" if value is None else brief(value, f" {target.unit}")
+        lines.append(f"| {target.figure} | {brief(target.limit, f' {target.unit}')} | {measured} | {met} |")
     lines += _growth(runs)
+    lines += comparison(result["runs"])
     lines += ["", "| | " + " | ".join(f"{run['services']:,}" for run in runs) + " |", "|---|" + "---:|" * len(runs)]
     for name, value_of in ROWS:
         lines.append(f"| {name} | " + " | ".join(_cell(value_of, run) for run in runs) + " |")
@@ -105,7 +108,9 @@ def markdown(result: Result) -> str:
 
 
 def _by_size(result: Result) -> list[Run]:
-    return sorted(result["runs"], key=lambda run: run["services"])
+    """The runs with the first backend."""
+    runs: list[Run] = result["runs"]
+    return sorted((it for it in runs if it["firewall"] == runs[0]["firewall"]), key=lambda run: run["services"])
 
 
 def _growth(runs: Sequence[Run]) -> list[str]:
@@ -138,12 +143,6 @@ def _cell(value_of: Value, run: Run) -> str:
         return value_of(run)
     except KeyError:
         return "-"
-
-
-def _brief(value: float, unit: str) -> str:
-    """The value with three significant digits."""
-    number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return (number + unit).rstrip()
 
 
 def charts(result: Result) -> dict[str, str]:

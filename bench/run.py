@@ -1,13 +1,15 @@
 """One run of the bench: every size and phase in sequence, and the figures as plain data."""
 
+import itertools
 import os
 import platform
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
 from typing import Any
 
 from bench import phases
+from bench.firewalls import COMPARED_PHASES, FIREWALLS
 from bench.node import NodeUnderTest, node_under_test
 from bench.phases import Lengths
 from bench.session import Session
@@ -22,33 +24,53 @@ Say = Callable[[str], None]
 
 
 async def run(
-    sizes: Iterable[int], endpoints: int, lengths: Lengths, wanted: Set[str], say: Say, *, profile: bool = False
+    sizes: Iterable[int],
+    endpoints: int,
+    lengths: Lengths,
+    wanted: Set[str],
+    say: Say,
+    *,
+    firewalls: Sequence[str] = FIREWALLS[:1],
+    profile: bool = False,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Measure every size on its own node.
+    """Measure every size with every firewall backend, each on its own node.
 
-    Yields the result so far after each size. `say` is called with the progress.
+    Backends after the first are measured in COMPARED_PHASES only. Yields the result so far after each node. `say` is
+    called with the progress.
     """
     result: dict[str, Any] = {**_circumstances(), **lengths._asdict(), "runs": []}
-    for services in sizes:
+    for services, firewall in itertools.product(sizes, firewalls):
+        phases_here = wanted if firewall == firewalls[0] else wanted & COMPARED_PHASES
         async with node_under_test() as node:
-            result["runs"].append(await _measure(node, Workload(services, endpoints), lengths, wanted, say, profile))
+            workload = Workload(services, endpoints)
+            result["runs"].append(await _measure(node, workload, firewall, lengths, phases_here, say, profile))
         result["load_after"] = os.getloadavg()[0]
         yield result
 
 
 async def _measure(
-    node: NodeUnderTest, workload: Workload, lengths: Lengths, wanted: Set[str], say: Say, profile: bool
+    node: NodeUnderTest,
+    workload: Workload,
+    firewall: str,
+    lengths: Lengths,
+    wanted: Set[str],
+    say: Say,
+    profile: bool,
 ) -> dict[str, Any]:
-    figures: dict[str, Any] = {"services": workload.services, "endpoints": workload.endpoints}
+    figures: dict[str, Any] = {
+        "services": workload.services,
+        "endpoints": workload.endpoints,
+        "firewall": firewall,
+    }
     began = time.monotonic()
 
     def done(**named: Any) -> None:
         figures.update(named)
         for name, value in named.items():
             short = {key: it for key, it in value.items() if key not in {"series", "latencies"}}
-            say(f"{workload.services} Services, {time.monotonic() - began:.0f} s: {name} {_rounded(short)}")
+            say(f"{workload.services} Services, {firewall}, {time.monotonic() - began:.0f} s: {name} {_rounded(short)}")
 
-    async with Session.open(node, workload) as session:
+    async with Session.open(node, workload, firewall) as session:
         if "tools" in wanted:
             cpu = node.cpu()
             done(tools=await node.ask("batch_tools", services=workload.services, endpoints=workload.endpoints))

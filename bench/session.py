@@ -45,8 +45,9 @@ class Cost:
 class Session:
     """The state that the phases share. `sent` holds the time and the resourceVersion of each change of a slice."""
 
-    def __init__(self, node: NodeUnderTest, api: ApiServer, workload: Workload) -> None:
+    def __init__(self, node: NodeUnderTest, api: ApiServer, workload: Workload, firewall: str) -> None:
         self.node = node
+        self.firewall = firewall
         self.api = api
         self.workload = workload
         self.baseline = 0.0
@@ -58,14 +59,14 @@ class Session:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, node: NodeUnderTest, workload: Workload) -> AsyncIterator["Session"]:
-        """A session whose API stand-in has the workload. The node has no agent yet."""
+    async def open(cls, node: NodeUnderTest, workload: Workload, firewall: str) -> AsyncIterator["Session"]:
+        """A session whose API stand-in has the workload. The node has no agent yet; `firewall` is its backend."""
         async with ApiServer(host=API_ADDRESS) as api:
             for item in workload.objects():
                 api.apply(item)
             api.compact()
             api.encode_ahead()
-            yield cls(node, api, workload)
+            yield cls(node, api, workload, firewall)
 
     async def calibrate(self, seconds: float) -> None:
         """Measure the node's baseline, its use of the processor at rest. Costs are what exceeds it."""
@@ -87,7 +88,7 @@ class Session:
         """Start kroute and wait until it is ready. Returns when it was started, by this clock."""
         self.api.requests.clear()
         argv = ["run", "--kubeconfig", str(self._kubeconfig), "--node-name", NODE, "--cluster-cidr", POD_NETWORK]
-        argv += ["--log-format", "json", "--resync-period", resync_period]
+        argv += ["--log-format", "json", "--resync-period", resync_period, "--firewall", self.firewall]
         started: float = await self.node.ask("start", argv=argv, profile=profile)
         await self.node.ask("ready", within=READY_WITHIN)
         return started - self.clock_ahead

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import phases
+from bench.firewalls import FIREWALLS
 from bench.node import node_under_test
 from bench.session import Session
 from bench.workload import PORT, TARGET_PORT, Workload
@@ -21,7 +22,8 @@ _LOOK_EVERY = 0.05
 async def measure(runs: int, say: Callable[[str], None]) -> list[dict[str, float]]:
     """Seconds from /readyz to the changed endpoint in the kernel (negative: before), for each run of each outage."""
     figures = []
-    async with node_under_test() as node, Session.open(node, Workload(SERVICES, ENDPOINTS)) as session:
+    workload = Workload(SERVICES, ENDPOINTS)
+    async with node_under_test() as node, Session.open(node, workload, FIREWALLS[0]) as session:
         await session.start_agent(phases.NEVER)
         for number in range(runs):
             for away in AWAY:

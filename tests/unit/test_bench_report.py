@@ -15,6 +15,7 @@ def a_run(services: int) -> dict:
     """Return a run that meets every target."""
     return {
         "services": services,
+        "firewall": "nftables",
         "endpoints": 10,
         "tools": {
             "ipvsadm": services / 100,
@@ -181,3 +182,17 @@ def test_slices_say_what_the_addresses_say():
     assert [it["addresses"] for it in piece["endpoints"]] == [[address] for address in workload.pod_ips(3, 2)]
     local = [it["addresses"][0] for n in range(120) for it in workload.slice(n)["endpoints"] if it["nodeName"] == NODE]
     assert local == [address for _, address in workload.local_pods()]
+
+
+def test_backends_are_compared_at_the_largest_size_that_both_have():
+    result = a_result(100, 1000)
+    assert "nftables against it" not in report.markdown(result)
+    slower = {**a_run(100), "firewall": "iptables"}
+    slower["update"] = {**slower["update"], "p50": 0.04}
+    del slower["resync"]
+    result["runs"].append(slower)
+    table = report.markdown(result)
+    assert "| at 100 Services x 10 | nftables | iptables | nftables against it |" in table
+    assert "| one endpoint changed, p50 | 10 ms | 40 ms | 0.25 x |" in table
+    assert "| resync of everything |" not in table
+    assert "| | 100 | 1,000 |" in table, "the report's own columns are the first backend's"

@@ -68,7 +68,10 @@ class BatchSocket(NetlinkSocket):
         async with self._busy:
             began = time.monotonic()
             sequence = await self._send([message(NFNL_MSG_BATCH_BEGIN, 0, marker), *body, *end], 0)
-            return self._outcome(sequence + 1, len(body), time.monotonic() - began)
+            ended = time.monotonic()
+            if commit:
+                self._count_transaction(began, ended)
+            return self._outcome(sequence + 1, len(body), ended - began)
 
     def _outcome(self, first: int, count: int, seconds: float) -> BatchOutcome:
         refused: dict[int, int] = {}

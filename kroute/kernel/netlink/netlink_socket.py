@@ -116,7 +116,9 @@ class NetlinkSocket:
                 first = await self._send(messages[start:end], NLM_F_ACK)
                 for index, number in (await self._collect_errors(first, end - start)).items():
                     refused[start + index] = number
-                self._count_transaction(end - start, began, time.monotonic())
+                ended = time.monotonic()
+                self._count_transaction(began, ended)
+                self._chunk_messages = next_chunk(self._chunk_messages, end - start, ended - began)
                 start = end
         return refused
 
@@ -160,13 +162,12 @@ class NetlinkSocket:
                 if error.errno != errno.ENOBUFS:
                     raise
 
-    def _count_transaction(self, messages: int, began: float, ended: float) -> None:
+    def _count_transaction(self, began: float, ended: float) -> None:
         statistics = self.statistics
         statistics.transactions += 1
         statistics.seconds += ended - began
         statistics.first = statistics.first or began
         statistics.last = ended
-        self._chunk_messages = next_chunk(self._chunk_messages, messages, ended - began)
 
     def _opened(self) -> socket.socket:
         if self._socket is None:
