@@ -15,7 +15,6 @@ from kroute.model.bounds import Batch, Meter, Steps, finished
 from kroute.model.kinds import InitialSync
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
-    HEADLESS_LABEL,
     Applied,
     Change,
     Deleted,
@@ -242,10 +241,8 @@ class Catalog:
         if owner is not None:
             [replaced] = [it for it in self._slices[owner] if it.name == key.name]
             self._set_slices(owner, (it for it in self._slices[owner] if it is not replaced))
-        if piece is None or HEADLESS_LABEL in (piece.metadata.labels or {}):
-            return
-        service = piece.service_key
-        if service is not None:
+        service = piece.service_key if piece is not None else None
+        if piece is not None and service is not None:
             self._service_of_slice[key] = service
             self._set_slices(service, (*self._slices.get(service, ()), read_slice(piece, replaced)))
 

@@ -138,11 +138,14 @@ class Stream:
         except OSError as error:
             self.failure = f"broke at byte {self.echoed}: {error}"
 
-    async def close(self) -> None:
-        """End the stream. `failure` keeps its value."""
+    async def close(self, *, reset: bool = False) -> None:
+        """End the stream, in order or with a TCP reset. `failure` keeps its value."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._connection.close()
+        if reset:
+            self._connection.reset()
+        else:
+            self._connection.close()
 
 
 def _family(address: str) -> int:

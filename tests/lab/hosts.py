@@ -177,7 +177,7 @@ class OpenStream:
         """How the stream broke, or None."""
         return self._stream.failure
 
-    async def close(self) -> None:
-        """End the stream. Raises AssertionError if it had broken before."""
-        await self._traffic.run(self._stream.close())
+    async def close(self, *, reset: bool = False) -> None:
+        """End the stream, in order or with a TCP reset. Raises AssertionError if it had broken before."""
+        await self._traffic.run(self._stream.close(reset=reset))
         assert self.failure is None, f"the stream {self.failure}"

@@ -1,10 +1,14 @@
 """S13: a client outside calls one node and the pod is on another, with policy Cluster and with policy Local.
 
-The only endpoint is on node3. Two clients are on node1 itself: the visitor's pod, and the node's own processes.
+The only endpoint is on node3. Two clients are on node1 itself: the visitor's pod, and the node's own processes. Each
+deployment is tested by both address families.
 """
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -79,12 +83,12 @@ async def seen_as(caller: Host, address: str, entrance: Entrance) -> set[str]:
 
 @by_entrance
 async def test_s13_cluster_any_node_serves_and_the_pod_sees_that_node(
-    entrance: Entrance, world: World, deployment: Deployment, family: Family
+    entrance: Entrance, world: World, deployment: Deployment
 ) -> None:
     """Without masquerading the pod would answer the client directly, which has no such connection."""
     deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1", "node3"))
-    for name in ("node1", "node3"):
+    for family, name in itertools.product(FAMILIES, ("node1", "node3")):
         node, client = world.cluster.node(name), world.cluster.client
         with entrance.leads_to(node, family, client) as address:
             [seen] = await seen_as(client, address, entrance)
@@ -102,75 +106,88 @@ LOCAL = {
 @pytest.mark.parametrize("local", LOCAL.values(), ids=list(LOCAL))
 @by_entrance
 async def test_s13_local_the_client_is_seen_as_itself_where_a_pod_is_and_refused_elsewhere(
-    local: Object, entrance: Entrance, world: World, deployment: Deployment, family: Family
+    local: Object, entrance: Entrance, world: World, deployment: Deployment
 ) -> None:
     """With policy Cluster node1 would answer, and the pod would see a node's address. A dropped call would time out."""
     deployment.apply(local, *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1", "node3"))
     node1, node3, client = world.cluster.node("node1"), world.cluster.node("node3"), world.cluster.client
-    with entrance.leads_to(node3, family, client) as address:
-        assert await seen_as(client, address, entrance) == {family.of(client)}
-    with entrance.leads_to(node1, family, client) as address:
-        await is_refused(client, address, entrance.tcp, entrance.udp)
     # Another node counts as outside, and so does that node's pod when it calls this node. The refusal of an external IP
     # has that as its source, and does not pass a tunnel that checks sources.
     passes = not (entrance.external and world.overlay is not None and world.overlay.checks_sources)
-    for caller in (world.cluster.node("node2"), *([world.web[1]] if passes else [])):
-        gateway = caller if isinstance(caller, Node) else caller.node
-        with entrance.leads_to(node1, family, gateway) as address:
-            await is_refused(caller, address, entrance.tcp, entrance.udp)
+    for family in FAMILIES:
+        with entrance.leads_to(node3, family, client) as address:
+            assert await seen_as(client, address, entrance) == {family.of(client)}
+        with entrance.leads_to(node1, family, client) as address:
+            await is_refused(client, address, entrance.tcp, entrance.udp)
+        for caller in (world.cluster.node("node2"), *([world.web[1]] if passes else [])):
+            gateway = caller if isinstance(caller, Node) else caller.node
+            with entrance.leads_to(node1, family, gateway) as address:
+                await is_refused(caller, address, entrance.tcp, entrance.udp)
 
 
 @by_entrance
 async def test_s13_local_pods_and_processes_of_a_node_without_an_endpoint_are_served_by_the_clusters(
-    entrance: Entrance, world: World, deployment: Deployment, family: Family
+    entrance: Entrance, world: World, deployment: Deployment
 ) -> None:
     """With the node's own endpoints alone there would be none, and both would be refused."""
     deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
     node1 = world.cluster.node("node1")
-    address = entrance.address(node1, family)
-    assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
-    assert await seen_as(node1, address, entrance) == {family.of(node1)}
+    for family in FAMILIES:
+        address = entrance.address(node1, family)
+        assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
+        assert await seen_as(node1, address, entrance) == {family.of(node1)}
 
 
 @by_entrance
 async def test_s13_the_policy_changes_while_clients_call(
-    entrance: Entrance, world: World, deployment: Deployment, family: Family
+    entrance: Entrance, world: World, deployment: Deployment
 ) -> None:
     """If a set entry were left over, the pod would still see the node, or node1 would still refuse."""
     node1, client = world.cluster.node("node1"), world.cluster.client
     deployment.apply(web("Cluster"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
 
-    async def is_masqueraded() -> None:
+    async def is_masqueraded(family: Family, address: str) -> None:
         assert await seen_as(client, address, entrance) == {family.of(world.masquerade_of(node1))}
 
-    with entrance.leads_to(node1, family, client) as address:
-        await is_masqueraded()
-        for _ in range(2):
-            deployment.apply(web("Local"))
-            await eventually(lambda: is_refused(client, address, entrance.tcp, entrance.udp))
-            assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
-            deployment.apply(web("Cluster"))
-            await eventually(is_masqueraded)
+    async def follows(policy: str, family: Family, address: str) -> None:
+        if policy == "Cluster":
+            await eventually(lambda: is_masqueraded(family, address))
+            return
+        await eventually(lambda: is_refused(client, address, entrance.tcp, entrance.udp))
+        assert await seen_as(world.visitor, address, entrance) == {family.of(world.visitor)}
+
+    with contextlib.ExitStack() as routes:
+        called = {family: routes.enter_context(entrance.leads_to(node1, family, client)) for family in FAMILIES}
+        for family, address in called.items():
+            await is_masqueraded(family, address)
+        for policy in ("Local", "Cluster", "Local", "Cluster"):
+            deployment.apply(web(policy))
+            for family, address in called.items():
+                await follows(policy, family, address)
 
 
-async def test_s13_local_follows_the_pod_to_the_node(world: World, deployment: Deployment, family: Family) -> None:
+async def test_s13_local_follows_the_pod_to_the_node(world: World, deployment: Deployment) -> None:
     """A plan that looked for local endpoints only once would still refuse."""
     node1, client = world.cluster.node("node1"), world.cluster.client
     deployment.apply(web("Local"), *endpoint_slices("web", world.web[2:], TARGET_PORTS))
     await deployment.start(nodes=("node1",))
-    await is_refused(client, family.of(node1), NODE_PORT.tcp, NODE_PORT.udp)
-    deployment.apply(*endpoint_slices("web", world.web, TARGET_PORTS))
 
-    async def is_served_here() -> None:
+    async def is_refused_here(family: Family) -> None:
+        await is_refused(client, family.of(node1), NODE_PORT.tcp, NODE_PORT.udp)
+
+    async def is_served_here(family: Family) -> None:
         answer = await client.http(family.of(node1), NODE_PORT.tcp)
         assert (answer.host, answer.peer) == ("web-1", family.of(client))
 
-    await eventually(is_served_here)
-    deployment.apply(*endpoint_slices("web", world.web[1:], TARGET_PORTS))
-    await eventually(lambda: is_refused(client, family.of(node1), NODE_PORT.tcp, NODE_PORT.udp))
+    for family in FAMILIES:
+        await is_refused_here(family)
+    for pods, expected in ((world.web, is_served_here), (world.web[1:], is_refused_here)):
+        deployment.apply(*endpoint_slices("web", pods, TARGET_PORTS))
+        for family in FAMILIES:
+            await eventually(partial(expected, family))
 
 
 @contextmanager

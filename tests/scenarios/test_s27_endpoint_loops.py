@@ -94,8 +94,8 @@ async def test_s27_endpoints_that_are_vips_or_node_ports_keep_nobody_busy(
         for protocol, port in attack.ports.items():
             for caller, address, number in (*calls, *((it, family.of(attack.vip), port) for it in (pod, node1))):
                 before = packets(nodes)
-                answers = {await outcome(caller, protocol, address, number) for _ in range(CALLS)}
-                said[attack.name, caller.name, protocol, address] = (answers, packets(nodes) - before)
+                answers = await asyncio.gather(*(outcome(caller, protocol, address, number) for _ in range(CALLS)))
+                said[attack.name, caller.name, protocol, address] = ({*answers}, packets(nodes) - before)
     await asyncio.sleep(3)
     before = packets(nodes)
     await asyncio.sleep(2)

@@ -161,12 +161,9 @@ class TestSlices:
         changed = apply(catalog, endpoint_slice("s", "10.244.1.5", of="b"))
         assert {name: real_servers(plan) for name, plan in changed.items()} == {"a": [], "b": ["10.244.1.5:8080"]}
 
-    @pytest.mark.parametrize("labels", [None, {HEADLESS_LABEL: ""}], ids=["no service name", "headless label"])
-    def test_a_slice_that_stops_being_a_services_takes_its_endpoints_with_it(
-        self, labels: dict[str, str] | None
-    ) -> None:
+    def test_a_slice_that_stops_being_a_services_takes_its_endpoints_with_it(self) -> None:
         catalog = listed(service(), endpoint_slice("web-1", "10.244.1.5"))
-        orphan = endpoint_slice("web-1", "10.244.1.5", of="web" if labels else None, labels=labels)
+        orphan = endpoint_slice("web-1", "10.244.1.5", of=None)
         assert real_servers(apply(catalog, orphan)["web"]) == []
 
     def test_slices_serve_services_of_their_own_namespace_only(self) -> None:

@@ -90,7 +90,6 @@ PIECES = st.builds(
     of=st.none() | NAMES,
     ports=st.sampled_from([(8080,), (8080, 9090), ()]),
     address_type=st.sampled_from(["IPv4", "IPv4", "IPv6", "FQDN"]),
-    labels=st.sampled_from([None, None, {"service.kubernetes.io/headless": ""}]),
 )
 
 
