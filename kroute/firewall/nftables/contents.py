@@ -4,20 +4,25 @@ The kernel's sets have no bound of their own, so the elements are counted here. 
 `Networks`, which needs to know what stands: the first change or listing of such a set reads it.
 """
 
+import asyncio
 import errno
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from ipaddress import ip_network
 
+import structlog
+
 from kroute.firewall.full_sets import FullSets
-from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
-from kroute.firewall.nftables.networks import Edit, Networks
+from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name, set_name
+from kroute.firewall.nftables.networks import Edit, Networks, portions
 from kroute.firewall.sets import SHAPES, Room
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, NftChange
+from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, Element, SetEntry
 from kroute.reconcile.batches import sliced
+
+log = structlog.get_logger(__name__)
 
 FULL = "the set is full"
 OVERLAPS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT})
@@ -114,6 +119,9 @@ class Contents:
                 if OVERLAPS.isdisjoint(failed.values()):
                     break
                 networks = None
+            if networks is None:
+                failed = await self._rebuild(family, which, waiting)
+                waiting = {it: is_wanted for it, is_wanted in waiting.items() if it[:-1] in failed}
             refused |= {it: failed[it[:-1]] for it in waiting}
         except KernelError as error:
             refused |= dict.fromkeys(waiting, error.errno or errno.EIO)
@@ -124,6 +132,16 @@ class Contents:
         }
 
     async def _write_edits(
+        self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
+    ) -> dict[Element, int]:
+        """Write the edits, each whole or not at all; returns the keys that are refused."""
+        failed: dict[Element, int] = {}
+        for portion in portions(edits, len(networks)):
+            failed |= await self._write_portion(family, which, networks, portion)
+            await asyncio.sleep(0)
+        return failed
+
+    async def _write_portion(
         self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
     ) -> dict[Element, int]:
         """Write the edits in one transaction, without those that are refused; returns the refused keys."""
@@ -140,6 +158,23 @@ class Contents:
             for failure in failures:
                 failed |= {entry.element[:-1]: failure.errno for entry, _ in _entries(failure.change)}
         return failed | {it.key: errno.EAGAIN for it in edits}
+
+    async def _rebuild(self, family: Family, which: AddressSet, changes: Changes) -> dict[Element, int]:
+        """Empty a set and fill it again, in one transaction, with these changes; returns the keys that are refused.
+
+        Another program may have added a range that is no network. It cannot be deleted by any name that is known here.
+        """
+        networks = await self._read_networks(family, which)
+        edits = networks.edits(changes)
+        for edit in edits:
+            networks.settle(edit)
+        refilled = [FlushSet(set_name(which)), *_element_changes(which, (), networks.standing())]
+        failures = await self._nftables.transact(TABLES[family], refilled)
+        if failures:
+            await self._read_networks(family, which)
+            return {edit.key: failures[0].errno for edit in edits}
+        log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are no networks")
+        return {}
 
     async def _read_networks(self, family: Family, which: AddressSet) -> Networks:
         """Take in what the kernel has of a set with networks. KernelError ENOENT if it is missing."""

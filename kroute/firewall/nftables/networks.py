@@ -15,6 +15,13 @@ from kroute.model.plan import Element
 Key = Element
 
 
+ADD_SECONDS = 30e-6
+DELETE_SECONDS = 20e-6
+"""What the kernel takes to add a network to a set of concatenations, and to delete one, for each network of the set."""
+TRANSACTION_SECONDS = 0.006
+"""How long the event loop should wait for the edits of one transaction, unless one edit alone takes longer."""
+
+
 class Edit(NamedTuple):
     """What to write for one key, in one transaction: first the deletions, then the additions.
 
@@ -54,6 +61,10 @@ class Networks:
     def all(self) -> Iterator[Element]:
         """Every network that stands, or that is wanted and covered by one that stands."""
         return ((*key, network) for key, networks in self._wanted.items() for network in networks)
+
+    def standing(self) -> Iterator[Element]:
+        """Every network that stands."""
+        return ((*key, network) for key, networks in self._standing.items() for network in networks)
 
     def edits(self, changes: Mapping[Element, bool]) -> list[Edit]:
         """What to write so that these networks are wanted (True), or not any more (False). Nothing is noted yet."""
@@ -104,3 +115,18 @@ def outermost(networks: Collection[str]) -> set[str]:
 def _order(network: IPv4Network | IPv6Network) -> tuple[int, int]:
     """Networks in the order of their first addresses, the larger before those in it."""
     return int(network.network_address), network.prefixlen
+
+
+def portions(edits: Iterable[Edit], size: int) -> Iterator[list[Edit]]:
+    """The edits of a set of so many networks, by transactions that the kernel makes in a short time."""
+    portion: list[Edit] = []
+    seconds = 0.0
+    for edit in edits:
+        cost = ADD_SECONDS * len(edit.add) + DELETE_SECONDS * size * len(edit.delete)
+        if portion and seconds + cost > TRANSACTION_SECONDS:
+            yield portion
+            portion, seconds = [], 0.0
+        portion.append(edit)
+        seconds += cost
+    if portion:
+        yield portion

@@ -208,6 +208,20 @@ async def test_a_range_that_somebody_has_deleted_is_no_failure(kernel: FakeKerne
     assert await ranges(kernel) == {SECOND.element, (*PORT, "203.0.113.0/24")}
 
 
+async def test_a_set_with_a_range_that_has_no_name_here_is_emptied_and_filled_again(
+    kernel: FakeKernel,
+) -> None:
+    firewall = await written(kernel)
+    await firewall.change_elements({FIRST: True, ALL: True, OTHER_PORT: True})
+    kernel.refuse(lambda it: isinstance(it, DeleteElements) and ALL.element in it.elements, errno.ENOENT)
+    generation = kernel.nft.generation
+    assert await firewall.change_elements({ALL: False, SECOND: True}) == {}
+    assert kernel.nft.generation == generation + 1
+    expected = {FIRST.element, SECOND.element, OTHER_PORT.element, (*PORT, "203.0.113.0/24")}
+    assert await ranges(kernel) == expected
+    assert {it.element for it in await everything(firewall) if it.set is AddressSet.SOURCE_RANGE} >= expected
+
+
 async def test_a_full_set_takes_what_it_has_already_and_what_another_leaves_room_for(kernel: FakeKernel) -> None:
     firewall = await firewall_on(kernel, Room(first=2, most=2))
     await firewall.ensure_sets()

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.firewall.nftables.networks import Networks, outermost
+from kroute.firewall.nftables.networks import Networks, outermost, portions
 from kroute.model.plan import Element
 
 PORT, OTHER = ("10.96.0.1", 6, 80), ("10.96.0.2", 6, 80)
@@ -124,3 +124,13 @@ def test_the_whole_of_a_family_covers_everything_in_it() -> None:
     assert outermost({"0.0.0.0/0", "0.0.0.0/32", "255.255.255.255/32"}) == {"0.0.0.0/0"}
     assert outermost({"::/0", "fd00::/8"}) == {"::/0"}
     assert outermost({"::/1", "8000::/1"}) == {"::/1", "8000::/1"}
+
+
+def test_edits_go_in_transactions_that_are_short_for_the_sets_size_and_each_edit_stays_whole() -> None:
+    networks = Networks([(f"10.96.0.{number}", 6, 80, ALL) for number in range(200)])
+    more = networks.edits({(f"10.96.1.{number}", 6, 80, ALL): True for number in range(250)})
+    assert [len(it) for it in portions(more, len(networks))] == [200, 50]
+    fewer = networks.edits({(f"10.96.0.{number}", 6, 80, ALL): False for number in range(4)})
+    assert [len(it) for it in portions(fewer, len(networks))] == [1, 1, 1, 1]
+    assert [len(it) for it in portions(fewer, 75)] == [4]
+    assert list(portions([], 0)) == []
