@@ -139,6 +139,9 @@ DAMAGES = {
     "an element is added": "nft add element ip kroute vip { 192.0.2.1 }",
     "a network is deleted": "nft delete element ip kroute pod-network { 172.20.1.0/24 }",
     "a range is added": "nft add element ip kroute source-range { 10.96.0.1 . tcp . 80 . 198.51.100.0/24 }",
+    "a range that is no network is added": "nft add element ip kroute pod-network { 198.51.100.1-198.51.100.6 }",
+    "a range of ports is added": "nft add element ip kroute source-range"
+    " { 10.96.0.1 . tcp . 80-90 . 198.51.100.1-198.51.100.6 }",
     "a set is flushed": "nft flush set ip6 kroute external",
     "a rule is added": "nft add rule ip kroute input drop",
     "a rule is put first": "nft insert rule ip kroute new-connections accept",
