@@ -111,13 +111,11 @@ class TestPods:
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_modules_are_loaded_by_an_init_container_alone(self, pod: Object) -> None:
         [loader] = pod["initContainers"]
-        assert loader["command"] == ["modprobe", "--all", *NODE.modules, *of_firewall("iptables").modules]
+        assert loader["command"] == ["modprobe", "--all", *NODE.modules]
         assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
         [main] = pod["containers"]
-        assert main["securityContext"]["capabilities"]["add"] == [
-            *NODE.capabilities,
-            *of_firewall("iptables").capabilities,
-        ]
+        needed = [*NODE.capabilities, *(of_firewall("iptables").capabilities if undoes(pod) else ())]
+        assert main["securityContext"]["capabilities"]["add"] == needed
 
     @pytest.mark.parametrize("pod", EVERY_POD)
     def test_every_container_says_what_it_needs_of_the_node(self, pod: Object) -> None:
@@ -132,7 +130,7 @@ class TestPods:
         [proc_sys] = [it["value"] for it in container["env"] if it["name"] == "KROUTE_PROC_SYS"]
         assert mounts == {
             str(DEFAULTS.state_dir): str(DEFAULTS.state_dir),
-            "/run/xtables.lock": "/run/xtables.lock",
+            **({"/run/xtables.lock": "/run/xtables.lock"} if undoes(pod) else {}),
             "/lib/modules": "/lib/modules",
             f"{DEFAULTS.proc_sys}/net": f"{proc_sys}/net",
         }
@@ -168,12 +166,33 @@ def test_the_uninstaller_is_ready_when_the_ledger_has_gone(tmp_path: Path) -> No
 
 
 def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:
-    overlay = tmp_path / "kustomization.yaml"
-    base, component = (Path("/", KUSTOMIZE, name) for name in ("base", "components/modules-of-the-host"))
-    relative = [Path(*[".."] * len(tmp_path.parts[1:]), *it.parts[1:]) for it in (base, component)]
-    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
-    [pod] = pods(render(tmp_path))
+    [pod] = pods(with_component("modules-of-the-host", tmp_path))
     assert "initContainers" not in pod
+
+
+def test_the_other_backend_gets_what_it_needs(tmp_path: Path) -> None:
+    objects = with_component("iptables", tmp_path)
+    [pod] = pods(objects)
+    needed = of_firewall("iptables")
+    [loader], [main] = pod["initContainers"], pod["containers"]
+    assert loader["command"] == ["modprobe", "--all", *NODE.modules, *needed.modules]
+    assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *needed.capabilities]
+    assert "/run/xtables.lock" in [it["mountPath"] for it in main["volumeMounts"]]
+    assert the("ConfigMap", objects)["data"]["KROUTE_FIREWALL"] == "iptables"
+
+
+def with_component(name: str, directory: Path) -> list[Object]:
+    """The base with a component of `deploy/kustomize/components`."""
+    overlay = directory / "kustomization.yaml"
+    base, component = (Path("/", KUSTOMIZE, it) for it in ("base", f"components/{name}"))
+    relative = [Path(*[".."] * len(directory.parts[1:]), *it.parts[1:]) for it in (base, component)]
+    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
+    return render(directory)
+
+
+def undoes(pod: Object) -> bool:
+    """Whether the pod removes what any backend has made."""
+    return "cleanup" in pod["containers"][0]["command"]
 
 
 class TestConfiguration:
@@ -243,9 +262,12 @@ class TestImage:
     def test_its_packages_are_those_that_the_tests_have(self) -> None:
         pin = re.compile(r"^([a-z0-9-]+)==(\S+) ((?:\\\n +--hash=\S+ ?)+)", re.MULTILINE)
         requirements = DEPLOY.parent / "requirements"
-        run, dev = (set(pin.findall((requirements / name).read_text())) for name in ("run.txt", "dev.txt"))
+        names = ("run.txt", "iptables.txt", "dev.txt")
+        run, iptables, dev = (set(pin.findall((requirements / name).read_text())) for name in names)
         assert len(run) > 20
-        assert run <= dev
+        assert [name for name, *_ in iptables] == ["python-iptables"]
+        assert run | iptables <= dev
+        assert not run & iptables
 
 
 @pytest.mark.parametrize("unit", ["kroute.service", "director.service"])

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kroute.checks.preflight import REQUIRED_CAPABILITIES
+from kroute.checks.preflight import DIRECTOR, NODE, of_firewall
 from kroute.cli.main import load
 
 ROOT = Path(__file__).parents[2]
@@ -83,8 +83,11 @@ def test_an_attempt_has_a_test() -> None:
 
 
 def test_the_capabilities_are_those_that_kroute_asks_for() -> None:
-    named = re.findall(r"^\| `([A-Z_]+)` \| yes \|", section("What kroute needs, and why"), re.MULTILINE)
-    assert named == [it.name for it in REQUIRED_CAPABILITIES]
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \| (.*?) \|", section("What kroute needs, and why"), re.MULTILINE)
+    assert {name for name, agent, _ in rows if agent == "yes"} == {*NODE.capabilities}
+    with_iptables = {name for name, agent, _ in rows if agent == "with `--firewall iptables`"}
+    assert with_iptables == {*of_firewall("iptables").capabilities}
+    assert {name for name, _, director in rows if director == "yes"} == {*DIRECTOR.capabilities}
 
 
 def test_every_setting_that_is_named_exists() -> None:

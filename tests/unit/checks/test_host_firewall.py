@@ -90,3 +90,30 @@ async def test_a_chain_of_nf_tables_that_no_iptables_tool_shows_is_named(hook: s
     warnings = [message for level, message in found if level is Level.WARNING]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"nft chain {table} x refuses what no rule accepts (policy drop)")
+
+
+@pytest.mark.parametrize(("nft", "variant"), [([], "legacy"), (NFT_FILTER, "nft")])
+async def test_a_forward_chain_that_drops_is_named_where_kroute_cannot_overrule_it(
+    nft: list[NftChain], variant: str
+) -> None:
+    tools = FakeTools(**{f"IPv4_{variant}": DOCKER})
+    [found] = await check_host_firewall(tools, nft, overrules=False)
+    assert found.level is Level.WARNING
+    assert found.message.startswith(
+        f"FORWARD of IPv4 {variant} refuses what no rule accepts (policy DROP): the answers"
+    )
+    assert f"`iptables-{variant} -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`" in found.next_step
+
+
+@pytest.mark.parametrize("where", ["FORWARD", "a chain that every packet meets"])
+async def test_a_chain_that_accepts_established_connections_is_no_harm(where: str) -> None:
+    saved = UFW if where != "FORWARD" else UFW.replace("-A ufw-before-forward", "-A FORWARD")
+    forward, _ = await said(NFT_FILTER, overrules=False, IPv4_nft=saved)
+    assert forward[0] is Level.OK
+    assert forward[1].startswith("nothing drops the answers of pods, though FORWARD of IPv4 nft refuses")
+
+
+async def test_what_accepts_answers_of_one_bridge_only_does_not_count() -> None:
+    only = UFW.replace("-A ufw-before-forward -m", "-A ufw-before-forward -o docker0 -m")
+    forward, _ = await said(NFT_FILTER, overrules=False, IPv4_nft=only)
+    assert forward[0] is Level.WARNING
