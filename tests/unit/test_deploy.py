@@ -171,14 +171,12 @@ def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:
 
 
 def test_the_other_backend_gets_what_it_needs(tmp_path: Path) -> None:
-    objects = with_component("iptables", tmp_path)
-    [pod] = pods(objects)
+    [pod] = pods(with_component("iptables", tmp_path))
     needed = of_firewall("iptables")
     [loader], [main] = pod["initContainers"], pod["containers"]
     assert loader["command"] == ["modprobe", "--all", *NODE.modules, *needed.modules]
     assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *needed.capabilities]
     assert "/run/xtables.lock" in [it["mountPath"] for it in main["volumeMounts"]]
-    assert the("ConfigMap", objects)["data"]["KROUTE_FIREWALL"] == "iptables"
 
 
 def with_component(name: str, directory: Path) -> list[Object]:
