@@ -4,16 +4,19 @@ from typing import NamedTuple
 
 import pytest
 
-from kroute.firewall.iptables.address_sets import set_name
+from kroute.firewall.backend import firewall_of, settled_on
 from kroute.firewall.iptables.filter_rules import filter_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
-from kroute.kernel.ipset import AddEntry, Ipset
-from kroute.kernel.iptables.xtables import TableRules, Xtables
-from kroute.model.addresses import Family, family_of
+from kroute.firewall.protocol import Firewall
+from kroute.kernel.iptables.xtables import TableRules
+from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import AddressSet
+from kroute.model.plan import AddressSet, SetEntry
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.firewall import backend
 from tests.lab.hosts import Host
 from tests.lab.topology import NODES, POD_RANGE, POD_RANGE6
 
@@ -53,30 +56,42 @@ class Place(NamedTuple):
 
 
 class Kernel:
-    """What kroute's own classes write into node1."""
+    """What the firewall backend in use writes into node1. `clients` are open in its namespace."""
 
-    def __init__(self, node: Node, ipset: Ipset, xtables: dict[Family, Xtables]) -> None:
+    def __init__(self, node: Node, clients: NodeKernel) -> None:
         self.node = node
-        self.ipset = ipset
-        self.xtables = xtables
+        self.clients = clients
+        self._sets = self._firewall(SETTINGS[0])
 
-    def rules(self, settings: Settings, family: Family, **facts: str) -> list[TableRules]:
-        """Return the rules of both tables; node1 has its own pod networks."""
-        node = NodeFacts("node1", pod_cidrs=NODES["node1"].pod_networks, **facts)
-        nat = masquerade_rules(settings, family, node, random_fully=True)
-        return [nat, filter_rules(settings, family)]
+    async def make_sets(self) -> None:
+        """Make the sets, which are empty then."""
+        await self._sets.ensure_sets()
 
     async def write_rules(self, settings: Settings = SETTINGS[0], **facts: str) -> None:
         """Write the rules, and the set of pod networks."""
         for network in settings.cluster_cidrs or NODES["node1"].pod_networks:
             await self.put(AddressSet.POD_NETWORK, network)
-        for family, xtables in self.xtables.items():
-            for rules in self.rules(settings, family, **facts):
-                await xtables.ensure(rules)
+        firewall = self._firewall(settings)
+        assert await firewall.ensure_sets() == []
+        await firewall.ensure_rules(_facts(**facts))
+
+    def legacy_rules(self, settings: Settings, family: Family) -> list[TableRules]:
+        """Return the rules of both legacy tables."""
+        nat = masquerade_rules(settings, family, _facts(), random_fully=True)
+        return [nat, filter_rules(settings, family)]
 
     async def put(self, which: AddressSet, *element: str | int) -> None:
         """Add an entry to the set of its family."""
-        assert await self.ipset.write([AddEntry(set_name(family_of(str(element[0])), which), element)]) == []
+        assert await self._sets.change_elements({SetEntry(which, element): True}) == {}
+
+    async def remove(self) -> None:
+        """Remove the rules and sets."""
+        report = CleanupReport()
+        await self._sets.remove(report)
+        assert report.failed == []
+
+    def _firewall(self, settings: Settings) -> Firewall:
+        return firewall_of(settled_on(settings, backend()), self.clients)
 
     async def put_port(self, which: AddressSet, address: str, port: int) -> None:
         """Add a TCP and a UDP port to a set."""
@@ -103,3 +118,8 @@ async def is_refused(host: Host, address: str, port: int) -> None:
 async def answers(host: Host, address: str, port: int) -> set[str]:
     """Return the addresses under which the server has seen the host."""
     return {(await ask(address, port)).peer for ask in (host.http, host.udp)}
+
+
+def _facts(**facts: str) -> NodeFacts:
+    """node1 has its own pod networks."""
+    return NodeFacts("node1", pod_cidrs=NODES["node1"].pod_networks, **facts)

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kroute.firewall.iptables.address_sets import PREFIX, set_definitions
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.xtables import Xtables
+from kroute.firewall.backend import clients_of
+from kroute.firewall.iptables.address_sets import PREFIX
+from kroute.kernel.node_kernel import open_kernel
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
@@ -30,6 +30,7 @@ from tests.kernel.rules_by_hand import (
     of,
 )
 from tests.lab.cluster import Cluster
+from tests.lab.firewall import backend
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +55,14 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 async def kernel(place: Place) -> AsyncIterator[Kernel]:
-    ipset, xtables = Ipset(), {family: Xtables(family.number) for family in Family}
+    clients = clients_of(Settings("node1", firewall=backend()))
     async with AsyncExitStack() as stack:
         with place.node.namespace.inside():  # sockets and threads stay in this namespace; nothing else runs now
-            for client in (ipset, *xtables.values()):
-                await stack.enter_async_context(client)
-        for definition in set_definitions():
-            await ipset.create(definition)
-        yield Kernel(place.node, ipset, xtables)
-        for opened in xtables.values():
-            for table in ("filter", "nat"):
-                await opened.remove(table, PREFIX)
-        for definition in set_definitions():
-            await ipset.destroy(definition.name)
+            opened = await stack.enter_async_context(open_kernel(only=clients))
+        kernel = Kernel(place.node, opened)
+        await kernel.make_sets()
+        yield kernel
+        await kernel.remove()
         place.node.run("ipvsadm", "-C")
 
 
@@ -201,6 +197,7 @@ async def test_with_snat_source_node_ip_pods_see_that_address(place: Place, kern
         place.node.run("ip", "address", "del", assigned, "dev", "eth0")
 
 
+@pytest.mark.legacy
 @by_family
 async def test_where_forward_drops_marked_packets_and_their_answers_pass(
     place: Place, kernel: Kernel, family: Family
@@ -220,20 +217,22 @@ async def test_where_forward_drops_marked_packets_and_their_answers_pass(
         place.client.run("ip", "route", "del", address)
 
 
+@pytest.mark.legacy
 @by_family
 @by_mode
 async def test_the_kernel_holds_the_rules_as_they_are_written(
     kernel: Kernel, family: Family, settings: Settings
 ) -> None:
     await kernel.write_rules(settings)
-    for rules in kernel.rules(settings, family):
-        assert await kernel.xtables[family].differences(rules) == []
+    for rules in kernel.legacy_rules(settings, family):
+        assert await kernel.clients.xtables[family.number].differences(rules) == []
         printed = kernel.node.run(f"{TOOLS[family]}-save", "-t", rules.table).splitlines()
         wanted = [f"-A {chain} {rule}" for chain, texts in rules.chains.items() for rule in texts]
         wanted += [f"-A {chain} {rule}" for chain, rule in rules.jumps]
         assert sorted(line for line in printed if line.startswith("-A ")) == sorted(wanted)
 
 
+@pytest.mark.legacy
 @by_family
 async def test_foreign_filter_rules_keep_their_place_and_counters(kernel: Kernel, family: Family) -> None:
     foreign = ["[0:0] -A INPUT -i nosuch0 -j FOREIGN", "[3:180] -A FOREIGN -i nosuch0 -j DROP"]
@@ -248,7 +247,7 @@ async def test_foreign_filter_rules_keep_their_place_and_counters(kernel: Kernel
         await kernel.write_rules()
         assert others() == foreign
         assert kernel.node.run(TOOLS[family], "-S", "INPUT").splitlines()[1].endswith("-j KROUTE-INPUT")
-        await kernel.xtables[family].remove("filter", PREFIX)
+        await kernel.clients.xtables[family.number].remove("filter", PREFIX)
         assert others() == foreign
     finally:
         for command in ("-D INPUT -i nosuch0 -j FOREIGN", "-F FOREIGN", "-X FOREIGN"):

@@ -38,6 +38,8 @@ from tests.kernel.contracts_nftables import (
 )
 from tests.kernel.nodes import RealNode, run
 
+pytestmark = pytest.mark.nftables
+
 MANY = 20_000
 
 

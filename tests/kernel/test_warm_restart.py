@@ -15,7 +15,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Persistence, Plan, Problem, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
-from tests.lab.firewall import backend
+from tests.lab.firewall import NFTABLES, backend, has_legacy
 from tests.unit.fake_node import node_plan, plan, server
 
 SERVICES = 300
@@ -24,11 +24,12 @@ SNAPSHOT = (
     "ip -d address show",
     "ip route show table all",
     "ip -6 route show table all",
-    "ipset save -sorted",
-    "iptables-legacy-save",
-    "ip6tables-legacy-save",
+    "nft list ruleset",
+    *(("ipset save -sorted", "iptables-legacy-save", "ip6tables-legacy-save") if has_legacy() else ()),
 )
-WRITERS = ("links", "ipvs", "addresses", "routes", "ipset", "conntrack")
+SETS = "nftables" if backend() == NFTABLES else "ipset"
+"""The client that writes set entries."""
+WRITERS = ("links", "ipvs", "addresses", "routes", SETS, "conntrack")
 
 
 def service(number: int) -> ServicePlan:
@@ -106,7 +107,7 @@ async def test_a_restart_after_one_change_writes_that_change(node: RealNode, tmp
     assert isinstance(plans[0], NodePlan)
     async with serving(plans, tmp_path) as (controllers, kernel):
         sockets = kernel.sockets
-        assert {name: sockets[name].messages for name in ("ipvs", "ipset") if sockets[name].transactions} != {}
+        assert {name: sockets[name].messages for name in ("ipvs", SETS) if sockets[name].transactions} != {}
         assert sockets["ipvs"].transactions == 1
         assert sockets["addresses"].transactions == sockets["routes"].transactions == 0
         assert controllers.statistics()["service_proxy"].writes == 1

@@ -43,6 +43,11 @@ def description(node: Runs) -> list[str]:
     return [*"".join(tables).splitlines(), *sorted(map(str, entries(node)))]
 
 
+def set_name(entry: SetEntry) -> str:
+    """Return the name of an entry's set, as kroute tells it to people and the tools take it."""
+    return f"{_table_of(entry)} {entry.set.lower()}" if backend() == NFTABLES else _ipset_name(entry)
+
+
 def flush_sets(node: Runs, *which: AddressSet) -> None:
     """Delete the entries of these sets, of all if none is named. They are at most a few, so it is done at once."""
     if backend() == NFTABLES:

@@ -6,11 +6,11 @@ that need no lab. A pytest in each of the lab's machines runs the others, and th
 there is one progress and one summary, and options such as -k, -x and --durations work as usual.
 
 If several kernels are available, the first runs all tests and the others those marked `every_kernel`: the tests of the
-kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name. Those
-marked `nftables` are not among them: Debian's User Mode Linux has nf_tables for bridges alone.
+kernel's behaviour, and the field scenarios S1 to S18. Such a test's name ends in `@` and the kernel's name.
 
-Tests marked `legacy` need the legacy tables of iptables, or ipset. They run on the first kernel that has them, and are
-deselected where no such kernel is to be used.
+Tests marked `legacy` need the legacy tables of iptables, or ipset; tests marked `nftables` need nf_tables, of which
+Debian's User Mode Linux has that for bridges alone. They run on the kernels that have it. Where no such kernel is to be
+used, they are deselected.
 
 Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
 those get them as manifests, with two exceptions. The tests marked `each_feed` run once more with an API server, with
@@ -31,13 +31,12 @@ from tests.lab.places import PROJECT
 from tests.lab.vm import kernels
 from tests.lab.vm.durations import Durations
 from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked
-from tests.lab.vm.work import matrix
+from tests.lab.vm.work import matrix, needs
 
 LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
 FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
-EVERY_KERNEL = re.compile(rf"tests/kernel/(?!test_kill_between_writes|test_nftables_)|{FIELD_SCENARIO.pattern}")
-"""The files of the tests that run on every available kernel. A ledger's file is the same on all, and the packaged
-kernel has no nf_tables of the families ip and ip6."""
+EVERY_KERNEL = re.compile(rf"tests/kernel/(?!test_kill_between_writes)|{FIELD_SCENARIO.pattern}")
+"""The files of the tests that run on every available kernel. A ledger's file is the same on all."""
 EACH_FEED = re.compile(r"tests/conformance/")
 """The files of the tests that run by each feed."""
 FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
@@ -53,18 +52,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("lab")
         if EACH_FEED.match(path) and FED.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("each_feed")
-        if EVERY_KERNEL.match(path) and not item.get_closest_marker("nftables"):
+        if EVERY_KERNEL.match(path):
             item.add_marker("every_kernel")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
-    legacy = [item for item in items if item.get_closest_marker("legacy")]
-    if legacy and not _legacy_can_run():
-        config.hook.pytest_deselected(items=legacy)
-        items[:] = [item for item in items if not item.get_closest_marker("legacy")]
+    if without_kernel := [item for item in items if needs(item) and not _can_run(item)]:
+        config.hook.pytest_deselected(items=without_kernel)
+        items[:] = [item for item in items if not needs(item) or _can_run(item)]
 
 
-def _legacy_can_run() -> bool:
-    return firewall.has_legacy() if lab_mode() == "host" else any(kernel.has_legacy for kernel in kernels.usable())
+def _can_run(item: pytest.Item) -> bool:
+    if lab_mode() == "host":
+        return "legacy" not in needs(item) or firewall.has_legacy()
+    return any(kernel.can(needs(item)) for kernel in kernels.usable())
 
 
 @pytest.hookimpl(tryfirst=True)

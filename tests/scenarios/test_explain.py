@@ -1,14 +1,20 @@
 """`kroute explain` predicts what happens to a packet, and says why an endpoint serves or does not."""
 
+import re
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
+from kroute.firewall import reasons
 from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.allocation import Addresses
 from tests.lab.answers import ask_json
-from tests.lab.deployment import Deployment
+from tests.lab.cluster import Node
+from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import NFTABLES, backend
-from tests.lab.firewall_state import delete_entry
+from tests.lab.firewall_state import delete_entry, entries, set_name
 from tests.lab.hosts import Host
+from tests.lab.nft_trace import Trace, traced
 from tests.lab.objects import Endpoint, endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, Family, World, routed
@@ -19,6 +25,11 @@ WEB, EMPTY, LOCAL, LIMITED, ITSELF = (
     Addresses(f"10.254.0.{number}", f"fd00:10:254::{number}") for number in (20, 21, 22, 23, 24)
 )
 BALANCED = Addresses("203.0.113.11", "2001:db8::11")
+COMMENTS = {value for name, value in vars(reasons).items() if name.isupper()}
+TRACES = backend() == NFTABLES
+"""Whether the kernel tells which rules a packet meets, and kroute when its sets are changed."""
+SHOWN = {reasons.OTHERS_TO_CLUSTER_IP, reasons.TO_EXTERNAL, reasons.HAIRPIN, reasons.HOST_PORT, reasons.NO_ENDPOINT,
+         reasons.NO_LOCAL, reasons.OUTSIDE_RANGES, reasons.SERVED}  # fmt: skip
 ANSWERS_WITHIN = 2.0
 """Seconds without an answer after which a call is taken to be dropped."""
 SERVED, REFUSED, DROPPED, HOST = "served", "refused", "dropped", "left to the node"
@@ -88,7 +99,15 @@ async def observed(case: Case, family: Family) -> tuple[str, bool | None]:
     return SERVED, None if case.kept is None else answer.peer == family.of(case.caller)
 
 
-async def explained(case: Case, world: World, family: Family) -> tuple[str, bool | None]:
+class Explained(NamedTuple):
+    """What `kroute explain` says of a call. `reasons` are the comments of the rules that it gives as reasons."""
+
+    fate: str
+    kept: bool | None
+    reasons: list[str]
+
+
+async def explained(case: Case, world: World, family: Family) -> Explained:
     host = f"[{case.address}]" if ":" in case.address else case.address
     question = f"{host}:{case.port}{'/udp' if case.udp else ''}"
     code, said = await ask_json(world.cluster.node("node1"), "explain", question, "--from", family.of(case.caller))
@@ -96,9 +115,19 @@ async def explained(case: Case, world: World, family: Family) -> tuple[str, bool
     assert said["differences"] == []
     assert said["source"] == "agent"
     assert code == {SERVED: 0, HOST: 4}.get(verdict["fate"], 3), said
+    masquerade = verdict["masquerade"]
+    why = [verdict["why"].partition(" (")[0], *re.findall(r"\((.*)\)", masquerade)]
+    given = [it for it in why if it in COMMENTS]
     if verdict["fate"] != SERVED or case.kept is None:
-        return verdict["fate"], None
-    return SERVED, verdict["masquerade"].startswith("the client's address is kept")
+        return Explained(verdict["fate"], None, given)
+    return Explained(SERVED, masquerade.startswith("the client's address is kept"), given)
+
+
+def has_shown(trace: Trace, said: Explained) -> None:
+    """Assert that the kernel has shown the rules that explain names; one that ends a packet's way, as the last one."""
+    met = [it for it in trace.comments() if it != reasons.REFUSED]
+    assert set(said.reasons) <= set(met), (said, met)
+    assert said.fate not in {REFUSED, DROPPED} or not said.reasons or met[-1] == said.reasons[0], (said, met)
 
 
 async def test_a_verdict_is_what_becomes_of_a_real_call(world: World, deployment: Deployment, family: Family) -> None:
@@ -106,17 +135,25 @@ async def test_a_verdict_is_what_becomes_of_a_real_call(world: World, deployment
     deployment.apply(*objects(world))
     await deployment.start("--cluster-cidr", CLUSTER_CIDRS, nodes=("node1",))
     found: dict[str, tuple[object, object]] = {}
-    with unlimited_errors(world.nodes):
+    shown: set[str] = set()
+    with unlimited_errors(world.nodes), traced(node1, family) if TRACES else nullcontext() as trace:
         for case in cases(world, family):
+            if trace is not None:
+                trace.forget()
             is_vip = case.address != family.of(node1)
             if case.caller is client and is_vip:
                 with routed(client, case.address, family.of(node1)):
                     real = await observed(case, family)
             else:
                 real = await observed(case, family)
-            found[case.name] = (real, await explained(case, world, family))
+            said = await explained(case, world, family)
+            found[case.name] = (real, said[:2])
+            if trace is not None:
+                await eventually(partial(has_shown, trace, said), within=2)
+                shown |= set(said.reasons)
     expected = {case.name: ((case.fate, case.kept), (case.fate, case.kept)) for case in cases(world, family)}
     assert found == expected
+    assert not TRACES or shown >= SHOWN
 
 
 async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment) -> None:
@@ -146,22 +183,31 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
 
 
 async def test_what_differs_from_the_plan_is_named(world: World, deployment: Deployment) -> None:
-    """The agent repairs addresses at once and the rest at its next resync, which must not happen during this test."""
+    """The agent repairs addresses at once and the rest at its next resync, which must not happen during this test.
+
+    nf_tables tells it that a set was changed, so that is repaired at once, too.
+    """
     node1, family = world.cluster.node("node1"), FAMILIES[0]
     deployment.apply(service("web", *WEB), *endpoint_slices("web", world.web[:2]))
     await deployment.start("--resync-period", "1h", nodes=("node1",))
-    gone, name = f"{world.web[0].ip}:8080", "cluster-ip" if backend() == NFTABLES else "KROUTE-CLUSTER-IP"
+    gone, entry = f"{world.web[0].ip}:8080", SetEntry(AddressSet.CLUSTER_IP, (WEB.ip, 6, 8080))
     node1.run("ipvsadm", "-d", "-t", family.at(WEB.ip, 8080), "-r", gone)
-    delete_entry(node1, SetEntry(AddressSet.CLUSTER_IP, (WEB.ip, 6, 8080)))
+    delete_entry(node1, entry)
+    if TRACES:
+        await eventually(lambda: is_there(node1, entry), within=2)
     code, said = await ask_json(node1, "explain", f"{WEB.ip}:8080", "--from", world.visitor.ip)
     assert code == 5
     assert said["differences"] == [
         f"real server {gone} is missing",
-        f"set {name} lacks {WEB.ip},6,8080",
+        *([] if TRACES else [f"set {set_name(entry)} lacks {WEB.ip},6,8080"]),
     ]
     [verdict] = said["verdicts"]
-    assert verdict["fate"] == REFUSED
-    assert await observed(Case("", world.visitor, WEB.ip, 8080, REFUSED), family) == (REFUSED, None)
+    assert verdict["fate"] == (SERVED if TRACES else REFUSED)
+    assert await observed(Case("", world.visitor, WEB.ip, 8080, verdict["fate"]), family) == (verdict["fate"], None)
+
+
+def is_there(node: Node, entry: SetEntry) -> None:
+    assert entry in entries(node)
 
 
 async def test_without_an_agent_it_is_by_the_kernel(world: World, deployment: Deployment) -> None:

@@ -6,6 +6,7 @@ the node's IP address and the VM's MAC address. The answer would go to the node,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -96,9 +97,10 @@ LEGACY_BREAKAGES = {
 }
 NFT_BREAKAGES = {
     "the rule is deleted": (
-        "nft -a list chain ip kroute services | sed -n '/exempt/s/.*# /delete rule ip kroute services /p' | nft -f -"
+        "nft -a list chain ip kroute mark-masquerade"
+        " | sed -n '/exempt from/s/.*# /delete rule ip kroute mark-masquerade /p' | nft -f -"
     ),
-    "the chain is flushed": "nft flush chain ip kroute services",
+    "the chain is flushed": "nft flush chain ip kroute mark-masquerade",
     "the table is flushed": "nft flush table ip kroute",
 }
 BREAKAGES = NFT_BREAKAGES if backend() == NFTABLES else LEGACY_BREAKAGES
@@ -109,12 +111,14 @@ async def test_s10_the_exemption_comes_back(world: World, deployment: Deployment
     await start(world, deployment, "--masquerade-exempt", EXEMPTION)
     for node in world.nodes:
         before = rules(node, "IPv4")
+        log = deployment.agents[node.name].log
+        assert '"repair"' not in log.read_text()
         node.run("sh", "-c", breakage)
-        assert rules(node, "IPv4") != before
-        await eventually(lambda node=node, before=before: is_back(node, before), within=15)
+        await eventually(lambda node=node, log=log, before=before: is_back(node, log, before), within=15)
     answer = await annex.vm.http(*addressed(world)["load balancer"])
     assert answer.peer == VM
 
 
-def is_back(node: Host, before: dict[str, list[str]]) -> None:
+def is_back(node: Host, log: Path, before: dict[str, list[str]]) -> None:
+    assert '"repair"' in log.read_text(), "the damage has not been noticed"
     assert rules(node, "IPv4") == before

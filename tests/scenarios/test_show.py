@@ -4,9 +4,15 @@ import asyncio
 import json
 import re
 import signal
+from collections import Counter
 
+from kroute.firewall.sets import ROOM
+from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.answers import ask_json
+from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.firewall import NFTABLES, backend
+from tests.lab.firewall_state import entries, set_name
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import FAMILIES, World
 from tests.scenarios.test_observation import scraped
@@ -45,14 +51,25 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
     assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
 
 
+def in_the_kernel(node: Node) -> dict[str, tuple[int, int]]:
+    """Return the number of entries and the limit of each set; nf_tables has no limit, so it is kroute's."""
+    if backend() != NFTABLES:
+        header = r"^Name: (\S+)$.*?maxelem (\d+).*?^Number of entries: (\d+)$"
+        found = re.findall(header, node.run("ipset", "list", "-t"), re.MULTILINE | re.DOTALL)
+        assert {capacity for _, capacity, _ in found} == {"262144"}
+        return {name: (int(count), int(capacity)) for name, capacity, count in found}
+    counts = Counter(set_name(entry) for entry in entries(node))
+    names = [set_name(SetEntry(which, (address,))) for which in AddressSet for address in CLUSTER_IPS]
+    return {name: (counts[name], ROOM.most) for name in names}
+
+
 async def test_the_sets_are_as_full_as_the_kernel_says(world: World, deployment: Deployment) -> None:
     node1 = world.cluster.node("node1")
     deployment.apply(service("web", *CLUSTER_IPS, ports={"TCP": 8080, "UDP": 5353}), *endpoint_slices("web", world.web))
     await deployment.start(nodes=("node1",))
-    header = r"^Name: (\S+)$.*?maxelem (\d+).*?^Number of entries: (\d+)$"
-    found = re.findall(header, node1.run("ipset", "list", "-t"), re.MULTILINE | re.DOTALL)
-    kernel = {name: (int(entries), int(capacity)) for name, capacity, entries in found}
-    assert kernel["KROUTE-NO-ENDPOINT"] == (1, 262_144)
+    kernel = in_the_kernel(node1)
+    assert kernel[set_name(SetEntry(AddressSet.CLUSTER_IP, (CLUSTER_IPS[0],)))][0] == 1
+    assert kernel[set_name(SetEntry(AddressSet.NO_ENDPOINT, (CLUSTER_IPS[0],)))][0] == 1
     code, shown = await ask_json(node1, "show")
     assert code == 0
     assert {it["set"]: (it["entries"], it["capacity"]) for it in shown["sets"]} == kernel

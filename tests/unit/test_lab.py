@@ -27,10 +27,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def items(
-    *nodeids: str, everywhere: bool = False, again: bool = False, legacy: bool = False, turn: int | None = None
+    *nodeids: str, everywhere: bool = False, again: bool = False, turn: int | None = None, **needed: bool
 ) -> list[pytest.Item]:
     in_turn = None if turn is None else pytest.mark.feed_in_turn(turn).mark
-    markers = {"every_kernel": everywhere, "each_feed": again, "legacy": legacy, "feed_in_turn": in_turn}
+    markers = {"every_kernel": everywhere, "each_feed": again, "feed_in_turn": in_turn, **needed}
     return [
         SimpleNamespace(nodeid=nodeid, get_closest_marker=markers.get)  # type: ignore[misc]
         for nodeid in nodeids
@@ -68,21 +68,19 @@ class TestWork:
             *items("k.py::2", everywhere=True, legacy=True),
             *items("s.py::1"),
             *items("s.py::2", legacy=True),
+            *items("n.py::1", everywhere=True, nftables=True),
+            *items("n.py::2", legacy=True, nftables=True),
         ]
         works = matrix(tests, [BARE, BUILT, PACKAGED], Durations({}, {}))
         assert [(work.kernel, work.suffix, names(work.take_all())) for work in works] == [
-            (BARE, "", ["k.py::1", "s.py::1"]),
-            (BUILT, "", ["k.py::2", "s.py::2"]),
+            (BARE, "", ["k.py::1", "s.py::1", "n.py::1"]),
+            (BUILT, "", ["k.py::2", "s.py::2", "n.py::2"]),
             (PACKAGED, "@packaged", ["k.py::1", "k.py::2"]),
         ]
         first, second = matrix(tests, [BUILT, PACKAGED], Durations({}, {}))
-        assert (len(first), len(second)) == (4, 2)
-        first, second, third = matrix(tests, [BARE, PACKAGED], Durations({}, {}))
-        assert (len(first), names(second.take_all()), names(third.take_all())) == (
-            2,
-            ["k.py::2", "s.py::2"],
-            ["k.py::1"],
-        )
+        assert (len(first), len(second)) == (6, 2)
+        [alone] = matrix(tests[:1], [BARE], Durations({}, {}))
+        assert (alone.kernel, alone.suffix, len(alone)) == (BARE, "", 1)
 
     def test_what_is_for_each_feed_runs_once_by_each(self) -> None:
         conformance, scenario = items("c.py::1", again=True), items("s.py::1", everywhere=True)
@@ -182,9 +180,9 @@ class TestKernels:
         assert kernels.default() == PACKAGED
         self.make(BUILT)
         assert kernels.default() == BUILT
-        assert kernels.usable() == [BUILT]
+        assert kernels.usable() == [BARE, BUILT]
         self.make(PACKAGED)
-        assert kernels.usable() == [BUILT, PACKAGED]
+        assert kernels.usable() == [BARE, BUILT, PACKAGED]
         assert BUILT.title == "Linux 1.2.3 (built)"
 
     def test_one_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,17 +196,15 @@ class TestKernels:
     @pytest.mark.parametrize(
         ("which", "nothing", "with_packaged"),
         [
-            ("quickest", [PACKAGED], []),
-            ("newest", [BUILT], [BUILT]),
-            ("every", [BUILT, PACKAGED], [BUILT]),
+            ("quickest", ["packaged"], []),
+            ("newest", ["built"], ["built"]),
+            ("every", ["built", "packaged"], ["built"]),
         ],
     )
-    def test_the_set_up_makes_what_is_missing(
-        self, which: str, nothing: list[kernels.Kernel], with_packaged: list[kernels.Kernel]
-    ) -> None:
-        assert provide.missing(which) == nothing
+    def test_the_set_up_makes_what_is_missing(self, which: str, nothing: list[str], with_packaged: list[str]) -> None:
+        assert [it.recipe for it in provide.missing(which)] == nothing
         self.make(PACKAGED)
-        assert provide.missing(which) == with_packaged
+        assert [it.recipe for it in provide.missing(which)] == with_packaged
 
     def test_the_bare_kernel_is_the_built_one_without_what_is_legacy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KROUTE_KERNEL", "bare")

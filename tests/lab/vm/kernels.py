@@ -19,6 +19,8 @@ from tests.lab.places import cache
 
 RECIPE = Path(__file__).with_name("kernel")
 """The files that kernels are made from."""
+NEEDS = frozenset({"legacy", "nftables"})
+"""Markers of tests: they need the legacy tables of iptables and ipset, or nf_tables of the families ip and ip6."""
 LEGACY = (
     *("ip_set", "ip_set_bitmap_port", "ip_set_list_set", "xt_set"),
     *(f"ip_set_hash_{kind}" for kind in ("ip", "ipport", "ipportip", "ipportnet", "net", "netnet", "netport")),
@@ -34,7 +36,8 @@ class Kernel:
 
     `words` are added to its command line. `ingredients` are the files of RECIPE that make it, and `recipe` is the name
     of the way: kernels of one recipe are one binary. `firewall` is the backend that kroute uses on it, unless
-    `KROUTE_FIREWALL` names another. `lacks` are modules of the binary that it boots without.
+    `KROUTE_FIREWALL` names another. `lacks` are modules of the binary that it boots without. `misses` are those of
+    NEEDS that it does not have.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Kernel:
     recipe: str
     firewall: str = "iptables"
     lacks: tuple[str, ...] = ()
+    misses: frozenset[str] = frozenset()
 
     @property
     def directory(self) -> Path:
@@ -58,10 +62,9 @@ class Kernel:
         initcalls = [f"{module.removeprefix('ip_set_')}_init" for module in self.lacks]
         return (*self.words, f"initcall_blacklist={','.join(initcalls)}", f"LAB_LACKS={','.join(self.lacks)}")
 
-    @property
-    def has_legacy(self) -> bool:
-        """Whether it has legacy tables and the sets of ipset."""
-        return not self.lacks
+    def can(self, needs: frozenset[str]) -> bool:
+        """Whether it has what tests with these of the markers NEEDS need."""
+        return not needs & self.misses
 
     @property
     def is_there(self) -> bool:
@@ -90,22 +93,20 @@ class Kernel:
 
 
 BUILT = Kernel("built", ("seccomp=auto",), ("suites", "options", "xsave_area.c"), "built")
-BARE = replace(BUILT, name="bare", firewall="nftables", lacks=LEGACY)
-PACKAGED = Kernel("packaged", (), ("suites", "xsave_area.c"), "packaged")
+BARE = replace(BUILT, name="bare", firewall="nftables", lacks=LEGACY, misses=frozenset({"legacy"}))
+PACKAGED = Kernel("packaged", (), ("suites", "xsave_area.c"), "packaged", misses=frozenset({"nftables"}))
 KERNELS = {kernel.name: kernel for kernel in (BARE, BUILT, PACKAGED)}
-AUTO = (BUILT, PACKAGED)
-"""What `KROUTE_KERNEL=auto` allows, the kernel of all tests first."""
 
 
 def wanted() -> list[Kernel]:
-    """Return the kernels that `KROUTE_KERNEL` allows: the named one, or all of AUTO.
+    """Return the kernels that `KROUTE_KERNEL` allows: the named one, or all, the kernel of most tests first.
 
     Raises:
         ValueError: it names no kernel.
     """
     wish = os.environ.get("KROUTE_KERNEL") or "auto"
     if wish == "auto":
-        return list(AUTO)
+        return list(KERNELS.values())
     if wish not in KERNELS:
         raise ValueError(f"KROUTE_KERNEL={wish}: use auto, {', '.join(KERNELS)}")
     return [KERNELS[wish]]
@@ -118,5 +119,5 @@ def usable() -> list[Kernel]:
 
 
 def default() -> Kernel:
-    """Return the kernel for a machine without a chosen one: the first that is usable."""
-    return usable()[0]
+    """Return the kernel for a machine without a chosen one: of the usable ones the first that has legacy tables."""
+    return next((kernel for kernel in usable() if "legacy" not in kernel.misses), usable()[0])

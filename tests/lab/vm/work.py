@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.feeds import MANIFESTS, wanted
 from tests.lab.vm.durations import Durations, file_of
-from tests.lab.vm.kernels import Kernel
+from tests.lab.vm.kernels import NEEDS, Kernel
 
 
 class Work:
@@ -78,7 +78,7 @@ class Work:
 def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations) -> list[Work]:
     """Distribute the lab's tests: the first kernel runs all that it can, other kernels those marked `every_kernel`.
 
-    Tests marked `legacy` run on the first kernel that has legacy tables; if none has, they must not be among `items`.
+    Tests marked `legacy` or `nftables` run on kernels that have what they need; some kernel must have it.
     A kernel of the same binary as the first is not another one. If two feeds are wanted, tests marked `each_feed` run
     once more, by the second. Those marked `feed_in_turn` change from one feed to the other with each kernel, and so run
     no more often.
@@ -97,14 +97,17 @@ def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations
     ]
 
 
+def needs(item: pytest.Item) -> frozenset[str]:
+    """Return those of the markers NEEDS that a test has."""
+    return frozenset(name for name in NEEDS if item.get_closest_marker(name))
+
+
 def _runs_on(item: pytest.Item, kernels: list[Kernel]) -> list[Kernel]:
     """The kernels of a test, its own first."""
-    first = own = kernels[0]
-    if item.get_closest_marker("legacy"):
-        own = next((kernel for kernel in kernels if kernel.has_legacy), first)
+    able = [kernel for kernel in kernels if kernel.can(needs(item))]
     if not item.get_closest_marker("every_kernel"):
-        return [own]
-    return [own, *(kernel for kernel in kernels if kernel.directory != first.directory and kernel is not own)]
+        return able[:1]
+    return [able[0], *(it for it in able[1:] if kernels[0].directory != it.directory != able[0].directory)]
 
 
 def _turns(item: pytest.Item, feeds: list[str]) -> Iterator[str]:

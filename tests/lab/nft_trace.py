@@ -1,0 +1,62 @@
+"""`nft monitor trace` on a node: the rules that the kernel says that packets have met."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from tests.lab.cluster import Node
+from tests.lab.world import Family
+
+_TABLE = """
+table {family} lab-trace {{
+    chain prerouting {{
+        type filter hook prerouting priority -400;
+        {match} meta nftrace set 1
+    }}
+    chain output {{
+        type filter hook output priority -400;
+        {match} meta nftrace set 1
+    }}
+}}
+"""
+_FIRST_PACKETS = "tcp flags & (syn | ack) == syn", "meta l4proto udp"
+_KROUTES = re.compile(r'^trace id \w+ ip6? kroute \S+ rule .* comment "([^"]*)"', re.MULTILINE)
+
+
+class Trace:
+    """What the kernel has said since `forget` was called last."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def forget(self) -> None:
+        """Leave out what has been said until now."""
+        self._file.read()
+
+    def comments(self) -> list[str]:
+        """Return the comments of kroute's rules that packets have met since then, in order."""
+        start = self._file.tell()
+        said = self._file.read()
+        self._file.seek(start)
+        return _KROUTES.findall(said)
+
+
+@contextmanager
+def traced(node: Node, family: Family) -> Iterator[Trace]:
+    """Trace the first packets of TCP connections, and those of UDP, for the length of a `with`."""
+    table = {"IPv4": "ip", "IPv6": "ip6"}[family.name]
+    rules = [_TABLE.format(family=table, match=match) for match in _FIRST_PACKETS]
+    node.run("nft", "-f", "-", stdin="".join(rules))
+    with tempfile.NamedTemporaryFile(prefix="nft-trace-") as output, Path(output.name).open(encoding="utf-8") as said:
+        with node.namespace.inside():
+            monitor = subprocess.Popen(["stdbuf", "-oL", "nft", "monitor", "trace"], stdout=output)
+        try:
+            yield Trace(said)
+        finally:
+            monitor.kill()
+            monitor.wait()
+            node.run("nft", "delete", "table", table, "lab-trace")
