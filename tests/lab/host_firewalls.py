@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.lab.cluster import Node
+from tests.lab.firewall import has_legacy
 
 DOCKER_JUMPS = ("DOCKER-FORWARD", "DOCKER-USER")
 """The chains to which docker puts jumps at the head of FORWARD, one after the other, whenever it starts."""
@@ -119,7 +120,7 @@ def ufw_allow(node: Node, rules: Iterable[str]) -> None:
 
 @contextmanager
 def _restored(node: Node) -> Iterator[None]:
-    before = {tool: node.run(f"{tool}-legacy-save", "-t", "filter") for tool in TOOLS}
+    before = {it: node.run(f"{it}-legacy-save", "-t", "filter") for it in TOOLS if has_legacy()}
     try:
         yield
     finally:

@@ -1,8 +1,11 @@
 """`nft monitor trace` on a node: the rules that the kernel says that packets have met."""
 
+import contextlib
 import re
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +26,8 @@ table {family} lab-trace {{
     }}
 }}
 """
+PATIENCE = 20.0
+"""Seconds in which nft must have started to listen."""
 _FIRST_PACKETS = "tcp flags & (syn | ack) == syn", "meta l4proto udp"
 _KROUTES = re.compile(r'^trace id \w+ ip6? kroute \S+ rule .* comment "([^"]*)"', re.MULTILINE)
 
@@ -45,6 +50,18 @@ class Trace:
         return _KROUTES.findall(said)
 
 
+def _wait_until_it_listens(node: Node, family: Family, output: Path) -> None:
+    """Send packets to the node itself until one has been reported."""
+    kind, loopback = (socket.AF_INET6, "::1") if family.name == "IPv6" else (socket.AF_INET, "127.0.0.1")
+    deadline = time.monotonic() + PATIENCE
+    with node.namespace.socket(kind, socket.SOCK_DGRAM) as probe:
+        while not output.stat().st_size:
+            assert time.monotonic() < deadline, "nft monitor trace reports nothing"
+            with contextlib.suppress(ConnectionRefusedError):
+                probe.sendto(b"?", (loopback, 9))
+            time.sleep(0.05)
+
+
 @contextmanager
 def traced(node: Node, family: Family) -> Iterator[Trace]:
     """Trace the first packets of TCP connections, and those of UDP, for the length of a `with`."""
@@ -55,6 +72,7 @@ def traced(node: Node, family: Family) -> Iterator[Trace]:
         with node.namespace.inside():
             monitor = subprocess.Popen(["stdbuf", "-oL", "nft", "monitor", "trace"], stdout=output)
         try:
+            _wait_until_it_listens(node, family, Path(output.name))
             yield Trace(said)
         finally:
             monitor.kill()

@@ -8,6 +8,7 @@ that was changed since it was read is not deleted. They take the xtables lock wh
 import asyncio
 import errno
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
@@ -39,7 +40,13 @@ class XtablesTools:
     """The iptables tools, in the network namespace of the calling thread."""
 
     async def save(self, variant: Variant, table: str = "") -> str | None:
-        """One table, or all tables that are in use, as iptables-save prints them; None if the tool is not installed."""
+        """One table, or all tables that are in use, as iptables-save prints them; None if the tool is not installed.
+
+        A legacy table that is not in use, or that the kernel does not have at all, is empty; the tool would fail, or
+        make it.
+        """
+        if table and variant.name == "legacy" and not _may_be_in_use(variant, table):
+            return ""
         return await _run([variant.tool("save"), *(["-t", table] if table else [])], "")
 
     async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
@@ -58,6 +65,17 @@ class XtablesTools:
         lock = ["-w", str(LOCK_SECONDS)] if variant.name == "legacy" else []
         if await _run([tool, "--noflush", *lock], text) is None:
             raise KernelError(f"{tool} is not installed; install the package iptables")
+
+
+def _may_be_in_use(variant: Variant, table: str) -> bool:
+    """Whether the legacy table exists in this network namespace, or the kernel does not say so."""
+    file = "ip6_tables_names" if variant.family == socket.AF_INET6 else "ip_tables_names"
+    try:
+        return table in Path("/proc/thread-self/net", file).read_text().split()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 async def _run(argv: list[str], stdin: str) -> str | None:

@@ -35,6 +35,12 @@ async def test_one_that_does_not_end_is_ended(pid_file: Path, monkeypatch: pytes
         os.kill(int(pid), 0)
 
 
+async def test_a_legacy_table_that_is_not_in_use_is_empty_and_no_tool_is_asked() -> None:
+    """A kernel without legacy tables has no file that lists them; the tool would fail there."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        assert await XtablesTools().save(Variant(family, "legacy"), "no-such-table") == ""
+
+
 async def test_one_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
