@@ -115,7 +115,7 @@ async def test_s15_routes_and_node_ports_follow_the_address_and_the_node_object_
     await eventually(lambda: cluster3.has_s1(family, family.of(NEW)), IN_TIME)
     assert f"TCP {family.at(family.of(OLD), NODE_PORT)}" not in cluster3.node.ipvs()
     cluster3.tell("a", readdressed(family))
-    await cluster3.knows(zone="a", within=30)  # a watch that was not answered yet when its address left stalls for 120 s
+    await cluster3.knows(zone="a", within=30)  # a watch not yet answered when its address left stalls for 120 s
     await cluster3.has_s1(family, family.of(NEW))
 
 
