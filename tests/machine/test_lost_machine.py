@@ -26,4 +26,4 @@ def test_a_machine_that_ends_in_a_test_costs_that_test_alone() -> None:
     assert "1 failed, 3 passed" in done.stdout
     assert re.search(r"FAILED .*test_in_which_the_kernel_panics", done.stdout)
     assert "Kernel panic - not syncing: Attempted to kill init!" in done.stdout
-    assert re.search(r"lab: Linux \d+\.\d+\S* \(\w+\), fed by manifests: 4 tests", done.stdout)
+    assert re.search(r"lab: Linux \d+\.\d+\S* \(\w+\), \w+tables, fed by manifests: 4 tests", done.stdout)
