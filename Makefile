@@ -30,6 +30,7 @@ conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and wr
 bench: ## measure kroute and the batch tools in C, and write docs/performance.md (QUICK=1: a few minutes, no page)
 	@scripts/setup lab
 	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(ARGS)
+	@$(if $(QUICK),,.venv/bin/python -m bench.firewalls --publish)
 	@$(if $(QUICK),,.venv/bin/python -m bench.outage --publish)
 
 lint: ## check style, types and the direction of imports

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 from bench import phases, report
-from bench.firewalls import FIREWALLS
 from bench.node import RunnerError
 from bench.phases import BenchError
-from bench.run import PHASES, run
+from bench.run import FIREWALLS, PHASES, run
 from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"of {', '.join(PHASES)}; cold is always made")
-    parser.add_argument("--firewalls", default=",".join(FIREWALLS), help="backends; the first is measured in full")
+    parser.add_argument("--firewall", choices=FIREWALLS, default=FIREWALLS[0], help="the node's backend")
     parser.add_argument("--profile", action="store_true", help="sample the stacks of the agents")
     parser.add_argument("--output", type=Path, help="directory for the results; default: bench/results")
     parser.add_argument("--publish", action="store_true", help=f"put the tables and charts into {PAGE.name}")
@@ -63,7 +62,7 @@ async def _measure(chosen: argparse.Namespace, file: Path) -> None:
     sizes = chosen.services or (QUICK_SIZES if chosen.quick else SIZES)
     lengths = phases.QUICK if chosen.quick else phases.FULL
     wanted = frozenset(chosen.phases.split(","))
-    firewalls = chosen.firewalls.split(",")
+    firewalls = (chosen.firewall,)
     async for result in run(
         sizes, chosen.endpoints, lengths, wanted, _say, firewalls=firewalls, profile=chosen.profile
     ):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import brief
-from bench.firewalls import comparison
 from bench.plots import line_chart
 from bench.session import percentile
 from bench.targets import MIB, Run, straight_line, tools_seconds, verdicts
@@ -94,13 +93,13 @@ def markdown(result: Result) -> str:
     """The targets with their verdicts, then all figures by size."""
     runs = _by_size(result)
     size = f"{max(run['services'] for run in runs):,} Services x {runs[0]['endpoints']}"
-    lines = [_circumstances(result), "", f"| target at {size} | limit | measured | |", "|---|---|---|---|"]
+    lengths = f", a storm of {result['storm']:.0f} s or more, {result['idle']:.0f} s idle."
+    lines = [circumstances(result) + lengths, "", f"| target at {size} | limit | measured | |", "|---|---|---|---|"]
     for target, value in (verdict for verdict in verdicts(runs)):
         met = {None: "", True: "met", False: "**missed**"}[None if value is None else value <= target.limit]
         measured = "not measured" if value is None else brief(value, f" {target.unit}")
         lines.append(f"| {target.figure} | {brief(target.limit, f' {target.unit}')} | {measured} | {met} |")
     lines += _growth(runs)
-    lines += comparison(result["runs"])
     lines += ["", "| | " + " | ".join(f"{run['services']:,}" for run in runs) + " |", "|---|" + "---:|" * len(runs)]
     for name, value_of in ROWS:
         lines.append(f"| {name} | " + " | ".join(_cell(value_of, run) for run in runs) + " |")
@@ -108,9 +107,7 @@ def markdown(result: Result) -> str:
 
 
 def _by_size(result: Result) -> list[Run]:
-    """The runs with the first backend."""
-    runs: list[Run] = result["runs"]
-    return sorted((it for it in runs if it["firewall"] == runs[0]["firewall"]), key=lambda run: run["services"])
+    return sorted(result["runs"], key=lambda run: run["services"])
 
 
 def _growth(runs: Sequence[Run]) -> list[str]:
@@ -129,12 +126,13 @@ def _growth(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _circumstances(result: Result) -> str:
+def circumstances(result: Result) -> str:
+    """When and where the result was measured, and of what."""
+    backends = " and ".join(dict.fromkeys(run["firewall"] for run in result["runs"]))
     return (
-        f"Measured {result['when']} at `{result['commit']}`, Python {result['python']}, lab `{result['lab']}` on"
-        f" {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f} before and"
-        f" {result['load_after']:.1f} after. {result['changes']} single changes, a storm of {result['storm']:.0f} s or"
-        f" more, {result['idle']:.0f} s idle."
+        f"Measured {result['when']} at `{result['commit']}` with {backends}, Python {result['python']}, lab"
+        f" `{result['lab']}` on {result['cores']} of the host's cores; the host's load was {result['load_before']:.1f}"
+        f" before and {result['load_after']:.1f} after. {result['changes']} single changes"
     )
 
 

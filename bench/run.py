@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
 from typing import Any
 
 from bench import phases
-from bench.firewalls import COMPARED_PHASES, FIREWALLS
 from bench.node import NodeUnderTest, node_under_test
 from bench.phases import Lengths
 from bench.session import Session
@@ -18,6 +17,8 @@ from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 
 PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "resync")
+FIREWALLS = ("nftables", "iptables")
+"""The backends, the preferred one first."""
 _WITH_RESYNCS = {"warm", "storm", "resync"}
 
 Say = Callable[[str], None]
@@ -35,15 +36,13 @@ async def run(
 ) -> AsyncIterator[dict[str, Any]]:
     """Measure every size with every firewall backend, each on its own node.
 
-    Backends after the first are measured in COMPARED_PHASES only. Yields the result so far after each node. `say` is
-    called with the progress.
+    Yields the result so far after each node. `say` is called with the progress.
     """
     result: dict[str, Any] = {**_circumstances(), **lengths._asdict(), "runs": []}
     for services, firewall in itertools.product(sizes, firewalls):
-        phases_here = wanted if firewall == firewalls[0] else wanted & COMPARED_PHASES
         async with node_under_test() as node:
             workload = Workload(services, endpoints)
-            result["runs"].append(await _measure(node, workload, firewall, lengths, phases_here, say, profile))
+            result["runs"].append(await _measure(node, workload, firewall, lengths, wanted, say, profile))
         result["load_after"] = os.getloadavg()[0]
         yield result
 

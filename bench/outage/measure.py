@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import phases
-from bench.firewalls import FIREWALLS
 from bench.node import node_under_test
+from bench.run import FIREWALLS
 from bench.session import Session
 from bench.workload import PORT, TARGET_PORT, Workload
 from tests.apiserver.restart import Restart
