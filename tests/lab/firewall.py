@@ -8,8 +8,10 @@ import contextlib
 import errno
 import functools
 import os
+import shutil
 import socket
 import struct
+import subprocess
 
 NFTABLES, IPTABLES = "nftables", "iptables"
 
@@ -36,6 +38,14 @@ def of_this_kernel() -> str:
 def has_legacy() -> bool:
     """Whether the running kernel has legacy tables of both families, and ip_set."""
     return not legacy_refusals()
+
+
+@functools.cache
+def has_nf_tables() -> bool:
+    """Whether the running kernel has tables of nft's families ip and ip6; Debian's 6.1 has neither."""
+    nft = shutil.which("nft")
+    trial = "add table ip lab-trial; add table ip6 lab-trial"
+    return nft is not None and subprocess.run([nft, "--check", trial], capture_output=True, check=False).returncode == 0
 
 
 def legacy_refusals() -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
-from tests.lab.firewall import NFTABLES, backend, has_legacy, tool
+from tests.lab.firewall import NFTABLES, backend, has_legacy, has_nf_tables, tool
 from tests.lab.firewall_state import flush_rules, flush_sets
 from tests.lab.kernel_state import Snapshot
 from tests.lab.objects import endpoint_slices, service
@@ -107,8 +107,9 @@ async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, d
     node1 = world.cluster.node("node1")
     node1.run("ipvsadm", "-A", "-t", "10.254.0.10:9999", "-s", "wlc")
     node1.run("ipvsadm", "-A", "-t", f"{node1.ip}:7777", "-s", "rr")
-    node1.run("nft", "add table ip foreign")
-    node1.run("nft", "add set ip foreign theirs { type ipv4_addr; }")
+    if has_nf_tables():
+        node1.run("nft", "add table ip foreign")
+        node1.run("nft", "add set ip foreign theirs { type ipv4_addr; }")
     if has_legacy():
         node1.run("ipset", "create", "FOREIGN", "hash:ip")
     node1.run(tool("IPv4"), "-t", "nat", "-A", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
@@ -124,7 +125,8 @@ async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, d
     finally:
         node1.run("ipvsadm", "-D", "-t", "10.254.0.10:9999")
         node1.run("ipvsadm", "-D", "-t", f"{node1.ip}:7777")
-        node1.run("nft", "delete table ip foreign")
+        if has_nf_tables():
+            node1.run("nft", "delete table ip foreign")
         if has_legacy():
             node1.run("ipset", "destroy", "FOREIGN")
         node1.run(tool("IPv4"), "-t", "nat", "-D", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
-from tests.lab.firewall import has_legacy, tool
+from tests.lab.firewall import has_legacy, has_nf_tables, tool
 from tests.lab.kroute_process import KrouteProcess
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, World
@@ -17,15 +17,18 @@ SETS_OF_IPSET = (
     ("ipset create FOREIGN hash:ip", "ipset destroy FOREIGN"),
     ("ipset add FOREIGN 198.51.100.1", None),
 )
+TABLES_OF_NFT = (
+    ("nft add table ip foreign", "nft delete table ip foreign"),
+    ("nft add set ip foreign cluster-ip { type ipv4_addr; }", None),
+    ("nft add element ip foreign cluster-ip { 198.51.100.1 }", None),
+)
 FOREIGN = (
     ("ip link add foreign0 type dummy", "ip link del foreign0"),
     ("ip address add 203.0.113.7/32 dev foreign0", None),
     ("ipvsadm -A -t 203.0.113.7:80 -s wlc -p 300", "ipvsadm -D -t 203.0.113.7:80"),
     ("ipvsadm -a -t 203.0.113.7:80 -r 198.51.100.9:80 -g -w 3", None),
     *(SETS_OF_IPSET if has_legacy() else ()),
-    ("nft add table ip foreign", "nft delete table ip foreign"),
-    ("nft add set ip foreign cluster-ip { type ipv4_addr; }", None),
-    ("nft add element ip foreign cluster-ip { 198.51.100.1 }", None),
+    *(TABLES_OF_NFT if has_nf_tables() else ()),
     (f"{IPTABLES} -t nat -N FOREIGN", f"{IPTABLES} -t nat -X FOREIGN"),
     (f"{IPTABLES} -t nat -A FOREIGN -s 198.51.100.1 -j RETURN", f"{IPTABLES} -t nat -F FOREIGN"),
     (f"{IPTABLES} -t nat -I PREROUTING -j FOREIGN", f"{IPTABLES} -t nat -D PREROUTING -j FOREIGN"),
@@ -118,7 +121,8 @@ async def test_s17_foreign_things_are_untouched_while_kroute_runs(world: World, 
         rules = node1.run(f"{IPTABLES}-save", "-t", "nat")
         assert "-A FOREIGN -s 198.51.100.1/32 -j RETURN" in rules
         assert "-A PREROUTING -j FOREIGN" in rules
-        assert "198.51.100.1" in node1.run("nft", "list set ip foreign cluster-ip")
+        if has_nf_tables():
+            assert "198.51.100.1" in node1.run("nft", "list set ip foreign cluster-ip")
         assert not has_legacy() or "FOREIGN 198.51.100.1" in node1.run("ipset", "save", "FOREIGN")
         await deployment.cleanup()
 
