@@ -1,9 +1,9 @@
 """What kube-proxy and kube-router leave on a node, as a table. kroute touches no foreign object that it does not name.
 
-Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go, proxier.go) and `pkg/proxy/iptables`, kube-router's
-`pkg/controllers/proxy`. Similar names of other programs are left out on purpose: the kubelet's KUBE-FIREWALL,
-KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT, and the chains, sets and bridge of kube-router's network
-policies and routing.
+Sources: kube-proxy's `pkg/proxy/ipvs` (ipset.go, proxier.go), `pkg/proxy/iptables` and `pkg/proxy/nftables`,
+kube-router's `pkg/controllers/proxy`. Similar names of other programs are left out on purpose: the kubelet's
+KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY and KUBE-IPTABLES-HINT, and the chains, sets and bridge of
+kube-router's network policies and routing.
 """
 
 import re
@@ -29,7 +29,8 @@ class OtherProxy(NamedTuple):
     `link` carries its VIPs. `port_sets` hold its virtual servers as (address, protocol, port); if
     `lists_every_virtual_server`, they hold those of other programs, too. `node_port_sets` hold its node ports; the
     values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
-    `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have.
+    `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_table` is
+    the name of its own tables in nf_tables, of the families ip and ip6; "" without any.
     """
 
     name: str
@@ -42,6 +43,7 @@ class OtherProxy(NamedTuple):
     lists_every_virtual_server: bool = False
     has_dsr: bool = False
     has_source_routes: bool = False
+    nft_table: str = ""
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
@@ -107,6 +109,7 @@ OTHER_PROXIES = {
             port_sets=_KUBE_PROXY_PORTS,
             node_port_sets=_KUBE_PROXY_NODE_PORTS,
             sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
+            nft_table="kube-proxy",
         ),
         OtherProxy(
             KUBE_ROUTER,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 from typing import NamedTuple
 
-from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES, OtherProxy
+from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
@@ -21,11 +21,6 @@ class Leftover(NamedTuple):
 
     proxy: str
     what: str
-
-
-NFT_TABLE = "kube-proxy"
-"""The table of kube-proxy's nftables mode, in the families ip and ip6. Its other modes' chains may be in nf_tables,
-too."""
 
 
 async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str]) -> list[Leftover]:
@@ -46,8 +41,8 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str])
             what.append(f"set {sets[0]}" + (f" and {len(sets) - 1} more" if len(sets) > 1 else ""))
         what += [f"{family} chain {name}" for family, names in chains.items() for name in _recognised(proxy, names)]
         what += [f"nft chain {it.family} {it.table} {it.name}" for it in nft_chains if proxy.is_recognised_by(it.name)]
+        what += [f"nft table {it.family} {it.table}" for it in nft_chains if it.table == proxy.nft_table]
         found += [Leftover(proxy.name, it) for it in what]
-    found += [Leftover(KUBE_PROXY, f"nft table {it.family} {it.table}") for it in nft_chains if it.table == NFT_TABLE]
     return list(dict.fromkeys(found))
 
 

@@ -158,6 +158,8 @@ def _describe(leftovers: Leftovers) -> Iterator[str]:
         yield f"  {len(leftovers.adopted)} virtual servers that are kroute's by now"
     for table in leftovers.tables:
         yield from _describe_table(table)
+    for nft_table in leftovers.nft_tables:
+        yield f"  nft table {nft_table}"
     for name in leftovers.sets:
         yield f"  set {name}"
     for family, mark in leftovers.marks:

@@ -27,6 +27,7 @@ from kroute.kernel.iptables.saved import parse_saved
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
+from kroute.kernel.nftables.objects import Table
 from kroute.migration.node_ports import AllocatedNodePorts, serves
 from kroute.migration.saved_rules import TableLeftovers, leftovers_in
 from kroute.model.plan import VirtualServerKey
@@ -39,7 +40,8 @@ class NodeScan(msgspec.Struct, frozen=True):
 
     `saved` are iptables-save's outputs by variant, None if the tool is missing. `sets` are the sets with the proxy's
     names, with their elements. `virtual_servers` are with the addresses of their real servers. `link_addresses` are
-    those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces.
+    those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces. `nft_tables` are
+    those of nf_tables with the proxy's name.
     """
 
     saved: Mapping[str, str | None]
@@ -53,6 +55,7 @@ class NodeScan(msgspec.Struct, frozen=True):
     sysctls: Mapping[str, str | None]
     our_virtual_servers: Set[VirtualServerKey]
     our_links: Set[str]
+    nft_tables: tuple[Table, ...] = ()
 
 
 class Leftovers(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     sysctls: Mapping[str, str]
     unseen: tuple[str, ...]
     no_services: str = ""
+    nft_tables: tuple[Table, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -96,14 +100,14 @@ class Leftovers(msgspec.Struct, frozen=True):
     @property
     def are_removed(self) -> bool:
         """Whether nothing is left that a take-over removes or adopts. Sysctls stay, kroute needs most of them."""
-        tables = any(table.chains or table.rules for table in self.tables)
+        tables = any(table.chains or table.rules for table in self.tables) or self.nft_tables
         return not (tables or self.link or self.to_adopt or self.sets or self.marks or self.policy_rules or self.routes)
 
     def as_plain(self) -> dict[str, object]:
         """The leftovers for JSON, with text in place of the kernel's numbers."""
         plain = msgspec.structs.asdict(self)
         servers = {name: [str(key) for key in plain[name]] for name in ("to_adopt", "adopted", "others", "in_doubt")}
-        things = {name: [str(thing) for thing in plain[name]] for name in ("policy_rules", "routes")}
+        things = {name: [str(thing) for thing in plain[name]] for name in ("policy_rules", "routes", "nft_tables")}
         return {**plain, **servers, **things, "marks": [mark for _, mark in self.marks]}
 
 
@@ -153,6 +157,7 @@ def recognise(
         routes=tuple(route for route in node.table_routes if proxy.has_dsr and _is_in_its_table(route)),
         sysctls={name: value for name, value in proxy.sysctls.items() if node.sysctls.get(name) == value},
         unseen=tuple(variant for variant in map(str, VARIANTS) if node.saved.get(variant) is None),
+        nft_tables=node.nft_tables,
     )
 
 

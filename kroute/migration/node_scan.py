@@ -12,6 +12,8 @@ from kroute.kernel.modules import is_present
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting
+from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.objects import FAMILY_NAMES, Table
 from kroute.kernel.sysctl import Sysctls
 from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
@@ -39,6 +41,7 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             sysctls={name: Sysctls().read(name) for name in proxy.sysctls},
             our_virtual_servers=frozenset(ledger.virtual_servers),
             our_links=frozenset(ledger.links),
+            nft_tables=await _read_nft_tables(proxy.nft_table),
         )
 
 
@@ -47,3 +50,11 @@ async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:
         return {}
     async with Ipset() as ipset:
         return {name: await ipset.read(name) for name in sorted(names & await ipset.names())}
+
+
+async def _read_nft_tables(name: str) -> tuple[Table, ...]:
+    if not name:
+        return ()
+    async with Nftables() as nftables:
+        found = await nftables.tables()
+    return tuple(Table(number, name) for number, family in FAMILY_NAMES.items() if (family, name) in found)

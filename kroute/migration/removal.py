@@ -5,11 +5,14 @@ then they need the other proxy's rules. Rules come before the sets that they loo
 translation is in the connection tracker, and their virtual servers are kroute's by now.
 """
 
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
+from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.objects import DeleteTable
 from kroute.migration.leftovers import Leftovers
 from kroute.reconcile.cleanup_report import CleanupReport
 
@@ -23,6 +26,7 @@ async def remove(leftovers: Leftovers) -> CleanupReport:
                 await links.delete(leftovers.link)
             report.add(f"delete link {leftovers.link} with {len(leftovers.addresses)} addresses")
     await _remove_rules(leftovers, report)
+    await _remove_nft_tables(leftovers, report)
     if leftovers.sets:
         async with Ipset() as ipset:
             for name in leftovers.sets:
@@ -44,6 +48,15 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
             report.undone += [f"delete {table.variant} rule of table {table.table}: {rule}" for rule in table.rules]
             if table.chains:
                 report.add(f"delete {table.variant} chains of table {table.table}: {' '.join(table.chains)}")
+
+
+async def _remove_nft_tables(leftovers: Leftovers, report: CleanupReport) -> None:
+    for table in leftovers.nft_tables:
+        with report.step(f"nft table {table}"):
+            async with Nftables() as nftables:
+                for failure in await nftables.transact(table, [DeleteTable()]):
+                    raise KernelError(f"cannot delete it: {failure}; run this again", errno=failure.errno)
+            report.add(f"delete nft table {table}")
 
 
 async def _remove_direct_server_return(leftovers: Leftovers, report: CleanupReport) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from kroute.checks.known_proxies import OTHER_PROXIES
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
+from kroute.kernel.nftables.objects import Table
 from kroute.migration.leftovers import Leftovers, NodeScan, recognise
 from kroute.migration.saved_rules import dsr_marks
 from kroute.migration.take_over_options import NODE_PORT_RANGE
@@ -228,3 +229,10 @@ def test_ipv6_sets_have_the_names_that_kube_proxy_cuts() -> None:
 
 def test_addresses_on_either_proxys_link_are_never_the_nodes_own() -> None:
     assert {proxy.link for proxy in OTHER_PROXIES.values()} == set(OTHER_VIP_INTERFACES)
+
+
+def test_the_tables_of_nftables_mode_are_left_until_they_are_removed() -> None:
+    tables = (Table(AF_INET, "kube-proxy"), Table(AF_INET6, "kube-proxy"))
+    found = recognised("kube-proxy", nft_tables=tables)
+    assert not found.are_removed
+    assert found.as_plain()["nft_tables"] == ["ip kube-proxy", "ip6 kube-proxy"]
