@@ -292,7 +292,7 @@ async def test_a_standby_leaves_a_lease_that_another_took_under_its_identity(can
 
 
 async def test_a_renewal_whose_answer_was_lost_is_ones_own(candidates: Candidates) -> None:
-    one = candidates.candidate("one", LeaseSettings(duration=15, renew_deadline=0.4, retry_period=0.1))
+    one = candidates.candidate("one", LeaseSettings(duration=15, renew_deadline=1.5, retry_period=0.1))
     await one.attempt()
     update, never = one._lock.update, asyncio.Event()
 

@@ -309,7 +309,9 @@ def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> N
     assert lines == ["False False", "http://127.0.0.1:1", "0", "Service Watch"]
 
 
-async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them() -> None:
+async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
         await api.get(NODES)
         await api.get(NODES)
@@ -317,6 +319,7 @@ async def test_requests_are_counted_by_method_and_status_as_client_go_counts_the
             await api.get("/api/v1/no-such-kind")
         host = server.url.removeprefix("http://")
         await server.close_port()
+        monkeypatch.setattr("kroute.watchers.kubernetes.api.READ_TIMEOUT", 0.1)
         with pytest.raises(UnreachableError):
             await api.get(NODES)
     [series] = api.requests.series()
