@@ -6,11 +6,11 @@ name and for no other (felix/dataplane/driver.go), and starts again when the lin
 are not the host's own to it (`InterfaceExclude`), but those of Services.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from kroute.checks.finding import Finding, failed, ok, warning
-from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.node_kernel import NodeKernel
 
 CALICO = "calico"
@@ -39,10 +39,10 @@ class CalicoTraces(NamedTuple):
         return self.has_chains or bool(self.links)
 
 
-async def calico_traces(kernel: NodeKernel, nftables: Nftables) -> CalicoTraces:
-    """Look for Calico's links and chains, in legacy tables and in nf_tables. Reads only."""
+async def calico_traces(kernel: NodeKernel, nft_chains: Iterable[NftChain]) -> CalicoTraces:
+    """Look for Calico's links and chains, in legacy tables and among those of nf_tables. Reads only."""
     chains = {name for xtables in kernel.xtables.values() for name in await xtables.chains("filter")}
-    for it in await nftables.chains():
+    for it in nft_chains:
         chains.add(it.name.removeprefix(NFT_PREFIX) if it.table == NFT_TABLE else it.name)
     links = {name for name in await kernel.links.names() if name.startswith(WORKLOAD_LINKS) or name == BPF_LINK}
     return CalicoTraces(links, CHAIN in chains, FORWARD_CHECK in chains)

@@ -1,6 +1,6 @@
 """The checks of `kroute check` on the node. They change nothing, but load modules and tables as a start does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kroute.checks import preflight
 from kroute.checks.bridges import check_bridges
@@ -15,6 +15,7 @@ from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, SysctlClient
 from kroute.kernel.iptables.installed import missing_libraries
 from kroute.kernel.iptables.tools import XtablesTools
+from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import ClientName, NodeKernel, open_kernel
 from kroute.kernel.sysctl import Sysctls
@@ -48,9 +49,10 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
         overrules = BACKENDS[choice.name].overrules
-        findings += await check_host_firewall(XtablesTools(), await nftables.chains(), overrules=overrules)
+        nft_chains = await nftables.chains()
+        findings += await check_host_firewall(XtablesTools(), nft_chains, overrules=overrules)
         findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
-        findings += await check_other_programs(settings, kernel, nftables)
+        findings += await check_other_programs(settings, kernel, nft_chains)
     return findings
 
 
@@ -114,15 +116,15 @@ def check_proxies(found: Iterable[Leftover]) -> list[Finding]:
     ] or [ok(PROXIES, "no trace of kube-proxy or kube-router")]
 
 
-async def check_other_programs(settings: Settings, kernel: NodeKernel, nftables: Nftables) -> list[Finding]:
+async def check_other_programs(settings: Settings, kernel: NodeKernel, nft_chains: Sequence[NftChain]) -> list[Finding]:
     """Whether other service proxies and what they made are here, and whether neighbours find what they expect."""
     try:
         ledger = Ledger.open(settings.state_dir)
     except LedgerError as error:
         return [failed(PROXIES, str(error), "run kroute as the user that the agent runs as")]
-    findings = check_proxies(await leftovers(kernel, nftables, ledger.links))
+    findings = check_proxies(await leftovers(kernel, nft_chains, ledger.links))
     findings += await check_virtual_servers(ledger, kernel.ipvs)
-    findings += check_calico(await calico_traces(kernel, nftables), settings.dummy_interface)
+    findings += check_calico(await calico_traces(kernel, nft_chains), settings.dummy_interface)
     return findings
 
 

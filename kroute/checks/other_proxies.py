@@ -1,10 +1,10 @@
 """Find traces of another service proxy that runs, or ran, on the node."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
-from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.model.addresses import Family
 
@@ -23,8 +23,11 @@ class Leftover(NamedTuple):
     what: str
 
 
-async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str]) -> list[Leftover]:
-    """Every trace on the node. Reads only. A link in `our_links` is kroute's, whatever its name."""
+async def leftovers(kernel: NodeKernel, nft_chains: Sequence[NftChain], our_links: Set[str]) -> list[Leftover]:
+    """Every trace on the node. Reads only. A link in `our_links` is kroute's, whatever its name.
+
+    `nft_chains` are all chains of nf_tables.
+    """
     found: list[Leftover] = []
     set_names = await kernel.ipset.names()
     chains = {
@@ -32,7 +35,6 @@ async def leftovers(kernel: NodeKernel, nftables: Nftables, our_links: Set[str])
         for family in Family
         if family.number in kernel.xtables
     }
-    nft_chains = await nftables.chains()
     for proxy in OTHER_PROXIES.values():
         what = []
         if proxy.link not in our_links and await kernel.links.index(proxy.link) is not None:

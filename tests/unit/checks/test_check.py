@@ -112,15 +112,16 @@ async def test_tables_of_a_family_matter_if_the_node_serves_it(ipv6: bool, level
 
 async def test_what_another_proxy_has_left_is_a_warning() -> None:
     kernel = new_kernel()
-    clients, nftables = await FakeNodeKernel.of(kernel).open(), FakeNftables()
-    assert levels(node_checks.check_proxies(await leftovers(clients, nftables, set()))) == [Level.OK]
+    clients = await FakeNodeKernel.of(kernel).open()
+    nft_chains: list[NftChain] = []
+    assert levels(node_checks.check_proxies(await leftovers(clients, nft_chains, set()))) == [Level.OK]
     kernel.add_link("kube-ipvs0", kind="dummy")
     for name in ("KUBE-LOAD-BALANCER", "KUBE-CLUSTER-IP", "KUBE-SRC-OF-SOMEBODY"):
         await clients.ipset.create(SetDefinition(name, "hash:ip,port"))
     kernel.table(Family.IPV4.number, "filter").chains |= {"KUBE-FIREWALL": [], "KUBE-ROUTER-SERVICES": []}
-    nftables.found += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
-    nftables.found += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
-    kube_proxy, kube_router = node_checks.check_proxies(await leftovers(clients, nftables, set()))
+    nft_chains += [NftChain("ip", "kube-proxy", it) for it in ("services", "endpoints")]
+    nft_chains += [NftChain("ip6", "nat", "KUBE-SERVICES"), NftChain("inet", "firewalld", "filter_INPUT")]
+    kube_proxy, kube_router = node_checks.check_proxies(await leftovers(clients, nft_chains, set()))
     assert kube_proxy.level is Level.WARNING
     assert "link kube-ipvs0" in kube_proxy.message
     assert "set KUBE-CLUSTER-IP and 1 more" in kube_proxy.message
@@ -136,8 +137,8 @@ async def test_a_link_of_the_ledgers_is_no_trace_of_another_proxy() -> None:
     kernel = new_kernel()
     clients = await FakeNodeKernel.of(kernel).open()
     kernel.add_link("kube-ipvs0", kind="dummy")
-    assert await leftovers(clients, FakeNftables(), {"kube-ipvs0"}) == []
-    [trace] = await leftovers(clients, FakeNftables(), {"kube-dummy-if"})
+    assert await leftovers(clients, [], {"kube-ipvs0"}) == []
+    [trace] = await leftovers(clients, [], {"kube-dummy-if"})
     assert trace == Leftover("kube-proxy", "link kube-ipvs0")
 
 
@@ -163,13 +164,3 @@ def test_the_nodes_addresses_must_be_on_the_node() -> None:
     no_node, address = node_checks.check_node_addresses(None, here, interfaces)
     assert (no_node.level, address.level) == (Level.FAIL, Level.OK)
     assert "--node-name" in no_node.next_step
-
-
-class FakeNftables:
-    """Chains as Nftables lists them."""
-
-    def __init__(self) -> None:
-        self.found: list[NftChain] = []
-
-    async def chains(self) -> list[NftChain]:
-        return self.found
