@@ -7,13 +7,14 @@ for another interface or table is dropped before its attributes are parsed.
 import asyncio
 import errno
 import socket
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import attributes, iterate_messages, to_text
-from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
 from kroute.kernel.netlink.rtnetlink import (
     ADDRESS_HEADER,
     GROUP_IPV4_ADDRESS,
@@ -83,7 +84,7 @@ class Overrun(NamedTuple):
 Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
 
 
-class Monitor:
+class Monitor(NetlinkClient):
     """The events of the calling process's network namespace, from `open()` on.
 
     `only_interface` keeps only the events of one interface. `except_interface` drops the address and route events of
@@ -100,6 +101,7 @@ class Monitor:
         other_addresses: bool = False,
         routes: bool = True,
     ) -> None:
+        super().__init__(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
         self._other_addresses = other_addresses
         self._only = only_interface
         self._except = except_interface
@@ -108,23 +110,12 @@ class Monitor:
             self._groups += [GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
         if routes:
             self._groups += [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE]
-        self._netlink = NetlinkSocket(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
         self._names: dict[int, str] = {}
 
     async def open(self) -> None:
         """Subscribe. No later event is missed, so read the state after this."""
         await self._netlink.open(self._groups)
         self._names = dict(socket.if_nameindex())
-
-    async def close(self) -> None:
-        await self._netlink.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def next(self) -> list[Event | Overrun]:
         """Wait for events, and return those that wait: at least one, at most some hundreds.

@@ -4,7 +4,7 @@ import errno
 from typing import Self, TypeVar
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.netlink_socket import NetlinkSocket
+from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, NetlinkSocket
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 
 Parsed = TypeVar("Parsed")
@@ -13,8 +13,8 @@ Parsed = TypeVar("Parsed")
 class NetlinkClient:
     """The base of clients with one netlink socket: call `open` and `close`, or use `async with`."""
 
-    def __init__(self, protocol: int) -> None:
-        self._netlink = NetlinkSocket(protocol)
+    def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER) -> None:
+        self._netlink = NetlinkSocket(protocol, receive_buffer=receive_buffer)
 
     @property
     def statistics(self) -> NetlinkStatistics:

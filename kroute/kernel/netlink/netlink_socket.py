@@ -47,6 +47,8 @@ SEND_TIMEOUT = 5.0
 """Seconds for which a send may wait for room in the socket's buffer."""
 OUT_OF_MEMORY_WAITS = (0.01, 0.05, 0.25)
 """Seconds between attempts to send when the kernel has no memory for a message (ENOBUFS)."""
+RECEIVE_BUFFER = 1 << 20
+"""Bytes of datagrams that may wait in the socket, unless a client needs more."""
 RECEIVE_SIZE = 64 * 1024
 """Bytes for one datagram. The kernel's dumps come in buffers of at most 32 KiB."""
 DUMP_ATTEMPTS = 10
@@ -57,7 +59,7 @@ SEQUENCE_OFFSET = 8
 class NetlinkSocket:
     """One netlink socket in the network namespace of the calling thread, used from one event loop."""
 
-    def __init__(self, protocol: int, *, receive_buffer: int = 1 << 20) -> None:
+    def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER) -> None:
         self.statistics = NetlinkStatistics()
         self._protocol = protocol
         self._receive_buffer = receive_buffer

@@ -5,11 +5,11 @@ import errno
 import socket
 import sys
 from collections.abc import Collection
-from typing import Self
 
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
+from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import iterate_messages, text
-from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
+from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
 from kroute.kernel.netlink.socket_filter import JUMP_IF_EQUAL, LOAD_WORD, RETURN, Instruction
 from kroute.kernel.nftables.messages import (
     HEADER,
@@ -30,7 +30,7 @@ EVERYTHING = 0xFFFFFFFF
 UNKNOWN = "a program whose events were lost"
 
 
-class TableMonitor:
+class TableMonitor(NetlinkClient):
     """Changes of some tables by other sockets than the one with this port, from `open` on.
 
     The kernel drops the events of that socket before anybody is woken for them: adding thousands of elements makes as
@@ -38,24 +38,14 @@ class TableMonitor:
     """
 
     def __init__(self, tables: Collection[Table], port: int) -> None:
+        super().__init__(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER)
         self._tables = {(table.family, text(TABLE_NAME, table.name)) for table in tables}
         self._port = port
-        self._netlink = NetlinkSocket(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER)
         self._is_changed = False
 
     async def open(self) -> None:
         """Subscribe. No later change is missed, so read the tables after this."""
         await self._netlink.open([NFNLGRP_NFTABLES], except_of(self._port))
-
-    async def close(self) -> None:
-        await self._netlink.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def next(self) -> str:
         """Wait until somebody else has changed one of the tables; returns who, in words. One call may stand for many.
