@@ -57,4 +57,4 @@ async def _read_nft_tables(name: str) -> tuple[Table, ...]:
         return ()
     async with Nftables() as nftables:
         found = await nftables.tables()
-    return tuple(Table(number, name) for number, family in FAMILY_NAMES.items() if (family, name) in found)
+    return tuple(table for table in (Table(family, name) for family in FAMILY_NAMES) if table.listed_as in found)

@@ -44,7 +44,7 @@ class FakeNftables(FakeClient):
 
     async def tables(self) -> list[tuple[str, str]]:
         self.check_open()
-        return [(FAMILY_NAMES[table.family], table.name) for table in self.kernel.nft.tables]
+        return [table.listed_as for table in self.kernel.nft.tables]
 
     async def transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
         self.check_open()

@@ -116,7 +116,7 @@ class Tables:
     async def present(self) -> list[Family]:
         """The families whose tables exist, from any run."""
         names = await self._nftables.tables()
-        return [family for family in Family if tuple(str(TABLES[family]).split()) in names]
+        return [family for family in Family if TABLES[family].listed_as in names]
 
     async def remove(self, report: CleanupReport) -> None:
         self._standing.clear()

@@ -15,8 +15,13 @@ class Table(NamedTuple):
     family: int
     name: str
 
+    @property
+    def listed_as(self) -> tuple[str, str]:
+        """The family's name in nft(8) and the table's, as `Nftables.tables` lists it."""
+        return FAMILY_NAMES.get(self.family, str(self.family)), self.name
+
     def __str__(self) -> str:
-        return f"{FAMILY_NAMES.get(self.family, self.family)} {self.name}"
+        return " ".join(self.listed_as)
 
 
 class SetDefinition(NamedTuple):
