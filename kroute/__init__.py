@@ -1,3 +1,3 @@
 """kroute: a Kubernetes service proxy for Linux nodes that programs IPVS."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
