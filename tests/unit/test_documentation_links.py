@@ -1,0 +1,43 @@
+"""Every link of the pages leads somewhere: on a code host, which shows the files as they lie here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kroute import __version__
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    """Return the text of a page without its code: a bracket there is no link."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", lambda code: "`" + re.sub(r"[\[\]()]", "", code[0]) + "`", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a code host gives the page's headings: small letters, no punctuation, `-` for a blank."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in LINK.findall(without_code(page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_first_page_names_every_page_and_the_version() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert f"Version {__version__}." in text
+    assert [page.name for page in PAGES if page.name != "README.md" and f"{page.name})" not in text] == []
