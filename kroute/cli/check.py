@@ -9,10 +9,10 @@ from kroute import logs
 from kroute.checks.api_checks import check_api
 from kroute.checks.finding import Finding, Level, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
-from kroute.cli.options import output_option
-from kroute.cli.other_proxies_flags import FlagsCommand
-from kroute.cli.output import DONE, FAILURE, show
-from kroute.cli.settings_in_force import settings_in_force
+from kroute.cli.parameters.options import output_option
+from kroute.cli.parameters.other_proxies_flags import FlagsCommand
+from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.terminal.output import DONE, FAILURE, show
 from kroute.kernel.errors import KernelError
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings

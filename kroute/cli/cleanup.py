@@ -9,8 +9,16 @@ import click
 from kroute import logs
 from kroute.checks import preflight
 from kroute.cleanup import undo_all
-from kroute.cli.options import DUMMY_INTERFACE, EXCLUDE_CIDRS, LOG_LEVEL, NODE_NAME, PROC_SYS, STATE_DIR, option
-from kroute.cli.output import DONE, FAILURE, complain
+from kroute.cli.parameters.options import (
+    DUMMY_INTERFACE,
+    EXCLUDE_CIDRS,
+    LOG_LEVEL,
+    NODE_NAME,
+    PROC_SYS,
+    STATE_DIR,
+    option,
+)
+from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from kroute import logs
-from kroute.cli.config_file import CONFIG, tell_of_unused_fields
-from kroute.cli.options import (
+from kroute.cli.parameters.config_file import CONFIG, tell_of_unused_fields
+from kroute.cli.parameters.options import (
     CLUSTER_CIDR,
     DURATION,
     EXCLUDE_CIDRS,

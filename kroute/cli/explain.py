@@ -6,11 +6,11 @@ import click
 import msgspec
 
 from kroute import logs
-from kroute.cli.arguments import parse_address, parse_frontend
-from kroute.cli.options import Parsed, output_option
-from kroute.cli.other_proxies_flags import FlagsCommand
-from kroute.cli.output import host_port, refusing, show
-from kroute.cli.settings_in_force import settings_in_force
+from kroute.cli.parameters.arguments import parse_address, parse_frontend
+from kroute.cli.parameters.options import Parsed, output_option
+from kroute.cli.parameters.other_proxies_flags import FlagsCommand
+from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.terminal.output import host_port, refusing, show
 from kroute.inspect import agent_socket, planned_state
 from kroute.inspect.explain import Explanation
 from kroute.inspect.explain import explain as explain_packet

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from kroute import __version__
-from kroute.cli import output
+from kroute.cli.terminal import output
 
 
 class Entry(NamedTuple):

@@ -9,10 +9,10 @@ import click
 from kroute import logs
 from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
-from kroute.cli.options import DURATION, Parsed, output_option
-from kroute.cli.other_proxies_flags import FlagsCommand
-from kroute.cli.output import DONE, FAILURE, complain, plain, refusing, show
-from kroute.cli.settings_in_force import settings_in_force
+from kroute.cli.parameters.options import DURATION, Parsed, output_option
+from kroute.cli.parameters.other_proxies_flags import FlagsCommand
+from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing, show
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leftovers

@@ -5,10 +5,10 @@ import asyncio
 import click
 
 from kroute import logs
-from kroute.cli.options import output_option
-from kroute.cli.other_proxies_flags import FlagsCommand
-from kroute.cli.output import DONE, refusing, show
-from kroute.cli.settings_in_force import settings_in_force
+from kroute.cli.parameters.options import output_option
+from kroute.cli.parameters.other_proxies_flags import FlagsCommand
+from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.terminal.output import DONE, refusing, show
 from kroute.firewall.backend import choose, node_clients, settled
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError

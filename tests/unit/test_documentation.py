@@ -8,7 +8,7 @@ import pytest
 
 from kroute.cli.director import director
 from kroute.cli.main import COMMANDS
-from kroute.cli.options import ListOption
+from kroute.cli.parameters.options import ListOption
 from kroute.cli.run import run
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect.verdicts import Fate

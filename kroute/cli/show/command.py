@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kroute.cli.arguments import parse_service
-from kroute.cli.options import DURATION, STATE_DIR, output_option
+from kroute.cli.parameters.arguments import parse_service
+from kroute.cli.parameters.options import DURATION, STATE_DIR, output_option
 from kroute.cli.show import live, table
 
 WHAT = "[services | service NAMESPACE/NAME]"

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kroute.cli.output import DONE, host_port, plain, refusing
 from kroute.cli.show.table import ask_or_read, console, new_table
+from kroute.cli.terminal.output import DONE, host_port, plain, refusing
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey

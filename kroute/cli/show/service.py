@@ -8,8 +8,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.cli.show.table import console, new_table, print_table
+from kroute.cli.terminal.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kroute.cli.output import DONE, FAILURE, complain, host_port, refusing, show
+from kroute.cli.terminal.output import DONE, FAILURE, complain, host_port, refusing, show
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import RealServerRow, ServiceRow, Snapshot, VirtualServerRow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.cli.arguments import parse_address, parse_frontend, parse_service
+from kroute.cli.parameters.arguments import parse_address, parse_frontend, parse_service
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 

@@ -11,8 +11,8 @@ import pytest
 from kroute import settings
 from kroute.cli.director import director, director_settings
 from kroute.cli.migrate import migrate
+from kroute.cli.parameters.run_options import settings_of
 from kroute.cli.run import run
-from kroute.cli.run_options import settings_of
 from kroute.director.settings import DEFAULTS as DIRECTOR_DEFAULTS
 from kroute.migration.take_over_options import DEFAULTS as TAKE_OVER_DEFAULTS
 from kroute.settings import ListenAddress, text

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from kroute.cli.main import COMMANDS, load
-from kroute.cli.options import ListOption
+from kroute.cli.parameters.options import ListOption
 from kroute.director.settings import DirectorSettings
 from kroute.settings import Settings
 

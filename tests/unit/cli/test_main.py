@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.cli.output import USAGE
+from kroute.cli.terminal.output import USAGE
 from kroute.settings import Exemption, IpvsTimeouts, Settings
 from tests.unit.command_line import exit_code
 

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from kroute.checks.finding import failed
-from kroute.cli import output
 from kroute.cli.check import Report, print_findings
 from kroute.cli.explain import print_explanation
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateRow, draw
 from kroute.cli.show.service import ServiceReport, print_report
 from kroute.cli.show.table import console, print_services
+from kroute.cli.terminal import output
 from kroute.inspect import snapshot
 from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation

@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kroute.cli.options import output_option
-from kroute.cli.settings_in_force import settings_in_force
+from kroute.cli.parameters.options import output_option
+from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.inspect import agent_settings, agent_socket
 from kroute.settings import Exemption, IpvsTimeouts, PortRange, Settings
 

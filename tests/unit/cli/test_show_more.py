@@ -9,11 +9,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from kroute.cli import output
 from kroute.cli.show import live
 from kroute.cli.show import service as show_service
 from kroute.cli.show import table as show_table
 from kroute.cli.show.service import EntryView, ServiceReport, VipView
+from kroute.cli.terminal import output
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState

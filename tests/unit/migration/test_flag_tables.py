@@ -8,9 +8,9 @@ import click
 import pytest
 
 from kroute.cli.migrate import migrate
-from kroute.cli.other_proxies_flags import TABLES, translated
-from kroute.cli.output import USAGE
+from kroute.cli.parameters.other_proxies_flags import TABLES, translated
 from kroute.cli.run import run
+from kroute.cli.terminal.output import USAGE
 from kroute.migration.flag_table import OtherFlags, Outcome
 from kroute.migration.kube_proxy_configuration import UNUSED, USED
 from kroute.migration.kube_proxy_flags import KUBE_PROXY

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from kroute.cli.config_file import tell_of_unused_fields
 from kroute.cli.director import director
-from kroute.cli.output import USAGE
+from kroute.cli.parameters.config_file import tell_of_unused_fields
+from kroute.cli.terminal.output import USAGE
 from kroute.migration.kube_proxy_configuration import UNUSED, USED, translate
 from kroute.settings import ConntrackSettings, IpvsTimeouts, ListenAddress, Settings
 from tests.unit.command_line import exit_code

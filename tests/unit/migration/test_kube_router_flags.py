@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.cli.output import USAGE
+from kroute.cli.terminal.output import USAGE
 from kroute.settings import IpvsTimeouts, Settings
 from tests.unit.command_line import exit_code
 

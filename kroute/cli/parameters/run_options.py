@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from kroute.cli.config_file import CONFIG
-from kroute.cli.options import (
+from kroute.cli.parameters.config_file import CONFIG
+from kroute.cli.parameters.options import (
     CLUSTER_CIDR,
     CONNTRACK_OPTIONS,
     DUMMY_INTERFACE,

@@ -13,7 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from kroute.cli.run_options import run_options, settings_of
+from kroute.cli.parameters.run_options import run_options, settings_of
 from kroute.inspect import agent_settings
 from kroute.settings import Settings
 

@@ -1,0 +1,1 @@
+"""How commands write: formats, tables, the width of the terminal, and exit codes."""
