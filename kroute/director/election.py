@@ -38,6 +38,10 @@ MOST_TRANSITIONS = 1 << 31
 """After so many, the count begins at 0 again: the API server would refuse a Lease with a larger number."""
 RENEWALS_KEPT = 1000
 """How many of its own renewals a candidate remembers: those of half an hour, more than can still be in flight."""
+RELEASE_WITHIN = 4.0
+"""Seconds in which a director that stops tries to release the Lease."""
+RELEASE_PAUSE = 0.2
+"""Seconds between two of those tries."""
 JITTER = 0.2
 """A standby's pause is longer by up to this part of it, so that two do not keep trying at the same moment."""
 
@@ -92,9 +96,17 @@ class Election:
         self._is_overdue = False
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Take part until cancelled.
+
+        An attempt that has begun is finished first: what was sent may still be written, and `release` must see it.
+        """
         while True:
-            await self.attempt()
+            attempt = asyncio.ensure_future(self.attempt())
+            try:
+                await asyncio.shield(attempt)
+            except asyncio.CancelledError:
+                await attempt
+                raise
             await self._sleep(self._pause())
 
     async def attempt(self) -> None:
@@ -114,16 +126,32 @@ class Election:
             self._missed(str(error) or type(error).__name__)
 
     async def release(self) -> None:
-        """Let another director take the Lease at once. Does nothing if this director does not hold it."""
+        """Let another director take the Lease at once. Does nothing if this director does not hold it.
+
+        Tries for RELEASE_WITHIN seconds: a standby waits for the whole duration of a Lease that is not released.
+        """
+        reason = f"no answer within {self._settings.attempt_timeout:g} s"
+        try:
+            async with asyncio.timeout(RELEASE_WITHIN):
+                while (failure := await self._released()) is not None:
+                    reason = failure or reason
+                    await asyncio.sleep(RELEASE_PAUSE)
+        except (msgspec.DecodeError, TimeoutError) as error:
+            reason = str(error) or reason
+            log.warning("lease.unreleased", error=reason, consequence="a standby waits until it has expired")
+        self.role = Role.STANDBY
+
+    async def _released(self) -> str | None:
+        """Try once to release the Lease. Returns what the API server objected to, None if nobody holds it for us."""
         try:
             async with asyncio.timeout(self._settings.attempt_timeout):
                 lease = await self._lock.read()
-                if lease.spec.holder_identity == self._identity:
+                if self._is_mine(lease):
                     await self._lock.update(lease, self._spec(lease.spec, holder="", duration=1))
                     log.info("lease.released", identity=self._identity)
-        except (ApiError, msgspec.DecodeError, TimeoutError) as error:
-            log.warning("lease.unreleased", error=str(error), consequence="a standby waits until it has expired")
-        self.role = Role.STANDBY
+        except (ApiError, TimeoutError) as error:
+            return str(error)
+        return None
 
     def _pause(self) -> float:
         """Seconds until the next attempt. A standby does not wait beyond the moment when the Lease expires."""

@@ -169,6 +169,28 @@ async def test_a_lease_of_another_is_not_released(candidates: Candidates) -> Non
     assert candidates.lease["holderIdentity"] == "one"
 
 
+async def test_a_release_that_fails_is_tried_again(candidates: Candidates) -> None:
+    one = candidates.candidate("one")
+    await one.attempt()
+    candidates.server.faults.add("answer", where="write", status=409)
+    candidates.server.faults.add("answer", where="write", status=500)
+    await one.release()
+    assert candidates.lease["holderIdentity"] == ""
+
+
+async def test_a_lease_that_was_being_taken_at_the_stop_is_released(candidates: Candidates) -> None:
+    one = candidates.candidate("one")
+    candidates.server.faults.add("delay", where="write", seconds=0.2)
+    electing = asyncio.create_task(one.run())
+    await asyncio.wait([electing], timeout=0.1)
+    assert candidates.server.objects("Lease") == []
+    electing.cancel()
+    await asyncio.wait([electing])
+    assert candidates.lease["holderIdentity"] == "one"
+    await one.release()
+    assert candidates.lease["holderIdentity"] == ""
+
+
 async def test_of_two_that_take_an_expired_lease_one_gets_it(candidates: Candidates) -> None:
     gone, two, three = (candidates.candidate(name) for name in ("gone", "two", "three"))
     for one in (gone, two, three):
