@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit fuzz conformance bench lint lab clean
+.PHONY: help demo test unit fuzz conformance bench lint docs lab clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -39,13 +39,18 @@ lint: ## check style, types and the direction of imports
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict kroute tests/fakes
 	.venv/bin/lint-imports
+	.venv/bin/mkdocs build --strict --quiet
+
+docs: ## write the pages as a web site to .site/
+	@scripts/setup unit
+	.venv/bin/mkdocs build --strict
 
 lab: ## open a shell beside a running three-node cluster with kroute on it (NODE=node2: inside that node)
 	@scripts/setup demo
 	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell $(NODE)
 
 clean: ## remove what the other targets made in this clone
-	rm -rf .venv .cache .lab .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .cache .lab .site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@cache=$$(python3 -m tests.lab.places) && if [ -d "$$cache" ]; then \
 		echo "Left in place, for all clones: $$(du -sh "$$cache" | cut -f1) of kernels and images." && \

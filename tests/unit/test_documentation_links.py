@@ -41,3 +41,20 @@ def test_the_first_page_names_every_page_and_the_version() -> None:
     text = (ROOT / "README.md").read_text()
     assert f"Version {__version__}." in text
     assert [page.name for page in PAGES if page.name != "README.md" and f"{page.name})" not in text] == []
+
+
+def test_the_site_has_every_page() -> None:
+    """`make lint` builds it; mkdocs alone would only warn of a page that is in no menu."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    in_menu = [*re.findall(r"^ +- (?:[\w ]+: )?([\w-]+\.md)$", text, re.MULTILINE), "index.md"]
+    assert sorted(in_menu) == sorted({"README.md": "index.md"}.get(page.name, page.name) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_list_or_table_has_a_blank_line_before_it(page: Path) -> None:
+    """Python-Markdown, which makes the site, would take it for text of the paragraph."""
+    before = ""
+    for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
+        if re.match(r"- |\d+\. |\|", line):
+            assert re.match(r"- |\d+\. |\||  |#|<!--|$", before), line
+        before = line

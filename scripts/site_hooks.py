@@ -1,0 +1,48 @@
+"""Hooks of mkdocs: what lies outside docs/ becomes part of the site, and links work there as on a code host."""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": "index.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
+"""The pages at the root of the repository, and what they are called in the site."""
+
+LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, called in PAGES.items():
+        files.append(File.generated(config, called, content=(ROOT / name).read_text()))
+    for picture in sorted((ROOT / "bench/results").glob("*.svg")):
+        files.append(File.generated(config, f"bench/results/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    at_the_root = page.file.src_uri in PAGES.values()
+    return LINK.sub(lambda link: link_in_site(link, at_the_root=at_the_root), indented_by_four(markdown))
+
+
+def link_in_site(link: re.Match[str], *, at_the_root: bool) -> str:
+    """Return a link between two files of the repository as it is in the site, where docs/ is the root."""
+    path, anchor = link[2], link[3] or ""
+    path = path.removeprefix("docs/") if at_the_root else path.removeprefix("../")
+    return f"{link[1]}{PAGES.get(path, path)}{anchor})"
+
+
+def indented_by_four(markdown: str) -> str:
+    """Indent what belongs to an item of a numbered list by four columns, as Python-Markdown wants it, not by three."""
+    lines = []
+    in_item = False
+    for line in markdown.splitlines():
+        if re.match(r"\d\. ", line):
+            in_item = True
+            lines.append(line)
+            continue
+        in_item = in_item and (not line or line.startswith("   "))
+        lines.append(f" {line}" if in_item and line else line)
+    return "\n".join(lines)
