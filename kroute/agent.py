@@ -108,10 +108,17 @@ class Agent:
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
         self._observation = Observation(
-            settings, self._broadcaster, self._controllers, self._recorder, self._changes, self._statistics
+            settings,
+            self._broadcaster,
+            self._controllers,
+            self._recorder,
+            self._changes,
+            self._statistics,
+            self._catalog,
         )
         self._answers = {
             **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers.set_fills).by_question,
+            **self._observation.answers,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,
         }

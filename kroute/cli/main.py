@@ -46,6 +46,7 @@ COMMANDS = {
         "Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in "
         "full.",
     ),
+    "status": Entry("kroute.cli.status", "Show what this node serves, what is wrong, and what to do about it."),
 }
 
 

@@ -4,6 +4,7 @@ As in the agent, everything runs in one event loop, changes go into the catalog 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
@@ -25,6 +26,8 @@ from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
 from kroute.inspect import agent_socket, snapshot
+from kroute.inspect import status as inspected
+from kroute.inspect.director_status import DirectorParts, director_status
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
@@ -55,7 +58,7 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 class Director:
     """A director with these settings. `requests` are for the Lease, `events` writes Events, `pause` sleeps between two
     looks at the Lease, or less if the API server comes back. `keep_to` takes the machine's addresses, whenever they
-    change.
+    change. `is_away` says whether the API server does not answer.
 
     `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
     sysctls and a monitor.
@@ -71,6 +74,7 @@ class Director:
         *,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         keep_to: Callable[[frozenset[str]], None] | None = None,
+        is_away: Callable[[], bool] = lambda: False,
         identity: Identity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
@@ -81,6 +85,8 @@ class Director:
         self._follow = follow
         self._follow_api = follow_api
         self._keep_to = keep_to
+        self._is_away = is_away
+        self._started = time.time()
         self._ledger = ledger
         self._own_addresses = OwnAddresses(ledger)
         self._interfaces = self._own_addresses.without_vips(interfaces)
@@ -117,11 +123,12 @@ class Director:
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Direct until `stop` is set, then give the VIPs and the Lease to the standby."""
+        answers = {snapshot.QUESTION: self._shown, inspected.QUESTION: self._answer_status}
         async with AsyncExitStack() as stack:
             await patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
             await patiently(
                 "opening the director's socket",
-                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, {snapshot.QUESTION: self._shown})),
+                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, answers)),
             )
             async with asyncio.TaskGroup() as group:
                 background = [
@@ -207,6 +214,23 @@ class Director:
             table = await ipvs.read()
         return msgspec.json.encode(snapshot.of_agent(self._broadcaster.services.values(), table))
 
+    async def _answer_status(self, _about: str) -> bytes:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        parts = DirectorParts(
+            node=self._settings.common.node_name,
+            started=self._started,
+            election=self._election.role.value,
+            is_live=self._routing.live.is_set(),
+            is_changed=self._changed.is_set(),
+            plans=list(self._broadcaster.services.values()),
+            queues=self._broadcaster.statistics(),
+            work=self._routing.statistics(),
+            failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
+            is_away=self._is_away(),
+        )
+        return msgspec.json.encode(director_status(parts, table))
+
 
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
@@ -246,6 +270,7 @@ async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack
         api.when_up,
         pause=api.presence.sleep,
         keep_to=api.peers.keep_to,
+        is_away=lambda: api.presence.is_away,
         identity=identity,
         interfaces=await read_node_interfaces(common.dummy_interface),
         ledger=ledger,

@@ -99,18 +99,16 @@ class Catalog:
 
     def explain(self, key: ObjectKey) -> ServiceView | None:
         """Explain a Service's plan, or return None if no Service of that name exists."""
-        service = self._services.get(key)
+        service, slices = self.objects(key)
         if service is None:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
-        return view_service(
-            service,
-            self._slices.get(key, ()),
-            self._node,
-            frontends.served,
-            self._claims.held_by_others(key),
-            self._plans.get(key) or ServicePlan(key),
-        )
+        held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
+        return view_service(service, slices, self._node, frontends.served, held, plan)
+
+    def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
+        """The Service of this name, or None, and its slices as planning reads them."""
+        return self._services.get(key), self._slices.get(key, ())
 
     def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None."""

@@ -4,7 +4,7 @@ Nothing here changes what is served, and no failure here ends kroute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,9 +15,14 @@ from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
+from kroute.inspect import shared_state
+from kroute.inspect.agent_socket import Answer
+from kroute.inspect.status import QUESTION
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import Problem
+from kroute.planning.catalog import Catalog
 from kroute.settings import ListenAddress, Settings
+from kroute.telemetry.answers.agent_status import AgentStatus
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
@@ -49,7 +54,7 @@ class _Servers(NamedTuple):
 class Observation:
     """Runs everything that the agent exposes.
 
-    `changes` follows changes; `statistics` gives the agent's current counts.
+    `changes` follows changes; `statistics` gives the agent's current counts. `answers` are for the agent's socket.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Observation:
         recorder: EventRecorder,
         changes: ChangeObserver,
         statistics: Callable[[], Statistics],
+        catalog: Catalog,
     ) -> None:
         self._changes = changes
         self._statistics = statistics
@@ -73,6 +79,11 @@ class Observation:
         self._status = StatusPage(
             settings, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
         )
+        self._agent = AgentStatus(settings, catalog, broadcaster, controllers, changes, self._kernel, statistics)
+        self.answers: Mapping[str, Answer] = {
+            QUESTION: self._agent.answer,
+            shared_state.QUESTION: self._agent.answer_shared,
+        }
         self._loading = asyncio.Lock()
         self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
 

@@ -34,6 +34,7 @@ class WatchStatistics(msgspec.Struct):
 
     `objects` are the known ones. `resource_version` is the newest that was read (empty: none). `denied` are the
     failures with status 401 or 403; `is_denied` when they have lasted, which those of a starting server do not.
+    `is_away`: whether the server did not answer the last request.
     """
 
     lists: int
@@ -45,6 +46,7 @@ class WatchStatistics(msgspec.Struct):
     resource_version: str
     denied: int = 0
     is_denied: bool = False
+    is_away: bool = False
 
 
 class Statistics(msgspec.Struct):
@@ -106,6 +108,7 @@ def watch_statistics(reflector: "Reflector") -> WatchStatistics:
     return WatchStatistics(
         **asdict(reflector.statistics),
         is_denied=reflector.is_denied,
+        is_away=reflector.presence.is_away,
         objects=reflector.known,
         malformed=reflector.malformed,
         resource_version=reflector.resource_version,

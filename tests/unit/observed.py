@@ -10,6 +10,7 @@ from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
 from kroute.kernel.netlink.statistics import NetlinkStatistics
+from kroute.planning.catalog import Catalog
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import ListenAddress
 from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
@@ -20,7 +21,7 @@ from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
 from kroute.watchers.kubernetes.requests import RequestStatistics
-from tests.builders import settings
+from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 
 CONTROLLERS = ("service_proxy", "route_fix", "masquerade", "health_checks")
@@ -105,8 +106,15 @@ class Observed:
         self.changes = ChangeObserver(self.settings.node_name)
         self.created: list[dict[str, object]] = []
         self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self)
+        self.catalog = Catalog(self.settings, facts())
         self.observation = Observation(
-            self.settings, self.broadcaster, self.workers, self.recorder, self.changes, self.statistics
+            self.settings,
+            self.broadcaster,
+            self.workers,
+            self.recorder,
+            self.changes,
+            self.statistics,
+            self.catalog,
         )
         self.use_readings(
             KernelReader(
@@ -129,6 +137,7 @@ class Observed:
         """Read from this kernel instead of the real one."""
         self.observation._kernel = readings
         self.observation._status._kernel = readings
+        self.observation._agent._kernel = readings
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:
         """Keep an Event."""

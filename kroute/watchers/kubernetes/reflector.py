@@ -54,6 +54,7 @@ class Reflector:
 
     def __init__(self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None) -> None:
         self._requests = requests
+        self.presence = requests.presence
         self._kind = kind
         self._sink = sink
         self._timing = timing or Timing()

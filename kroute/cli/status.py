@@ -1,0 +1,175 @@
+"""`kroute status`: what this node serves, what is wrong, and what to do about it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+import msgspec
+
+from kroute.cli.parameters.options import DURATION, STATE_DIR, output_option
+from kroute.cli.terminal.output import DONE, FAILURE, complain, show
+from kroute.inspect import status as inspected
+from kroute.inspect.agent_socket import AgentUnreachableError
+from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import Ipvs
+
+NO_AGENT = 2
+"""The exit code if no agent answers."""
+POLL = 0.5
+"""Seconds between two questions of `--wait`."""
+SHOWN = 12
+"""Problems on the screen. JSON and YAML have up to `inspect.status.MOST_PROBLEMS`."""
+
+_START = (
+    "start it (`systemctl start kroute`), or see why it does not run: `journalctl -u kroute`, "
+    "`kubectl -n kube-system get pods -l app.kubernetes.io/name=kroute -o wide`"
+)
+_COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
+
+
+@click.command()
+@click.option(
+    "--wait",
+    type=DURATION,
+    is_flag=False,
+    flag_value="60s",
+    default=None,
+    metavar="[SECONDS]",
+    help="Wait until the node is ready and everything that was read is in the kernel, 60s if no time is given.",
+)
+@output_option("table", "json", "yaml")
+@STATE_DIR
+def status(*, wait: float | None, output: str, state_dir: Path) -> int:
+    """Show what this node serves, what is wrong, and what to do about it.
+
+    Exits with 0 if all is right, with 1 if there are problems, and with 2 if no agent answers; then it shows what the
+    kernel still serves. With --wait, problems of single Services do not count. A director is asked in the same way.
+    """
+    found, reason = asyncio.run(_status(state_dir, wait))
+    show(found, output, print_status)
+    if reason:
+        complain(f"not ready after {wait:g} s: {reason}")
+    return exit_code(found, waited=wait is not None)
+
+
+def exit_code(found: Status, *, waited: bool = False) -> int:
+    """The exit code. `waited`: whether only what keeps the node from being ready counts."""
+    if found.state is State.NO_AGENT:
+        return NO_AGENT
+    return FAILURE if (waiting_for(found) if waited else found.problems_total) else DONE
+
+
+def waiting_for(found: Status) -> str:
+    """What keeps the node from being ready with everything in the kernel, as a clause; empty if nothing does."""
+    if found.state is State.NO_AGENT:
+        return "no agent answers"
+    serious = next((it for it in found.problems if it.severity is Severity.FAIL), None)
+    if serious is not None:
+        return f"{serious.message}: {serious.next_step}"
+    if found.state is State.STARTING:
+        return "the initial sync of Services is not served yet"
+    return f"changes of {found.pending} Services are not in the kernel yet" if found.pending else ""
+
+
+async def _status(state_dir: Path, wait: float | None) -> tuple[Status, str]:
+    """The status, and what was waited for in vain. The digest lets `kubectl kroute` compare nodes."""
+    if wait is not None:
+        return await wait_until_settled(lambda: read(state_dir), wait)
+    return await read(state_dir, inspected.WITH_DIGEST), ""
+
+
+async def wait_until_settled(
+    look: Callable[[], Awaitable[Status]],
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> tuple[Status, str]:
+    """Look until the node is ready with everything in the kernel, for so many seconds at most.
+
+    Returns the last status, and the reason if the time was over first.
+    """
+    end = clock() + seconds
+    while reason := waiting_for(found := await look()):
+        if clock() >= end:
+            break
+        await sleep(min(POLL, max(0.0, end - clock())))
+    return found, reason
+
+
+async def read(state_dir: Path, about: str = "") -> Status:
+    """The agent's status, or what the kernel serves if none answers."""
+    try:
+        return await inspected.ask(state_dir, about)
+    except (AgentUnreachableError, msgspec.DecodeError) as error:
+        return await _without_agent(str(error))
+
+
+async def _without_agent(why: str) -> Status:
+    problems = [StatusProblem(Severity.FAIL, "", "NoAgent", why, _START)]
+    served = Served()
+    try:
+        async with Ipvs() as ipvs:
+            table = await ipvs.read()
+        real = [each for state in table.values() for each in state.real_servers.values()]
+        connections, inactive = sum(it.active for it in real), sum(it.inactive for it in real)
+        served = Served(0, len(table), len(real), connections=connections, inactive=inactive)
+    except KernelError as error:
+        step = "run this command as root, in the host's network namespace"
+        problems.append(StatusProblem(Severity.FAIL, "", "KernelUnreadable", str(error), step))
+    return with_problems(Status(node="", role="", state=State.NO_AGENT, served=served), problems)
+
+
+def print_status(found: Status) -> None:
+    """Print the status on one screen."""
+    print_head(found)
+    served = found.served
+    services = f"{served.services} Services, " if found.state is not State.NO_AGENT else "in the kernel: "
+    refusing = f"; {served.refusing} virtual servers refuse, as no endpoint is ready" if served.refusing else ""
+    if found.state is State.NO_AGENT and served.connections is None:
+        _line("serves", "not known")
+    else:
+        counts = f"{served.virtual_servers} virtual servers, {served.real_servers} real servers"
+        _line("serves", f"{services}{counts}{refusing}")
+    if served.connections is not None:
+        _line("connections", f"{served.connections} established, {served.inactive} others")
+    if found.state is not State.NO_AGENT:
+        _line("since", f"{found.started}")
+        _line("pending", f"{found.pending} Services" if found.pending else "nothing")
+        _line("resync", f"last at {found.last_resync}" if found.last_resync else "none yet")
+    if found.firewall:
+        _line("firewall", found.firewall)
+    if (source := found.source) is not None:
+        objects = ", ".join(f"{count} {kind}" for kind, count in source.objects.items())
+        name = "API server" if source.kind == "api" else source.kind
+        _line(name, f"{'connected' if source.connected else 'NOT connected'}{f': {objects}' if objects else ''}")
+    print_problems(found)
+
+
+def print_head(found: Status) -> None:
+    """Print who this is, and whether all is right, in one line."""
+    if found.state is State.NO_AGENT:
+        click.secho("no agent answers: the kernel serves what the last one has left", fg="red", bold=True)
+        return
+    who = f"kroute {found.version} on {found.node}" + (f", {found.election} director" if found.election else "")
+    serious = any(it.severity is Severity.FAIL for it in found.problems)
+    colour = "red" if serious else "yellow" if found.problems or not found.is_settled else "green"
+    count = f"{found.problems_total} problem{'s' if found.problems_total > 1 else ''}"
+    verdict = count if found.problems else "all right"
+    click.secho(f"{who}: {found.state.value}, {verdict}", fg=colour, bold=True)
+
+
+def print_problems(found: Status) -> None:
+    """Print the first problems, each with its next step."""
+    for problem in found.problems[:SHOWN]:
+        word = click.style(f"{problem.severity.value.upper():<8}", fg=_COLOURS[problem.severity])
+        click.echo(f"{word}{problem.service or 'this node'}: {problem.reason}: {problem.message}")
+        click.echo(f"{'':<8}-> {problem.next_step}")
+    if found.problems_total > SHOWN:
+        click.echo(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
+
+
+def _line(name: str, text: str) -> None:
+    click.echo(f"{name:<12}{text}")

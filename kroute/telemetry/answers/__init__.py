@@ -1,0 +1,1 @@
+"""Answers on the agent's socket for which the counts of telemetry are needed."""

@@ -1,0 +1,123 @@
+"""The answer of a running agent to `kroute status`."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from kroute import __version__
+from kroute.broadcaster import Broadcaster
+from kroute.comparison.virtual_servers import Condition
+from kroute.controllers.node_controllers import NodeControllers
+from kroute.inspect import shared_state, status_problems
+from kroute.inspect.status import WITH_DIGEST, Served, Source, State, Status, rfc3339, with_problems
+from kroute.kernel.errors import KernelError
+from kroute.model.objects import EndpointSlice, Service
+from kroute.planning.catalog import Catalog
+from kroute.settings import Settings
+from kroute.telemetry.changes import ChangeObserver
+from kroute.telemetry.kernel_reader import KernelReader
+from kroute.telemetry.metrics.process import process_figures
+from kroute.telemetry.statistics import Statistics
+
+
+class AgentStatus:
+    """Collects the status of one agent. `statistics` gives its current counts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        broadcaster: Broadcaster,
+        controllers: NodeControllers,
+        changes: ChangeObserver,
+        kernel: KernelReader,
+        statistics: Callable[[], Statistics],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._broadcaster = broadcaster
+        self._controllers = controllers
+        self._changes = changes
+        self._kernel = kernel
+        self._statistics = statistics
+
+    async def answer(self, about: str) -> bytes:
+        """The status in JSON, with the digest if `about` asks for it."""
+        return msgspec.json.encode(await self.status(with_digest=about == WITH_DIGEST))
+
+    async def answer_shared(self, _about: str) -> bytes:
+        """What every node should plan, in JSON."""
+        return msgspec.json.encode(await shared_state.shared_state(self._catalog, self._broadcaster.services))
+
+    async def status(self, *, with_digest: bool) -> Status:
+        """The status now. The kernel's counts may be some seconds old."""
+        counted = self._statistics()
+        pending = self._pending(counted)
+        source = self._source(counted)
+        served, unreadable = await self._served()
+        resyncs = [each.last_resync for each in counted.controllers.values() if each.last_resync]
+        plans = self._broadcaster.plans
+        found = Status(
+            node=self._settings.node_name,
+            state=State.READY if self._controllers.is_live else State.STARTING,
+            version=__version__,
+            started=rfc3339(process_figures().started),
+            firewall=self._settings.firewall,
+            served=served,
+            pending=pending,
+            generation=max((plan.generation for plan in plans), default=0),
+            last_resync=rfc3339(min(resyncs, default=0)),
+            source=source,
+            shared=await self._digest() if with_digest else "",
+        )
+        denied = [kind for kind, watch in counted.watches.items() if watch.is_denied]
+        return with_problems(
+            found,
+            [
+                *status_problems.of_source(source, denied, self._settings.master or ""),
+                *status_problems.of_work(self._controllers.complaints(), counted.controllers),
+                *status_problems.of_kernel(served, unreadable, is_settled=found.is_settled),
+                *status_problems.of_eligibility(self._changes.ineligible()),
+                *status_problems.of_sets(self._controllers.set_fills()),
+                *status_problems.of_plans(plans),
+            ],
+        )
+
+    def _pending(self, counted: Statistics) -> int:
+        """How many Services have changes that are on their way. At least 1 while a change of the node is."""
+        read = (self._changes.pending(kind) for kind in (Service, EndpointSlice))
+        return max(
+            int(self._catalog.has_marked), counted.latency.waiting, *read, *(queue.depth for queue in counted.queues)
+        )
+
+    def _source(self, counted: Statistics) -> Source:
+        if self._settings.manifests is not None:
+            return Source("manifests", self._catalog.ready)
+        watches = counted.watches
+        return Source(
+            "api",
+            connected=bool(watches) and not any(watch.is_away for watch in watches.values()),
+            objects={kind: watch.objects for kind, watch in watches.items()},
+            resource_versions={kind: watch.resource_version for kind, watch in watches.items()},
+        )
+
+    async def _served(self) -> tuple[Served, str]:
+        """The counts, and why the kernel could not be read, or an empty text."""
+        plans = self._broadcaster.services.values()
+        servers = [server for plan in plans for server in plan.virtual_servers]
+        planned = Served(len(plans), len(servers), sum(len(it.real_servers) for it in servers))
+        try:
+            kernel = await self._kernel.summary()
+        except KernelError as error:
+            return planned, str(error)
+        return msgspec.structs.replace(
+            planned,
+            refusing=kernel.virtual_servers[Condition.REFUSING],
+            missing=kernel.virtual_servers[Condition.MISSING],
+            missing_real_servers=kernel.real_servers[Condition.MISSING],
+            connections=kernel.active,
+            inactive=kernel.inactive,
+        ), ""
+
+    async def _digest(self) -> str:
+        return shared_state.digest(await shared_state.shared_state(self._catalog, self._broadcaster.services))

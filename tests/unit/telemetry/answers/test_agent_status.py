@@ -1,0 +1,84 @@
+"""A running agent says what it serves, what is wrong, and what to do about it."""
+
+import msgspec
+import pytest
+
+from kroute.inspect.status import State, Status
+from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.model.objects import Applied
+from kroute.model.plan import NodePlan, Problem
+from kroute.reconcile.pass_status import ControllerStatistics
+from kroute.telemetry.statistics import WatchStatistics
+from tests.builders import LISTED, endpoint, endpoint_slice, node, service
+from tests.unit.observed import Observed
+
+
+async def status(agent: Observed, about: str = "") -> Status:
+    return msgspec.json.decode(await agent.observation.answers["status"](about), type=Status)
+
+
+@pytest.fixture
+def agent() -> Observed:
+    """An agent with one Service, which the kernel has."""
+    agent = Observed()
+    agent.catalog.take([Applied(node()), Applied(service()), Applied(endpoint_slice("web", endpoint())), *LISTED])
+    plans = agent.catalog.commit()
+    agent.broadcaster.publish(plans)
+    for queue in agent.broadcaster._subscriptions:
+        queue.take()
+    [server] = [it for plan in plans if not isinstance(plan, NodePlan) for it in plan.virtual_servers]
+    reals = {(it.address, it.port): RealServerState(1, active=4, inactive=1) for it in server.real_servers}
+    agent.kernel.table = {server.key: VirtualServerState(VirtualServerOptions(server.scheduler), reals)}
+    return agent
+
+
+async def test_an_agent_whose_kernel_has_everything_has_no_problem(agent: Observed) -> None:
+    found = await status(agent)
+    assert (found.state, found.pending, found.problems, found.is_settled) == (State.READY, 0, [], True)
+    assert (found.served.services, found.served.virtual_servers, found.served.real_servers) == (1, 1, 1)
+    assert (found.served.missing, found.served.connections, found.served.inactive) == (0, 4, 1)
+    assert found.source is not None
+    assert (found.source.connected, found.source.objects["Service"]) == (True, 12)
+    assert found.shared == ""
+    assert len((await status(agent, "shared")).shared) == 16
+
+
+async def test_what_the_kernel_lacks_is_a_problem_once_nothing_is_on_its_way(agent: Observed) -> None:
+    agent.kernel.table = {}
+    [problem] = (await status(agent)).problems
+    assert (problem.severity, problem.reason) == ("fail", "NotInKernel")
+    agent.catalog.take([Applied(service("other", "10.96.0.11"))])
+    found = await status(agent)
+    assert (found.pending, found.problems) == (1, [])
+
+
+async def test_each_thing_that_hinders_the_agent_has_a_next_step(agent: Observed) -> None:
+    agent.workers.is_live = False
+    agent.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
+    agent.workers.counters["route_fix"] = ControllerStatistics(waiting=3)
+    agent.workers.counters["masquerade"] = ControllerStatistics(failing_for=75, last_error="the lock is held")
+    agent.watches["Node"] = WatchStatistics(1, 2, 0, 9, 0, 0, "", denied=9, is_denied=True, is_away=True)
+    agent.kernel.refuses = True
+    fills = agent.workers.fills[0]
+    fills.entries = fills.limit
+    found = await status(agent)
+    assert found.state is State.STARTING
+    assert [it.reason for it in found.problems] == [
+        *("Denied", "ApiUnreachable", "Unhealthy", "WriteRefused", "ControllerFailing", "KernelUnreadable"),
+        "SetNearlyFull",
+    ]
+    assert found.served.missing is None
+    assert all(it.next_step for it in found.problems)
+
+
+async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) -> None:
+    bad = msgspec.structs.replace(
+        agent.broadcaster.services[service().key], problems=(Problem("InvalidAnnotation", "x", "x is wrong."),) * 150
+    )
+    agent.broadcaster.publish([bad])
+    agent.workers.faults = ["route_fix has been at one pass for 90 s"]
+    found = await status(agent)
+    assert (found.problems[0].reason, found.problems[0].service) == ("Unhealthy", "")
+    assert {(it.severity, it.service) for it in found.problems[1:]} == {("warning", "default/web")}
+    assert "kubectl describe service -n default web" in found.problems[1].next_step
+    assert (len(found.problems), found.problems_total) == (100, 151)
