@@ -1,6 +1,7 @@
 """The content of deploy/ as a cluster gets it: rendered kustomizations, and the image's settings."""
 
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -31,6 +32,15 @@ def render(directory: Path) -> list[Object]:
     done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def with_component(name: str, directory: Path) -> list[Object]:
+    """The base with a component of `deploy/kustomize/components`."""
+    overlay = directory / "kustomization.yaml"
+    base, component = (Path("/", KUSTOMIZE, it) for it in ("base", f"components/{name}"))
+    relative = [Path(*[".."] * len(directory.parts[1:]), *it.parts[1:]) for it in (base, component)]
+    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
+    return render(directory)
 
 
 def the(kind: str, objects: list[Object], name: str | None = None) -> Object:

@@ -19,7 +19,16 @@ from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
 from kroute.watchers.kubernetes import access
-from tests.lab.manifests import DEPLOY, KUSTOMIZE, granted, image_environment, kustomizations, render, the
+from tests.lab.manifests import (
+    DEPLOY,
+    KUSTOMIZE,
+    granted,
+    image_environment,
+    kustomizations,
+    render,
+    the,
+    with_component,
+)
 from tests.lab.objects import Object
 
 OLDEST, NEWEST = "1.30.0", "1.37.0"
@@ -177,15 +186,6 @@ def test_the_other_backend_gets_what_it_needs(tmp_path: Path) -> None:
     assert loader["command"] == ["modprobe", "--all", *NODE.modules, *needed.modules]
     assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *needed.capabilities]
     assert "/run/xtables.lock" in [it["mountPath"] for it in main["volumeMounts"]]
-
-
-def with_component(name: str, directory: Path) -> list[Object]:
-    """The base with a component of `deploy/kustomize/components`."""
-    overlay = directory / "kustomization.yaml"
-    base, component = (Path("/", KUSTOMIZE, it) for it in ("base", f"components/{name}"))
-    relative = [Path(*[".."] * len(directory.parts[1:]), *it.parts[1:]) for it in (base, component)]
-    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
-    return render(directory)
 
 
 def undoes(pod: Object) -> bool:

@@ -1,0 +1,43 @@
+"""The Helm chart, rendered by helm."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.manifests import DEPLOY
+from tests.lab.objects import Object
+
+CHART = DEPLOY / "helm/kroute"
+HELM = Path(sys.executable).parent / "helm"
+
+
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm with these arguments. `values`, if given, are its values."""
+    return subprocess.run(
+        [HELM, *arguments, *(("--values", "-") if values is not None else ())],
+        input=json.dumps(values) if values is not None else "",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+    )
+
+
+def render_chart(values: Mapping[str, Any], chart: Path = CHART) -> list[Object]:
+    """The objects that `helm install --namespace kube-system` would make."""
+    done = helm("template", "kroute", str(chart), "--namespace", "kube-system", values=values)
+    assert done.returncode == 0, done.stderr
+    return [it for it in yaml.safe_load_all(done.stdout) if it]
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What helm says when it refuses these values."""
+    done = helm("template", "kroute", str(CHART), values=values)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
