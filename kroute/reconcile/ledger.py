@@ -10,6 +10,9 @@ line has no newline, kroute or the machine stopped while writing it, and its cha
 With a whole ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed
 or emptied it) the caller decides from what the kernel has. With one that lacks lines it decides from both. It records
 the result with `adopt`. `ledger_file` knows the format of the file.
+
+An intact line that cannot be decoded is the entry of another version of kroute. It stays in the file, so that this
+version, when it comes back, finds what it made (docs/upgrade.md).
 """
 
 import os
@@ -67,6 +70,8 @@ class Ledger:
         self.sync_daemons: dict[int, SyncDaemonStarted] = {}
         self.sysctls: dict[str, SysctlChanged] = {}
         self.timeouts: TimeoutsChanged | None = None
+        self.unknown: list[bytes] = []
+        """The lines of another version of kroute, each with its checksum."""
         self._encoder = msgspec.json.Encoder()
         self._descriptor: int | None = None
         self._head: int | None = None
@@ -135,6 +140,7 @@ class Ledger:
         """Delete the file; returns whether it existed."""
         self.close()
         self.exists = self.is_whole = False
+        self.unknown.clear()
         try:
             self.path.unlink()
         except FileNotFoundError:
@@ -154,20 +160,28 @@ class Ledger:
                 if is_legacy:
                     check_address(entry)
             except _SENSELESS as error:
-                senseless.append((number, str(error)))
+                if is_legacy:
+                    senseless.append((number, str(error)))
+                else:
+                    self.unknown.append(line + b"\n")
             else:
                 self._apply(entry)
         self.exists = contents.has_head or len(contents.lines) > 0
         self.is_whole = contents.is_whole and not (is_legacy and senseless)
-        self._warn(senseless)
+        self._warn(senseless, is_newer=contents.is_newer)
 
-    def _warn(self, senseless: list[tuple[int, str]]) -> None:
+    def _warn(self, senseless: list[tuple[int, str]], *, is_newer: bool) -> None:
         path = str(self.path)
+        if self.unknown:
+            log.info(
+                "ledger.lines_kept", path=path, lines=len(self.unknown), reason="another version of kroute wrote them"
+            )
         for number, error in senseless[:_MOST_WARNINGS]:
             log.warning("ledger.line_skipped", path=path, line=number, error=error[:200])
         if not self.is_whole:
+            event = "ledger.newer" if is_newer else "ledger.damaged"
             consequence = "what is on the dummy interface is taken for kroute's, as without a ledger"
-            log.warning("ledger.damaged", path=path, skipped=len(senseless), consequence=consequence)
+            log.warning(event, path=path, skipped=len(senseless), consequence=consequence)
 
     def _apply(self, entry: Entry) -> None:
         match entry:
@@ -193,11 +207,11 @@ class Ledger:
 
     def _live(self) -> int:
         made = len(self.virtual_servers) + len(self.links) + len(self.addresses) + len(self.sync_daemons)
-        return made + len(self.sysctls) + (self.timeouts is not None)
+        return made + len(self.sysctls) + (self.timeouts is not None) + len(self.unknown)
 
-    def _append(self, descriptor: int, entries: Iterable[Entry]) -> None:
-        """Write the lines, then the head that counts them."""
-        lines = [ledger_file.sealed(self._encoder.encode(entry)) for entry in entries]
+    def _append(self, descriptor: int, entries: Iterable[Entry], before: Iterable[bytes] = ()) -> None:
+        """Write the lines of `before`, those of the entries, then the head that counts them."""
+        lines = [*before, *(ledger_file.sealed(self._encoder.encode(entry)) for entry in entries)]
         self._write(descriptor, b"".join(lines))
         self._lines += len(lines)
         head = ledger_file.head(self._lines)
@@ -231,7 +245,7 @@ class Ledger:
             self._head = os.open(fresh, os.O_WRONLY | os.O_CLOEXEC)  # O_APPEND would put the head behind the lines
             self._lines = self._size = 0
             self._write(descriptor, ledger_file.head(0))
-            self._append(descriptor, self._entries())
+            self._append(descriptor, self._entries(), self.unknown)
             fresh.replace(self.path)
         except OSError as error:
             self.close()

@@ -5,11 +5,13 @@ overwritten in its place after they were written, so it never counts a line that
 emptied, cut short or edited is recognised as damaged. A file whose last batch was interrupted is not: the batch's
 change never began.
 
-An older version of kroute skips the head and ignores checksums. The file of an older version has neither, and all its
-lines are accepted.
+The file of a version before 0.1.0 has neither, and all its lines are accepted. What versions owe each other is written
+in docs/upgrade.md: new entries are new lines, which an older version keeps and does not read. Only if the form of the
+lines itself changed would the head say a higher version.
 """
 
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable
@@ -22,7 +24,9 @@ MOST_BYTES = 64 << 20
 _SEAL = b',"check":"'
 _SEAL_LENGTH = len(_SEAL) + len(b'89abcdef"}')
 _VERSION = 1
+"""The form of the lines, as the head says it."""
 _COUNT_DIGITS = 10
+_HEAD = re.compile(rb'\{"event":"ledger","version":(\d{1,9}),"lines":"(\d{10})"')
 
 
 class NumberedLine(NamedTuple):
@@ -33,12 +37,23 @@ class NumberedLine(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The contents of a file: its intact `lines`, its `damaged` ones. `is_whole`: no line is missing."""
+    """The contents of a file: its intact `lines`, its `damaged` ones. `is_whole`: no line is missing.
+
+    `is_newer`: the lines may have a form that this version of kroute cannot read, so they are not whole for it.
+    """
 
     lines: list[NumberedLine]
     damaged: list[NumberedLine]
     is_whole: bool
     has_head: bool
+    is_newer: bool = False
+
+
+class _Head(NamedTuple):
+    """The first line: the version of the format, and how many lines follow."""
+
+    version: int
+    lines: int
 
 
 def read(path: Path) -> bytes:
@@ -66,14 +81,16 @@ def contents(text: bytes) -> Contents:
     numbered = [NumberedLine(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
     if b'"check"' not in whole:
         return Contents(numbered, [], is_whole=bool(numbered), has_head=False)
-    count = _count(numbered[0].text)
-    entries = numbered if count is None else numbered[1:]
+    first = _head(numbered[0].text)
+    entries = numbered if first is None else numbered[1:]
     intact = [line for line in entries if _is_sealed(line.text)]
+    is_newer = first is not None and first.version > _VERSION
     return Contents(
         intact,
         _without(entries, intact),
-        is_whole=count is not None and len(intact) >= count,
-        has_head=count is not None,
+        is_whole=first is not None and not is_newer and len(intact) >= first.lines,
+        has_head=first is not None,
+        is_newer=is_newer,
     )
 
 
@@ -86,10 +103,7 @@ def _is_sealed(line: bytes) -> bool:
     return line + b"\n" == sealed(line[:-_SEAL_LENGTH] + b"}")
 
 
-def _count(line: bytes) -> int | None:
-    """How many lines follow `line`; None if it is no head."""
-    before, _, after = line.partition(b'"lines":"')
-    digits = after[:_COUNT_DIGITS]
-    if not (before.startswith(b'{"event":"ledger",') and digits.isdigit() and _is_sealed(line)):
-        return None
-    return int(digits)
+def _head(line: bytes) -> _Head | None:
+    """The head that `line` is; None if it is none."""
+    found = _HEAD.match(line)
+    return _Head(int(found[1]), int(found[2])) if found is not None and _is_sealed(line) else None

@@ -1,7 +1,7 @@
 """kroute on the nodes of the lab's cluster, with one source of objects."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -84,13 +84,22 @@ class Deployment:
         for name in self.agents:
             await eventually(partial(_serves_nothing, self.cluster.node(name)), within=30)
 
-    async def start(self, *flags: str, nodes: tuple[str, ...] = (), wait: bool = True) -> None:
-        """Start kroute on the nodes (by default all). With `wait`, return when each has applied all objects."""
+    async def start(
+        self,
+        *flags: str,
+        nodes: tuple[str, ...] = (),
+        wait: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start kroute on the nodes (by default all). With `wait`, return when each has applied all objects.
+
+        With an `environment`, that of another release for example, each agent is a new interpreter.
+        """
         for name in nodes or tuple(self.cluster.nodes):
             self._touched.add(name)
-            self.agents[name] = await self.cluster.node(name).kroute(
-                "run", *self.source, "--node-name", name, "--resync-period", "5s", *flags
-            )
+            argv = ("run", *self.source, "--node-name", name, "--resync-period", "5s", *flags)
+            is_usual = environment is None
+            self.agents[name] = await self.cluster.node(name).kroute(*argv, environment=environment, fork=is_usual)
         for name in (nodes or tuple(self.cluster.nodes)) if wait else ():
             await self.agents[name].ready()
 

@@ -119,18 +119,6 @@ def test_an_older_versions_file_is_whole(tmp_path: Path) -> None:
     assert (ledger.virtual_servers, ledger.links, ledger.is_whole, logs) == ({KEYS[0]}, {"x"}, True, [])
 
 
-def test_a_newer_versions_lines_are_skipped_and_are_no_damage(tmp_path: Path) -> None:
-    lines = write(tmp_path).splitlines(keepends=True)
-    newer = [*lines[1:], ledger_file.sealed(b'{"event":"from-the-future","what":{"x":1}}')]
-    head = ledger_file.head(len(newer)).replace(b'"version":1', b'"version":2')
-    head = ledger_file.sealed(head[: head.index(b',"check"')] + b"}")
-    with capture_logs() as logs:
-        ledger = opened(tmp_path, head + b"".join(newer))
-    assert ledger.virtual_servers == set(KEYS)
-    assert ledger.is_whole
-    assert [line["event"] for line in logs] == ["ledger.line_skipped"]
-
-
 def test_a_kill_between_the_lines_and_the_head_that_counts_them_is_no_damage(tmp_path: Path) -> None:
     before = write(tmp_path)
     more = ledger_file.sealed(b'{"event":"virtual-server-made","key":[6,"10.96.0.9",80]}')
