@@ -22,6 +22,10 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "bundle": Entry(
+        "kroute.cli.bundle.command",
+        "Collect everything that support needs in one file, without secrets, and change nothing.",
+    ),
     "check": Entry(
         "kroute.cli.check",
         "Look whether the node and the cluster have what kroute needs; each finding comes with its next step.",

@@ -37,7 +37,7 @@ def plan(settings: Settings, *, output: str) -> int:
     """
     logs.configure("console", "error")  # only the changes are printed
     with refusing(InitialSyncError, KernelError):
-        found = asyncio.run(_dry_run(settings))
+        found = asyncio.run(changes_of(settings))
     show(found, output, print_changes)
     return CHANGES if found.changes else DONE
 
@@ -52,7 +52,8 @@ async def plans_of(settings: Settings) -> list[Plan]:
     return catalog.commit()
 
 
-async def _dry_run(settings: Settings) -> PlannedChanges:
+async def changes_of(settings: Settings) -> PlannedChanges:
+    """What an agent with these settings would change now. Raises as `initial_sync` does, and KernelError."""
     plans = await plans_of(settings)
     settings = settled(settings, await choose(settings))
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:

@@ -25,7 +25,7 @@ from kroute.director.machine import OwnAddresses, machine_facts
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
 from kroute.director.watch import follow
-from kroute.inspect import agent_socket, snapshot
+from kroute.inspect import agent_socket, snapshot, support
 from kroute.inspect import status as inspected
 from kroute.inspect.director_status import DirectorParts, director_status
 from kroute.kernel.ipvs.client import Ipvs
@@ -123,7 +123,12 @@ class Director:
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Direct until `stop` is set, then give the VIPs and the Lease to the standby."""
-        answers = {snapshot.QUESTION: self._shown, inspected.QUESTION: self._answer_status}
+        answers = {
+            snapshot.QUESTION: self._shown,
+            inspected.QUESTION: self._answer_status,
+            support.PLANS: lambda _about: support.plans_answer(self._broadcaster.plans),
+            support.RECENT: support.recent_answer,
+        }
         async with AsyncExitStack() as stack:
             await patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
             await patiently(

@@ -84,5 +84,8 @@ async def ask(state_dir: Path, question: str) -> bytes:
     except (OSError, TimeoutError) as error:
         raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {error}") from None
     if answer == UNKNOWN_QUESTION:
-        raise AgentUnreachableError(f"the agent on {state_dir / NAME} is of an older version: upgrade it")
+        raise AgentUnreachableError(
+            f"what runs on {state_dir / NAME} does not know the question {question.partition(' ')[0]!r}: "
+            "it is of an older version (upgrade it), or a director"
+        )
     return answer

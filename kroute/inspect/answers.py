@@ -7,7 +7,7 @@ import msgspec
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
-from kroute.inspect import agent_settings, planned_state, snapshot
+from kroute.inspect import agent_settings, planned_state, snapshot, support
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.objects import ObjectKey
@@ -36,6 +36,9 @@ class Answers:
             agent_settings.QUESTION: self._answer_settings,
             planned_state.SERVICE: self._answer_service,
             planned_state.FRONTEND: self._answer_frontend,
+            support.PLANS: self._answer_plans,
+            support.OBJECTS: self._answer_objects,
+            support.RECENT: support.recent_answer,
         }
 
     async def _show(self, _about: str) -> bytes:
@@ -55,3 +58,9 @@ class Answers:
         """Raises ValueError for a malformed key; the socket then answers with nothing."""
         found = planned_state.of_frontend(self._catalog, self._broadcaster, planned_state.read_key(about))
         return msgspec.json.encode(found)
+
+    async def _answer_plans(self, _about: str) -> bytes:
+        return await support.plans_answer(self._broadcaster.plans)
+
+    async def _answer_objects(self, _about: str) -> bytes:
+        return await support.objects_answer(self._catalog, self._broadcaster.services)

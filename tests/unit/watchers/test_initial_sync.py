@@ -128,7 +128,7 @@ def test_plan_says_what_changes_by_its_exit_code_too(
             raise found
         return found
 
-    monkeypatch.setattr(plan, "_dry_run", dry_run)
+    monkeypatch.setattr(plan, "changes_of", dry_run)
     assert exit_code("plan", "--state-dir", tmp_path) == code
     output = capsys.readouterr()
     assert output.out.splitlines() == lines

@@ -1,0 +1,1 @@
+"""`kroute bundle`: everything that support needs, in one file, without secrets."""

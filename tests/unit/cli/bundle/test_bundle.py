@@ -1,0 +1,233 @@
+"""`kroute bundle` holds what support needs, is bounded, and holds no secret, wherever one was planted."""
+
+import asyncio
+import io
+import json
+import logging
+import stat
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kroute import logs
+from kroute.cli.bundle import command, redaction
+from kroute.cli.bundle.archive import INDEX, Part, collect, pack
+from kroute.cli.bundle.redaction import REMOVED, Redaction
+from kroute.firewall.backend import Choice
+from kroute.inspect import agent_socket
+from kroute.inspect.answers import Answers
+from kroute.model.objects import Applied
+from kroute.recent_events import RecentEvents
+from kroute.telemetry import statistics
+from tests.apiserver.server import ApiServer
+from tests.builders import LISTED, endpoint_slice, node, service
+from tests.unit.command_line import exit_code
+from tests.unit.load_balancer import ask_soon
+from tests.unit.observed import Observed
+
+JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.c2lnbmF0dXJl"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEplantedkey0123456789\nzplantedkey9876543210\n-----END RSA PRIVATE KEY-----"
+SECRETS = {
+    "bearer": "planted-bearer-0",
+    "service account": "planted-account-1",
+    "environment": "planted-environment-2",
+    "unnamed variable": "planted-variable-3",
+    "annotation": "planted-annotation-4",
+    "last applied": "planted-applied-5",
+    "label": "planted-label-6",
+    "password": "planted-password-7",
+    "exec": "planted-exec-8",
+    "url": "planted-url-9",
+    "header": "planted-header-10",
+    "journal": "planted-journal-11",
+}
+LAST_APPLIED = json.dumps({"metadata": {"annotations": {"deploy/key": SECRETS["last applied"]}}})
+
+
+def plain_lines() -> list[tuple[str, str]]:
+    """Return log lines with secrets."""
+    return [
+        ("api.failed", f"Authorization: Bearer {SECRETS['header']}"),
+        ("proxy.used", f"http://user:{SECRETS['url']}@proxy.example:3128/"),
+        (
+            "plugin.failed",
+            f"token {SECRETS['service account']} was refused; {SECRETS['password']} {SECRETS['exec']} too",
+        ),
+        ("key.read", PEM),
+        ("answer", f'{{"id_token": "{JWT}"}}'),
+    ]
+
+
+@pytest.fixture
+async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+    """A node with an agent and an API server, and a secret wherever one may be. Return the options of the command."""
+    account = tmp_path / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text(SECRETS["service account"] + "\n")
+    monkeypatch.setattr(redaction, "SERVICE_ACCOUNT", account)
+    monkeypatch.setenv("DATABASE_PASSWORD", SECRETS["environment"])
+    monkeypatch.setenv("GREETING", SECRETS["unnamed variable"])
+    journal = tmp_path / "bin" / "journalctl"
+    journal.parent.mkdir()
+    journal.write_text(f"#!/bin/sh\necho 'unit said {SECRETS['environment']} and secret: {SECRETS['journal']}'\n")
+    journal.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{journal.parent}:/usr/sbin:/usr/bin:/sbin:/bin")
+    monkeypatch.setattr(logs, "RECENT", RecentEvents(20))
+    for name, details in plain_lines():
+        logs.RECENT(logging, "info", {"event": name, "level": "info", "details": details})
+    web = service(
+        annotations={
+            "team/secret": SECRETS["annotation"],
+            "kubectl.kubernetes.io/last-applied-configuration": LAST_APPLIED,
+            "kube-router.io/service.scheduler": "lc",
+        },
+        labels={"key": SECRETS["label"]},
+    )
+    async with ApiServer(token=SECRETS["bearer"]) as server:
+        for item in (web, endpoint_slice("web", "10.244.1.5")):
+            server.apply(
+                {"apiVersion": "v1" if item is web else "discovery.k8s.io/v1", "kind": type(item).__name__}
+                | msgspec.to_builtins(item)
+            )
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+        content = json.loads(kubeconfig.read_text())
+        plugin = {"command": "/bin/false", "env": [{"name": "X", "value": SECRETS["exec"]}]}
+        content["users"].append({"name": "other", "user": {"password": SECRETS["password"], "exec": plugin}})
+        kubeconfig.write_text(json.dumps(content))
+        agent = Observed(kubeconfig=kubeconfig, master=f"http://user:{SECRETS['url']}@127.0.0.1:{server.port}")
+        agent.catalog.take([Applied(node()), Applied(web), Applied(endpoint_slice("web", "10.244.1.5")), *LISTED])
+        agent.broadcaster.publish(agent.catalog.commit())
+        async with agent.running(), serving(tmp_path / "state", agent):
+            await ask_soon(agent.metrics_port)
+            yield ["--state-dir", str(tmp_path / "state")]
+
+
+def serving(state_dir: Path, agent: Observed) -> object:
+    state_dir.mkdir()
+    (state_dir / "ledger").touch()
+    answers = Answers(
+        agent.settings,
+        agent.catalog,
+        agent.broadcaster,
+        Choice("nftables", "the test says so"),
+        agent.workers.set_fills,
+    )
+
+    async def counted(_about: str) -> bytes:
+        return msgspec.json.encode(agent.statistics())
+
+    return agent_socket.serve(
+        state_dir, {**answers.by_question, **agent.observation.answers, statistics.QUESTION: counted}
+    )
+
+
+def unpacked(packed: bytes) -> dict[str, bytes]:
+    """Return the files by their names without the directory."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        files = {it.name.partition("/")[2]: archive.extractfile(it) for it in archive.getmembers()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+async def test_no_secret_is_in_the_bundle_wherever_it_was_planted(planted: list[str], tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    assert await asyncio.to_thread(exit_code, "bundle", "--file", target, *planted) == 0
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    files = unpacked(target.read_bytes())
+    everything = b"\n".join(files.values()).decode()
+    found = {name: secret for name, secret in SECRETS.items() if secret in everything}
+    assert found == {}
+    for piece in ("MIIEplantedkey", "zplantedkey", *JWT.split(".")):
+        assert piece not in everything
+
+
+async def test_the_bundle_has_every_part_or_its_reason(planted: list[str], tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    await asyncio.to_thread(exit_code, "bundle", "--file", target, *planted)
+    files = unpacked(target.read_bytes())
+    index = json.loads(files[INDEX])
+    assert (index["apiVersion"], index["kind"]) == ("kroute.io/v1", "BundleIndex")
+    assert {it["name"] for it in index["parts"] if not it["reason"]} == files.keys() - {INDEX}
+    assert {
+        *("version.json", "settings.json", "status.json", "checks.json", "show.json", "plans.jsonl", "services.jsonl"),
+        *("shared.json", "statistics.json", "metrics.txt", "ledger.txt", "journal.txt", "recent.jsonl"),
+        *("kernel/version.txt", "kernel/sysctls.json", "kernel/conntrack.json"),
+    } <= files.keys() | {it["name"] for it in index["parts"] if "could not answer" in it["reason"]}
+    assert json.loads(files["status.json"])["kind"] == "Status"
+    [plan] = [it for it in map(json.loads, files["plans.jsonl"].splitlines()) if it.get("virtual_servers")]
+    assert plan["virtual_servers"][0]["scheduler"] == "lc"
+    [told] = map(json.loads, files["services.jsonl"].splitlines())
+    assert told["service"]["metadata"]["annotations"] == {"kube-router.io/service.scheduler": "lc"}
+    lines = [json.loads(line) for line in files["recent.jsonl"].splitlines()]
+    assert len(lines) == len(plain_lines())
+    assert b"unit said [removed]" in files["journal.txt"]
+    assert index["removed"] >= 5
+
+
+async def test_a_bundle_replaces_no_file(planted: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    target.write_text("something else")
+    assert await asyncio.to_thread(exit_code, "bundle", "--file", target, *planted) == 1
+    assert target.read_text() == "something else"
+    assert "File exists" in capfd.readouterr().err
+
+
+async def never() -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+async def broken() -> bytes:
+    raise OSError("no such device, password=planted-in-error")
+
+
+async def large() -> bytes:
+    return b"x" * 1000
+
+
+async def small() -> dict[str, object]:
+    return {"a": 1}
+
+
+async def test_a_part_that_fails_hangs_or_is_large_costs_only_itself() -> None:
+    parts = [Part(it.__name__, "", it) for it in (never, broken, large, small)]
+    index, contents = await collect("node1", parts, Redaction(()), part_seconds=0.01, part_bytes=100)
+    reasons = {it.name: it.reason for it in index.parts}
+    assert reasons["never"] == "not collected within 0.01 s"
+    assert reasons["broken"] == f"no such device, password={REMOVED}"
+    assert (reasons["large"], reasons["small"]) == ("", "")
+    assert {name: len(content) for name, content in contents.items()} == {"large": 100, "small": len('{\n  "a": 1\n}')}
+    assert [it.omitted for it in index.parts if it.name == "large"] == [900]
+    assert unpacked(pack("kroute-bundle", index, contents)).keys() == {INDEX, "large", "small"}
+
+
+async def test_all_parts_together_are_bounded() -> None:
+    parts = [Part(str(number), "", large) for number in range(5)]
+    index, contents = await collect("node1", parts, Redaction(()), all_bytes=2500)
+    assert [len(it) for it in contents.values()] == [1000, 1000, 500]
+    assert all("left out" in it.reason for it in index.parts[3:])
+    index, contents = await collect("node1", parts, Redaction(()), all_seconds=0)
+    assert contents == {}
+    assert all("left out" in it.reason for it in index.parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ('{"password": "hunter22", "port": 80}', f'{{"password": "{REMOVED}", "port": 80}}'),
+        ('{"password": null, "token": ""}', '{"password": null, "token": ""}'),
+        ("Bearer abcdefgh", f"Bearer {REMOVED}"),
+        ("https://10.0.0.1:6443/api", "https://10.0.0.1:6443/api"),
+        ("https://me:pw@host/", f"https://{REMOVED}@host/"),
+        ("service.scheduler=lc default/tokens", "service.scheduler=lc default/tokens"),
+        ("a known-value here", f"a {REMOVED} here"),
+    ],
+)
+def test_secrets_are_removed_and_the_rest_stays(text: str, cleaned: str) -> None:
+    assert Redaction(["known-value"]).clean(text) == cleaned
+
+
+def test_a_name_for_a_file_is_made_of_harmless_characters() -> None:
+    assert command._file_name("../../n\x1b1") == ".._.._n_1"
