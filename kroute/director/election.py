@@ -283,10 +283,7 @@ class Election:
         self._announce(role)
 
     def _missed(self, reason: str) -> None:
-        """Record that an attempt failed, and log once that the Lease was not renewed in time.
-
-        See the module's second rule.
-        """
+        """Record a failed attempt, and log once that the Lease was not renewed in time (the module's second rule)."""
         self._has_missed = True
         late = self._clock() - self._renewed_at
         if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
