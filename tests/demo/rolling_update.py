@@ -1,0 +1,128 @@
+"""A rolling update under load, with its numbers: how many calls, how many failed, which version answered.
+
+The slices change as with the EndpointSlice controller: a new pod is ready when it serves, and only then an old one
+begins to terminate. It still answers for its grace period; then it leaves its slice and stops.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from tests.demo.screen import ENVIRONMENT, command, say
+from tests.lab import objects
+from tests.lab.api_server import ApiServer
+from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.kroute_process import KrouteProcess
+from tests.lab.load import Load, Way, constant_load
+
+REPLICAS = 6
+GRACE = 2.0
+"""Seconds for which a terminating pod still answers."""
+PACE = 0.05
+INTERVAL = 2.0
+"""Seconds between two reports, and between two of `kroute show -w`."""
+LONGEST = 40.0
+READY = {"ready": True, "serving": True, "terminating": False}
+TERMINATING = {"ready": False, "serving": True, "terminating": True}
+
+
+class Deployment:
+    """The pods of the Service and their slices. A pod is called after its version: `web-v1-2`."""
+
+    def __init__(self, cluster: Cluster, target_ports: dict[str, int]) -> None:
+        self._nodes = list(cluster.nodes.values())
+        self._target_ports = target_ports
+        self.pods: dict[Pod, dict[str, bool]] = {}
+
+    async def add(self, version: str, number: int) -> Pod:
+        """Start a pod, and return it when it serves."""
+        node = self._nodes[number % len(self._nodes)]
+        pod = await node.pod(f"web-{version}-{number + 1}", http=self._target_ports["TCP"])
+        self.pods[pod] = READY
+        return pod
+
+    def slices(self) -> list[objects.Object]:
+        """The slices of the pods as they are now."""
+        endpoints = [objects.Endpoint(pod, conditions) for pod, conditions in self.pods.items()]
+        return objects.endpoint_slices("web", endpoints, self._target_ports)
+
+    async def replace(self, old: Pod, api: ApiServer, number: int) -> None:
+        """Add a pod of the new version, then terminate an old one."""
+        await self.add("v2", number)
+        self.pods[old] = TERMINATING
+        self._publish(api)
+        await asyncio.sleep(GRACE)
+        del self.pods[old]
+        self._publish(api)
+        await old.stop_serving()
+        old.node.remove_pod(old)
+
+    def _publish(self, api: ApiServer) -> None:
+        for made in self.slices():
+            api.apply(made)
+
+
+class Report:
+    """The numbers of a load, said every `INTERVAL` seconds, with what `kroute show -w` says meanwhile."""
+
+    def __init__(self, load: Load, watch: KrouteProcess) -> None:
+        self._load = load
+        self._watch = watch
+        self._shown = 0
+        self._began = time.monotonic()
+
+    async def keep_reporting(self) -> None:
+        """Report until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            self.say()
+
+    def say(self) -> None:
+        """Print what `kroute show -w` has printed since the last time, and a line of numbers."""
+        printed = self._watch.log.read_text()
+        say(printed[self._shown :])
+        self._shown = len(printed)
+        seconds = time.monotonic() - self._began
+        versions = ", ".join(f"{name}: {count}" for name, count in sorted(by_version(self._load).items()))
+        calls = self._load.calls.total()
+        say(f"--> {seconds:4.1f} s: {calls} calls, {len(self._load.failures)} failed; answered by {versions}")
+
+
+def by_version(load: Load) -> Counter[str]:
+    """How many calls each version has answered."""
+    found: Counter[str] = Counter()
+    for host, count in load.answered.items():
+        found[host.split("-")[1]] += count
+    return found
+
+
+def verdict(load: Load, seconds: float) -> bool:
+    """Say how many calls there were and how many failed; return whether none did."""
+    calls = load.calls.total()
+    say(f"{calls} calls in {seconds:.1f} s ({calls / seconds:.0f} a second), {len(load.failures)} failed.")
+    for failure in load.failures[:3]:
+        say(f"failed: {failure}")
+    return calls > 0 and not load.failures
+
+
+async def rolling_update(
+    ways: Sequence[Way], node: Node, replace_all: Callable[[], Awaitable[object]], is_over: Callable[[Load], bool]
+) -> bool:
+    """Call on all `ways` while every pod is replaced, and report; return whether no call failed."""
+    command("kroute show -w", "   (on node2, meanwhile)")
+    watch = await node.kroute("show", "-w", "--interval", f"{INTERVAL:.0f}s", environment=ENVIRONMENT)
+    began = time.monotonic()
+    async with constant_load(ways, pace=PACE) as load:
+        report = Report(load, watch)
+        reporting = asyncio.create_task(report.keep_reporting())
+        async with asyncio.timeout(LONGEST):
+            await replace_all()
+            while not is_over(load):  # noqa: ASYNC110  nothing signals that a pod was asked
+                await asyncio.sleep(0.1)
+        reporting.cancel()
+        with suppress(asyncio.CancelledError):
+            await reporting
+    await watch.terminate()
+    return verdict(load, time.monotonic() - began)
