@@ -15,6 +15,7 @@ from kroute.director import director
 from kroute.director.settings import DirectorSettings
 from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.loop_watch import LoopWatch
+from kroute.watchers.kubernetes import server_presence
 from tests.apiserver import ApiServer
 from tests.openings import Openings
 from tests.unit.watching import service
@@ -47,6 +48,7 @@ async def a_director(settings: Settings, interface: str = "lo") -> int:
 def do_not_wait(patch: pytest.MonkeyPatch) -> None:
     """Let every attempt follow the one before at once."""
     patch.setattr(backoff.Backoff, "delay", lambda *_: 0.01)
+    patch.setattr(server_presence.ServerPresence, "pause", lambda *_: 0.01)
 
 
 async def start(serve: Serve, scratch: Path, openings: Openings, is_served: IsDone) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -14,6 +14,7 @@ from kroute.kernel.ipvs.client import AddRealServer, AddVirtualServer, DeleteVir
 from kroute.kernel.net.addresses import BindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute
 from kroute.model.plan import VirtualServer
+from tests.examples import examples
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, OWN_ADDRESSES
 from tests.unit.histories import EDITS, FOREIGN_NODE_PORT, OTHER_NODE_IPV4, Key, World
 
@@ -100,7 +101,7 @@ ORDERLY = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.permutations([0, 1, 2]), st.lists(ORDERLY, max_size=25))
 def test_an_address_always_goes_live_last_and_goes_away_first(
     order: list[int], actions: list[tuple[object, ...]]

@@ -5,11 +5,12 @@ import errno
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kroute.kernel.net.routes import LocalRoute
+from tests.examples import examples
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
 from tests.unit.histories import DRIFTS, EDITS, OTHER_NODE_IPV4, World, kernel_with_neighbours
@@ -69,7 +70,7 @@ async def story(actions: list[tuple[object, ...]], first: Path, second: Path) ->
     assert world.node.kernel.writes == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(ACTIONS, max_size=25))
 def test_any_history_ends_as_a_fresh_computation_and_a_restart_then_writes_nothing(
     actions: list[tuple[object, ...]],

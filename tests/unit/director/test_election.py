@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -209,7 +210,8 @@ async def test_of_two_that_make_the_lease_one_gets_it(candidates: Candidates) ->
 
 
 async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(candidates: Candidates) -> None:
-    one, two = candidates.candidate("one"), candidates.candidate("two")
+    quick = msgspec.structs.replace(LEASE, renew_deadline=0.4)
+    one, two = candidates.candidate("one", quick), candidates.candidate("two", quick)
     await one.attempt()
     await two.attempt()
     async with candidates.server.out_of_reach():

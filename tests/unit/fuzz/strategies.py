@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.apiserver.encoding import Verbatim, encode
+from tests.examples import examples
 
-EXAMPLES = int(os.environ.get("KROUTE_FUZZ_EXAMPLES", "25"))
-"""Examples for each of about fifty properties; `make fuzz` sets it."""
-
-fuzzed = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
+fuzzed = examples(
+    25,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
+"""Examples of each of about fifty properties."""
+if asked_for := os.environ.get("KROUTE_FUZZ_EXAMPLES"):  # `make fuzz` sets it
+    fuzzed = settings(fuzzed, max_examples=int(asked_for))
 
 DEPTHS = (2, 30, 64, 400, 999, 1_001, 9_990)
 """Levels of nesting around every limit: kroute's, Python's and the API server's."""

@@ -31,7 +31,6 @@ from tests.unit.kernel.witness import (
     Reading,
     any_address,
     bits_of,
-    examples,
     family_of,
     indexes,
     interfaces,
@@ -40,6 +39,7 @@ from tests.unit.kernel.witness import (
     read,
     u8s,
     u32s,
+    witnessed,
     write,
     write_datagram,
 )
@@ -66,7 +66,7 @@ def bound(address: str, index: int, lifetime: int) -> dict[str, Any]:
     return wanted
 
 
-@examples
+@witnessed
 @given(names, indexes, any_address(), lifetimes)
 async def test_an_address_is_bound_renewed_and_unbound(name: str, index: int, address: str, lifetime: int) -> None:
     client = Addresses()
@@ -88,7 +88,7 @@ async def test_an_address_is_bound_renewed_and_unbound(name: str, index: int, ad
     ]
 
 
-@examples
+@witnessed
 @given(names, indexes, two_addresses)
 async def test_the_addresses_of_one_interface_are_asked_for_by_its_index(
     name: str, index: int, both: tuple[str, str]
@@ -105,7 +105,7 @@ async def test_the_addresses_of_one_interface_are_asked_for_by_its_index(
     assert asked.contents == {"family": 0, "prefixlen": 0, "flags": 0, "scope": 0, "index": index}
 
 
-@examples
+@witnessed
 @given(pairs(), st.integers(0, 128), st.sampled_from(["universe", "site", "link", "host", "nowhere"]), u32s, indexes)
 def test_an_address_is_read_with_length_scope_and_flags(
     both: tuple[str, str], length: int, scope: str, flags: int, index: int
@@ -127,7 +127,7 @@ def test_an_address_is_read_with_length_scope_and_flags(
     assert parse_address(write(ifaddrmsg, told), {index + 1: "a"}) is None
 
 
-@examples
+@witnessed
 @given(any_address(), st.integers(0, 199), indexes)
 def test_an_address_without_a_peer_has_its_own_scope_by_number(address: str, scope: int, index: int) -> None:
     told = header(address, index) | {"scope": scope, "IFA_ADDRESS": address}
@@ -135,7 +135,7 @@ def test_an_address_without_a_peer_has_its_own_scope_by_number(address: str, sco
     assert parse_address(write(ifaddrmsg, told), {index: "a"}) == expected
 
 
-@examples
+@witnessed
 @given(st.sampled_from([RTM_NEWADDR, RTM_DELADDR]), two_addresses, indexes, u8s)
 async def test_an_address_that_comes_or_goes_is_an_event_and_an_arrival(
     kind: int, both: tuple[str, str], index: int, flags: int
@@ -155,7 +155,7 @@ async def test_an_address_that_comes_or_goes_is_an_event_and_an_arrival(
     assert await arrivals.next() == {address}
 
 
-@examples
+@witnessed
 @given(any_address(), indexes)
 def test_what_is_no_ip_address_is_left_out(address: str, index: int) -> None:
     told = header(address, index) | {"family": socket.AF_APPLETALK, "IFA_LOCAL": address}

@@ -21,13 +21,13 @@ from kroute.kernel.conntrack_messages import Endpoint, Flow, encode_delete, enco
 from tests.unit.kernel.witness import (
     Reading,
     addresses,
-    examples,
     families,
     family_of,
     ports,
     read,
     u16s,
     u32s,
+    witnessed,
     write,
 )
 
@@ -73,13 +73,13 @@ def listed(flow: Flow, protocol: int = UDP) -> bytes:
     return write(nfct_msg, told | {"CTA_ZONE": flow.zone} if flow.zone else told)
 
 
-@examples
+@witnessed
 @given(flows)
 def test_a_listed_flow_is_read_with_both_directions_zone_and_id(flow: Flow) -> None:
     assert parse_flow(listed(flow), {pack_endpoint(flow[2:4])}) == flow
 
 
-@examples
+@witnessed
 @given(flows, st.integers(0, 255))
 def test_what_is_not_asked_for_is_left_out(flow: Flow, protocol: int) -> None:
     everywhere = {pack_endpoint(flow[2:4])}
@@ -88,7 +88,7 @@ def test_what_is_not_asked_for_is_left_out(flow: Flow, protocol: int) -> None:
     assert parse_flow(listed(flow), elsewhere) is None
 
 
-@examples
+@witnessed
 @given(flows)
 def test_a_deletion_names_the_reply_the_id_and_the_zone_of_an_entry_that_has_one(flow: Flow) -> None:
     named = header(family_of(flow.source)) | {"CTA_TUPLE_REPLY": direction(flow[4:6], flow[6:8]), "CTA_ID": flow.id}
@@ -97,7 +97,7 @@ def test_a_deletion_names_the_reply_the_id_and_the_zone_of_an_entry_that_has_one
     assert read(nfct_msg, encode_delete(flow)) == Reading(kind, NLM_F_REQUEST, wanted)
 
 
-@examples
+@witnessed
 @given(families)
 def test_a_dump_is_filtered_by_the_protocol_of_the_original_direction_alone(family: int) -> None:
     asked = header(family) | {

@@ -19,13 +19,13 @@ from tests.unit.kernel.witness import (
     Netlink,
     Reading,
     addresses,
-    examples,
     families,
     family_of,
     ports,
     read,
     u8s,
     u32s,
+    witnessed,
     write,
 )
 
@@ -113,7 +113,7 @@ def request(command: int, flags: int, contents: dict[str, Any], *network_order: 
     return Reading(kind, NLM_F_REQUEST | flags, contents, frozenset(network_order))
 
 
-@examples
+@witnessed
 @given(definitions, u8s)
 async def test_a_set_is_made_of_the_newest_revision(definition: SetDefinition, revision: int) -> None:
     family = {"family": definition.family, "FAMILY": definition.family}
@@ -128,7 +128,7 @@ async def test_a_set_is_made_of_the_newest_revision(definition: SetDefinition, r
     ]
 
 
-@examples
+@witnessed
 @given(definitions)
 async def test_a_definition_is_asked_for_by_name_and_read(definition: SetDefinition) -> None:
     sets, netlink = client([told(definition)])
@@ -137,7 +137,7 @@ async def test_a_definition_is_asked_for_by_name_and_read(definition: SetDefinit
     assert requests(netlink) == [request(ipset.IPSET_CMD_LIST, NLM_F_DUMP, query, "IPSET_ATTR_FLAGS")]
 
 
-@examples
+@witnessed
 @given(st.sets(set_names, max_size=3))
 async def test_the_names_of_all_sets_are_read(names: set[str]) -> None:
     sets, netlink = client([answer(ipset.IPSET_CMD_LIST, SETNAME=name) for name in names])
@@ -146,7 +146,7 @@ async def test_the_names_of_all_sets_are_read(names: set[str]) -> None:
     assert requests(netlink) == [request(ipset.IPSET_CMD_LIST, NLM_F_DUMP, query, "IPSET_ATTR_FLAGS")]
 
 
-@examples
+@witnessed
 @given(set_names)
 async def test_a_set_is_emptied_and_destroyed_by_name(name: str) -> None:
     sets, netlink = client()
@@ -157,7 +157,7 @@ async def test_a_set_is_emptied_and_destroyed_by_name(name: str) -> None:
     ]
 
 
-@examples
+@witnessed
 @given(set_names, typed_elements)
 async def test_elements_are_put_in_and_taken_out(name: str, drawn: tuple[str, list[Element]]) -> None:
     type_name, wanted = drawn
@@ -175,7 +175,7 @@ async def test_elements_are_put_in_and_taken_out(name: str, drawn: tuple[str, li
         assert each.network_order == IN_NETWORK_ORDER & named
 
 
-@examples
+@witnessed
 @given(set_names, typed_elements)
 async def test_the_elements_of_a_set_are_read(name: str, drawn: tuple[str, list[Element]]) -> None:
     type_name, there = drawn
@@ -188,7 +188,7 @@ async def test_the_elements_of_a_set_are_read(name: str, drawn: tuple[str, list[
     assert requests(netlink)[1:] == [query]
 
 
-@examples
+@witnessed
 @given(families.flatmap(addresses))
 def test_a_network_without_a_length_is_one_address(only: str) -> None:
     entries = [entry("hash:ip", (only,))]
@@ -197,7 +197,7 @@ def test_a_network_without_a_length_is_one_address(only: str) -> None:
     assert parse_elements(("net",), listing) == [(f"{only}/{length}",)]
 
 
-@examples
+@witnessed
 @given(ports)
 def test_a_bitmap_of_ports_has_no_protocol(port: int) -> None:
     entries = [{"IPSET_ATTR_PORT_FROM": port}]

@@ -14,7 +14,6 @@ from kroute.kernel.ipvs.sync import SyncDaemon, SyncRole, parse_daemon
 from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
 from tests.unit.kernel.witness import (
     any_address,
-    examples,
     families,
     family_of,
     names,
@@ -22,6 +21,7 @@ from tests.unit.kernel.witness import (
     ports,
     u32s,
     u64s,
+    witnessed,
     write,
 )
 from tests.unit.kernel.witness_ipvs import (
@@ -64,7 +64,7 @@ def pack_netmask(address: str, prefix: int) -> bytes:
     return struct.pack("=I", prefix) if ":" in address else IPv4Network((0, prefix)).netmask.packed
 
 
-@examples
+@witnessed
 @given(protocols, any_address(), ports, names, flags, u32s, st.data())
 def test_a_virtual_server_is_read_with_the_options_that_are_a_choice(
     protocol: int, address: str, port: int, scheduler: str, bits: int, timeout: int, data: st.DataObject
@@ -83,7 +83,7 @@ def test_a_virtual_server_is_read_with_the_options_that_are_a_choice(
     assert found == ((protocol, address, port), options)
 
 
-@examples
+@witnessed
 @given(families, st.integers(1, (1 << 32) - 1))
 def test_a_virtual_server_of_a_mark_is_left_out(family: int, mark: int) -> None:
     told = {"IPVS_SVC_ATTR_AF": family, "IPVS_SVC_ATTR_FWMARK": mark, "IPVS_SVC_ATTR_SCHED_NAME": "rr"}
@@ -92,7 +92,7 @@ def test_a_virtual_server_of_a_mark_is_left_out(family: int, mark: int) -> None:
     assert parse_traffic(payload) is None
 
 
-@examples
+@witnessed
 @given(protocols, any_address(), ports, counters)
 def test_traffic_is_read_from_the_64_bit_counters(
     protocol: int, address: str, port: int, counted: tuple[int, int, int, int, int]
@@ -106,7 +106,7 @@ def test_traffic_is_read_from_the_64_bit_counters(
     assert parse_traffic(answer(ipvs.IPVS_CMD_NEW_SERVICE, SERVICE=told)) == ((protocol, address, port), traffic)
 
 
-@examples
+@witnessed
 @given(pairs(), ports, st.sampled_from(range(4)), st.sampled_from([0, 0x8, 0x100]), st.tuples(u32s, u32s, u32s))
 def test_a_real_server_is_read_with_method_weight_and_connections(
     both: tuple[str, str], port: int, method: int, more_flags: int, numbers: tuple[int, int, int]
@@ -128,14 +128,14 @@ def test_a_real_server_is_read_with_method_weight_and_connections(
     assert found == ((both[1], port), RealServerState(weight, active, inactive, FORWARDING[method]))
 
 
-@examples
+@witnessed
 @given(u32s, u32s, u32s)
 def test_timeouts_are_read(tcp: int, tcpfin: int, udp: int) -> None:
     payload = answer(ipvs.IPVS_CMD_SET_CONFIG, TIMEOUT_TCP=tcp, TIMEOUT_TCP_FIN=tcpfin, TIMEOUT_UDP=udp)
     assert parse_timeouts(payload) == (tcp, tcpfin, udp)
 
 
-@examples
+@witnessed
 @given(st.builds(SyncDaemon, st.sampled_from(SyncRole), names, st.integers(1, 255)))
 def test_daemons_are_read(daemon: SyncDaemon) -> None:
     told = {

@@ -35,7 +35,6 @@ from tests.unit.kernel.witness import (
     Reading,
     addresses,
     any_address,
-    examples,
     families,
     family_of,
     names,
@@ -43,6 +42,7 @@ from tests.unit.kernel.witness import (
     ports,
     read,
     u32s,
+    witnessed,
     write,
 )
 from tests.unit.kernel.witness_ipvs import (
@@ -89,7 +89,7 @@ def netmask(address: str, options: VirtualServerOptions) -> str:
     return str(IPv4Network((0, prefix if options.persistence_timeout else 32)).netmask)
 
 
-@examples
+@witnessed
 @given(genl_families, st.sampled_from([AddVirtualServer, SetVirtualServer]), virtual_servers, st.data())
 def test_a_virtual_server_is_sent_with_all_of_its_options(
     family: int, kind: type[AddVirtualServer | SetVirtualServer], key: VirtualServerKey, data: st.DataObject
@@ -107,7 +107,7 @@ def test_a_virtual_server_is_sent_with_all_of_its_options(
     assert asked == Reading(family, NLM_F_REQUEST, contents(command, SERVICE=service))
 
 
-@examples
+@witnessed
 @given(genl_families, virtual_servers)
 def test_a_virtual_server_is_named_by_protocol_address_and_port(family: int, key: VirtualServerKey) -> None:
     deletion = read(Request, encode_change(family, DeleteVirtualServer(key)))
@@ -116,7 +116,7 @@ def test_a_virtual_server_is_named_by_protocol_address_and_port(family: int, key
     assert dump == Reading(family, NLM_F_REQUEST | NLM_F_DUMP, contents(ipvs.IPVS_CMD_GET_DEST, SERVICE=named(key)))
 
 
-@examples
+@witnessed
 @given(genl_families, real_servers)
 def test_a_real_server_is_sent_with_method_weight_and_no_thresholds(family: int, drawn: tuple[Any, ...]) -> None:
     kind, protocol, (vip, address), port, real_port, weight, method = drawn
@@ -134,7 +134,7 @@ def test_a_real_server_is_sent_with_method_weight_and_no_thresholds(family: int,
     assert asked == Reading(family, NLM_F_REQUEST, contents(command, SERVICE=named(key), DEST=dest))
 
 
-@examples
+@witnessed
 @given(genl_families, protocols, pairs(), ports, ports)
 def test_a_real_server_is_deleted_by_address_and_port(
     family: int, protocol: int, both: tuple[str, str], port: int, real_port: int
@@ -149,7 +149,7 @@ def test_a_real_server_is_deleted_by_address_and_port(
     )
 
 
-@examples
+@witnessed
 @given(genl_families, timeouts, timeouts, timeouts)
 def test_timeouts_of_zero_are_not_sent(family: int, tcp: int, tcpfin: int, udp: int) -> None:
     wanted = {"TIMEOUT_TCP": tcp, "TIMEOUT_TCP_FIN": tcpfin, "TIMEOUT_UDP": udp}
@@ -158,7 +158,7 @@ def test_timeouts_of_zero_are_not_sent(family: int, tcp: int, tcpfin: int, udp: 
     assert asked == Reading(family, NLM_F_REQUEST, contents(ipvs.IPVS_CMD_SET_CONFIG, **sent))
 
 
-@examples
+@witnessed
 @given(genl_families, st.builds(SyncDaemon, st.sampled_from(SyncRole), names, st.integers(1, 255)))
 def test_a_daemon_is_sent_with_role_interface_and_synchronization_id(family: int, daemon: SyncDaemon) -> None:
     told = {
@@ -174,7 +174,7 @@ def test_a_daemon_is_sent_with_role_interface_and_synchronization_id(family: int
         assert asked == Reading(family, NLM_F_REQUEST, contents(command, DAEMON=told))
 
 
-@examples
+@witnessed
 @given(genl_families)
 def test_what_is_asked_for_as_a_whole_is_asked_for_without_attributes(family: int) -> None:
     for message, request_flags, command in (
@@ -185,7 +185,7 @@ def test_what_is_asked_for_as_a_whole_is_asked_for_without_attributes(family: in
         assert read(Request, message) == Reading(family, request_flags, contents(command))
 
 
-@examples
+@witnessed
 @given(genl_families, names)
 async def test_a_family_is_asked_for_by_name_and_known_by_number(family: int, name: str) -> None:
     answer = {"cmd": 1, "version": 2, "CTRL_ATTR_FAMILY_NAME": name, "CTRL_ATTR_FAMILY_ID": family}
@@ -196,7 +196,7 @@ async def test_a_family_is_asked_for_by_name_and_known_by_number(family: int, na
     assert asked.contents == {"cmd": 3, "version": 1, "reserved": 0, "CTRL_ATTR_FAMILY_NAME": name}
 
 
-@examples
+@witnessed
 @given(genl_families, families, st.integers(1, (1 << 32) - 1), addresses(socket.AF_INET))
 async def test_a_virtual_server_of_a_mark_is_read_and_deleted_by_family_and_mark(
     genl: int, family: int, mark: int, address: str

@@ -13,13 +13,13 @@ from kroute.kernel.net.monitor import LinkEvent, Monitor
 from tests.unit.kernel.witness import (
     Netlink,
     Reading,
-    examples,
     indexes,
     interfaces,
     names,
     read,
     u16s,
     u32s,
+    witnessed,
     write,
     write_datagram,
 )
@@ -39,7 +39,7 @@ def requests(netlink: Netlink) -> list[Reading]:
     return [read(ifinfmsg, message) for message in netlink.sent]
 
 
-@examples
+@witnessed
 @given(names, indexes)
 async def test_a_dummy_is_made_down_told_its_mode_and_set_up(name: str, index: int) -> None:
     links = Links()
@@ -56,7 +56,7 @@ async def test_a_dummy_is_made_down_told_its_mode_and_set_up(name: str, index: i
     ]
 
 
-@examples
+@witnessed
 @given(names, indexes)
 async def test_a_link_is_deleted_by_its_index(name: str, index: int) -> None:
     links = Links()
@@ -66,7 +66,7 @@ async def test_a_link_is_deleted_by_its_index(name: str, index: int) -> None:
     assert requests(netlink) == [Reading(RTM_DELLINK, NLM_F_REQUEST, header(index))]
 
 
-@examples
+@witnessed
 @given(names, names, indexes, u32s, u16s, st.none() | st.integers(0, 3))
 async def test_a_link_is_asked_for_by_name_and_read_with_kind_flags_and_mode(
     name: str, kind: str, index: int, flags: int, hardware: int, mode: int | None
@@ -85,7 +85,7 @@ async def test_a_link_is_asked_for_by_name_and_read_with_kind_flags_and_mode(
     ]
 
 
-@examples
+@witnessed
 @given(st.sampled_from([RTM_NEWLINK, RTM_DELLINK]), names, indexes, st.sampled_from([0, IFF_UP, IFF_UP | IFF_LOWER_UP]))
 async def test_a_link_that_comes_or_goes_is_an_event(kind: int, name: str, index: int, flags: int) -> None:
     told = {"family": 0, "index": index, "flags": flags, "IFLA_IFNAME": name}

@@ -15,7 +15,6 @@ from tests.unit.kernel.witness import (
     FAMILIES,
     Netlink,
     any_address,
-    examples,
     families,
     family_of,
     indexes,
@@ -23,6 +22,7 @@ from tests.unit.kernel.witness import (
     names,
     read,
     u32s,
+    witnessed,
     write,
 )
 
@@ -34,7 +34,7 @@ def in_header(table: int) -> int:
     return table if table < 256 else 252
 
 
-@examples
+@witnessed
 @given(families, st.none() | u32s, st.none() | u32s, tables)
 async def test_a_rule_is_read_and_deleted_as_the_kernel_told_of_it(
     family: int, priority: int | None, mark: int | None, table: int
@@ -56,7 +56,7 @@ async def test_a_rule_is_read_and_deleted_as_the_kernel_told_of_it(
     assert {name: value for name, value in asked[-1].contents.items() if name in told} == told
 
 
-@examples
+@witnessed
 @given(any_address(), st.integers(0, 32), tables, names, indexes, st.sampled_from(["local", "unicast"]), st.booleans())
 async def test_a_tables_route_is_read_and_deleted_as_the_kernel_told_of_it(
     address: str, length: int, table: int, name: str, index: int, kind: str, is_default: bool

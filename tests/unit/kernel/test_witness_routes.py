@@ -26,7 +26,6 @@ from tests.unit.kernel.witness import (
     addresses,
     any_address,
     bits_of,
-    examples,
     family_of,
     indexes,
     interfaces,
@@ -34,6 +33,7 @@ from tests.unit.kernel.witness import (
     pairs,
     read,
     u32s,
+    witnessed,
     write,
     write_datagram,
 )
@@ -60,7 +60,7 @@ def ours(address: str, index: int, source: str | None) -> dict[str, Any]:
     return wanted if source is None else wanted | {"RTA_PREFSRC": source}
 
 
-@examples
+@witnessed
 @given(indexes, pairs())
 def test_our_route_is_sent_with_its_source_and_told_from_the_kernels(index: int, both: tuple[str, str]) -> None:
     address, source = both
@@ -73,7 +73,7 @@ def test_our_route_is_sent_with_its_source_and_told_from_the_kernels(index: int,
     assert read(rtmsg, delete_route(index, address, None)) == any_source
 
 
-@examples
+@witnessed
 @given(indexes, addresses(socket.AF_INET6))
 def test_the_kernels_own_ipv6_route_is_named_by_its_protocol(index: int, address: str) -> None:
     named = local(address, index, proto=rt_proto["kernel"], scope=rt_scope["nowhere"])
@@ -81,7 +81,7 @@ def test_the_kernels_own_ipv6_route_is_named_by_its_protocol(index: int, address
     assert deletion == Reading(RTM_DELROUTE, NLM_F_REQUEST, named)
 
 
-@examples
+@witnessed
 @given(indexes, pairs(), st.booleans(), st.none() | u32s, st.sampled_from(["kernel", "boot", "static"]))
 def test_a_local_route_is_read_with_interface_source_and_metric(
     index: int, both: tuple[str, str], has_source: bool, metric: int | None, proto: str
@@ -94,7 +94,7 @@ def test_a_local_route_is_read_with_interface_source_and_metric(
     assert found == (index, LocalRoute(address, source if has_source else None, metric or 0))
 
 
-@examples
+@witnessed
 @given(
     indexes,
     any_address(),
@@ -104,7 +104,7 @@ def test_what_is_no_route_to_one_local_address_is_left_out(index: int, address: 
     assert parse_route(write(rtmsg, local(address, index) | other)) is None
 
 
-@examples
+@witnessed
 @given(names, indexes, addresses(socket.AF_INET), addresses(socket.AF_INET6))
 async def test_table_local_is_asked_for_by_family_and_interface(name: str, index: int, ipv4: str, ipv6: str) -> None:
     routes = Routes()
@@ -119,7 +119,7 @@ async def test_table_local_is_asked_for_by_family_and_interface(name: str, index
     ]
 
 
-@examples
+@witnessed
 @given(st.sampled_from([RTM_NEWROUTE, RTM_DELROUTE]), indexes, pairs(), u32s)
 async def test_a_local_route_that_comes_or_goes_is_an_event(
     kind: int, index: int, both: tuple[str, str], metric: int
@@ -132,7 +132,7 @@ async def test_a_local_route_that_comes_or_goes_is_an_event(
     assert await monitor.next() == [RouteEvent(kind == RTM_DELROUTE, "a", address, source, metric)]
 
 
-@examples
+@witnessed
 @given(names, indexes, pairs(), st.sampled_from(["local", "unicast"]))
 async def test_a_way_is_asked_for_by_its_end(name: str, index: int, both: tuple[str, str], kind: str) -> None:
     address, source = both

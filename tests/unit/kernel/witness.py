@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from pyroute2.netlink import NLA_F_NESTED, NLA_F_NET_BYTEORDER, nlmsg, nlmsg_base
 
 from kroute.kernel.netlink.rtnetlink import IFNAMSIZ, SIOCGIFINDEX
+from tests.examples import examples
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 HEADER_SIZE = 16
 """The size of struct nlmsghdr in include/uapi/linux/netlink.h."""
 
-examples = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+witnessed = examples(25, suppress_health_check=[HealthCheck.too_slow])
 
 families = st.sampled_from(FAMILIES)
 u8s, u16s, u32s, u64s = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 import msgspec
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -21,6 +20,7 @@ from tests.builders import (
     service,
     settings,
 )
+from tests.examples import examples
 
 NAMES = st.sampled_from(["a", "b", "c"])
 SLICES = st.sampled_from(["s1", "s2"])
@@ -194,5 +194,5 @@ class CatalogMachine(RuleBasedStateMachine):
             self.incremental_equals_full()
 
 
-CatalogMachine.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
+CatalogMachine.TestCase.settings = examples(100, stateful_step_count=40)
 TestCatalogIsIncremental = CatalogMachine.TestCase

@@ -7,7 +7,6 @@ after the change finds it, unless an event reports it earlier.
 import asyncio
 from collections import Counter
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,6 +14,7 @@ from kroute.model.objects import ObjectKey
 from kroute.reconcile.desired_state import Delta, DesiredState, Resync
 from kroute.reconcile.stage_gate import EARLIER_RUN, Revision
 from tests.builders import plan
+from tests.examples import examples
 
 Value = tuple[int]
 NOTHING: Value = (0,)
@@ -177,4 +177,4 @@ class Following(RuleBasedStateMachine):
 
 
 TestFollowing = Following.TestCase
-TestFollowing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestFollowing.settings = examples(100, stateful_step_count=40)

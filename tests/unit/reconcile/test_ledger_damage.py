@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -19,6 +19,7 @@ from kroute.reconcile.ledger_entries import (
     VirtualServerDeleted,
     VirtualServerMade,
 )
+from tests.examples import examples
 
 KEYS = [VirtualServerKey(Protocol.TCP, f"10.96.0.{number}", 80) for number in range(1, 6)]
 GONE = VirtualServerKey(Protocol.UDP, "fd00::10", 53)
@@ -69,7 +70,7 @@ def test_a_lost_line_is_missed(tmp_path: Path) -> None:
         assert_nothing_is_invented(ledger)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(where=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_flipped_bit_costs_its_line_only(where: int, bit: int) -> None:
     with TemporaryDirectory() as directory:
@@ -81,7 +82,7 @@ def test_a_flipped_bit_costs_its_line_only(where: int, bit: int) -> None:
         assert len(ledger.virtual_servers & set(KEYS)) >= len(KEYS) - 2  # a flipped newline joins two lines
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(st.one_of(st.binary(max_size=200), st.sampled_from([b"\n", b"{", b"[", b'"check":', b"\x00", b"\xff"])))
 )

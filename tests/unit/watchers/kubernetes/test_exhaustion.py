@@ -22,6 +22,7 @@ from kroute.watchers.kubernetes.client_package import Configuration
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.timing import Timing
+from tests import starting
 from tests.apiserver import ApiServer
 from tests.openings import EVENTS, Openings
 from tests.unit.watchers.kubernetes.test_api import make_certificate
@@ -41,8 +42,9 @@ NAMES = [
 
 
 @pytest.fixture(autouse=True)
-def _always_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def _always_read_again_and_ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "REFRESH_PERIOD", 0.0)
+    starting.do_not_wait(monkeypatch)
 
 
 async def opened(settings: Settings, openings: Openings) -> Api:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kroute.model.objects import Change, Deleted
 from tests.apiserver import ApiServer, Features
+from tests.examples import examples
 from tests.unit.watching import Follower, Pauses, eventually, quick, reflecting, service
 
 LASTING = ("always-a", "always-b")
@@ -96,7 +97,7 @@ async def follow(features: Features, steps: list[tuple[str, object]], directory:
     assert len(witness.listed) == 1
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(50, suppress_health_check=[HealthCheck.too_slow])
 @given(
     features=st.builds(
         Features, streaming_lists=st.booleans(), watch_cache=st.booleans(), service_fields=st.booleans()
