@@ -1,0 +1,237 @@
+"""Every command in the pages is one that its program takes; the table says which test runs it, or why none does."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import click
+import kubernetes_validate
+import pytest
+
+from kroute import __version__
+from kroute.cli.main import COMMANDS, load
+from kroute.planning.annotations import Options, apply_annotations
+from tests.lab.chart import helm
+from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the
+from tests.lab.objects import Object
+from tests.unit.documented_commands import PAGES, ROOT, Command, commands
+
+BIN = Path(sys.executable).parent
+
+A_CLUSTER = "needs a running cluster with kubelets; what it names is looked up in the rendered manifests"
+ANOTHER_PROGRAM = "shows what other tests look at by netlink; the program is not kroute's"
+
+RUN_BY = {
+    "kroute check": "tests/scenarios/test_check.py",
+    "kroute cleanup": "tests/scenarios/test_s17_only_what_is_ours.py",
+    "kroute director": "tests/scenarios/test_director.py",
+    "kroute explain": "tests/scenarios/test_explain.py",
+    "kroute migrate": "tests/scenarios/test_migrate.py",
+    "kroute plan": "tests/scenarios/test_plan.py",
+    "kroute run": "tests/scenarios/test_api_server.py",
+    "kroute show": "tests/scenarios/test_show.py",
+    "kroute status": "tests/unit/cli/test_status.py",
+    "make demo": "not run: it is for people to watch; tests/scenarios/ covers what it shows",
+    "make test": "not run: it runs this test",
+    "helm install": "tests/unit/test_documented_commands.py",
+    "helm uninstall": A_CLUSTER,
+    "helm upgrade": "tests/unit/test_documented_commands.py",
+    "kubectl annotate": "tests/unit/test_documented_commands.py",
+    "kubectl apply": A_CLUSTER,
+    "kubectl delete": A_CLUSTER,
+    "kubectl exec": A_CLUSTER,
+    "kubectl get": A_CLUSTER,
+    "kubectl label": A_CLUSTER,
+    "kubectl logs": A_CLUSTER,
+    "kubectl patch": "tests/unit/test_documented_commands.py",
+    "kubectl rollout": A_CLUSTER,
+    "kubectl set": A_CLUSTER,
+    "docker build": "not run: there is no docker; tests/scenarios/test_daemonset.py runs what the same steps make",
+    "docker push": "not run: there is no registry",
+    "grep": ANOTHER_PROGRAM,
+    "ip address": ANOTHER_PROGRAM,
+    "ip rule": ANOTHER_PROGRAM,
+    "ipset list": ANOTHER_PROGRAM,
+    "iptables-save": ANOTHER_PROGRAM,
+}
+"""For each command with its verb the test that runs it, or the reason why none does."""
+
+EXAMPLES = {
+    "ADDRESS:PORT": "10.96.0.10:80",
+    "ADDRESS:PORT[/udp]": "10.96.0.10:80/udp",
+    "NAMESPACE/NAME": "default/web",
+    "CLIENT": "192.0.2.7",
+    "ADDRESS": "192.0.2.7",
+}
+"""What a reader puts in place of these words."""
+
+ALL = commands()
+WHOLE = [command for command in ALL if command.is_whole]
+
+
+def of(program: str) -> list[Command]:
+    """The commands of this program, each once; of kroute also those that kubectl runs in a pod."""
+    found = {command.words: command for command in ALL if command.words[0] == program}
+    if program == "kroute":
+        for command in WHOLE:
+            if "--" in command.words:
+                words = command.words[command.words.index("--") + 1 :]
+                found.setdefault(words, command._replace(words=words))
+    return sorted(found.values())
+
+
+def verb(command: Command) -> str:
+    """The program and its verb, as the table has them: `kubectl exec`."""
+    words = [*command.words]
+    while len(words) > 2 and words[1].startswith("-"):
+        del words[1 : 3 if words[1] in {"-n", "--namespace"} else 2]
+    return " ".join(words[:2]) if words[0] not in {"grep", "iptables-save"} else words[0]
+
+
+def test_every_line_that_looks_like_a_command_was_collected() -> None:
+    known = {row.split()[0] for row in RUN_BY}
+    for page in PAGES:
+        lines = re.findall(r"^ {4,}(?:# )?([a-z-]+) [a-z-]", page.read_text(), re.MULTILINE)
+        collected = [command.words[0] for command in WHOLE if command.page == page.name]
+        assert sum(word in known for word in lines) <= len(collected), page
+
+
+@pytest.mark.parametrize("command", WHOLE, ids=str)
+def test_every_command_has_a_test_that_runs_it_or_a_reason(command: Command) -> None:
+    assert verb(command) in RUN_BY
+
+
+def test_the_table_names_commands_of_the_pages_and_tests_that_exist() -> None:
+    assert RUN_BY.keys() - {verb(command) for command in ALL} == set()
+    for row, test in RUN_BY.items():
+        if test.startswith("tests/"):
+            assert row.split()[1] in (ROOT / test).read_text(), row
+
+
+@pytest.mark.parametrize("command", of("kroute"), ids=str)
+def test_kroute_takes_every_flag_and_value(command: Command, tmp_path: Path) -> None:
+    name, *arguments = [existing(EXAMPLES.get(word, word), tmp_path) for word in command.words[1:]]
+    assert name in COMMANDS
+    complaint = complaint_of(name, arguments)
+    if command.is_whole:
+        assert complaint is None
+    else:  # in a sentence it may lack its arguments
+        assert complaint is None or isinstance(complaint, click.MissingParameter | click.BadOptionUsage)
+
+
+def complaint_of(name: str, arguments: list[str]) -> click.UsageError | None:
+    """What the real command line has against these arguments."""
+    try:
+        load(name).make_context(name, arguments)
+    except click.exceptions.Exit:  # --help
+        return None
+    except click.UsageError as error:
+        return error
+    return None
+
+
+def existing(word: str, directory: Path) -> str:
+    """A path that a reader has in place of this one; the word itself if it is no path."""
+    path = directory / Path(word).name
+    if word.endswith("/manifests"):
+        path.mkdir()
+    elif word.startswith("/etc/"):
+        path.write_text("{}")
+    elif word == "config.conf":
+        path.write_text("{kind: KubeProxyConfiguration, apiVersion: kubeproxy.config.k8s.io/v1alpha1}")
+    else:
+        return word
+    return str(path)
+
+
+@cache
+def help_of(program: str, *verbs: str) -> str:
+    """What the real program says of a verb and its flags. It fails if it has no such verb."""
+    texts = []
+    for arguments in ((*verbs, "--help"), ("options",)) if program == "kubectl" else ((*verbs, "--help"),):
+        done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("command", [*of("kubectl"), *of("helm")], ids=str)
+def test_kubectl_and_helm_have_every_verb_and_flag(command: Command) -> None:
+    program, name = verb(command).split()
+    verbs = (name, command.words[command.words.index("rollout") + 1]) if name == "rollout" else (name,)
+    text = help_of(program, *verbs)
+    assert f"{program} {' '.join(verbs)}" in text
+    own = command.words[: command.words.index("--")] if "--" in command.words else command.words
+    for flag in (word for word in own if word.startswith("-")):
+        assert re.search(rf"(?<![\w-]){re.escape(flag.partition('=')[0])}(?![\w-])", text), flag
+
+
+@pytest.mark.parametrize("command", of("kubectl"), ids=str)
+def test_what_kubectl_is_asked_for_is_in_the_manifests(command: Command) -> None:
+    objects = [it for name in kustomizations() for it in render(KUSTOMIZE / name)]
+    made = {(it["kind"].lower(), it["metadata"]["name"]) for it in objects}
+    words = " ".join(command.words)
+    for kind, name in re.findall(r"\b(daemonset|ds|secret|lease)[/ ](kroute[\w-]*)", words):
+        assert ({"ds": "daemonset"}.get(kind, kind), name) in made
+    for label in re.findall(r"(?:-l|--selector) (\S+)=(\S+)", words):
+        pods = [it["spec"]["template"] for it in objects if "template" in it.get("spec", {})]
+        assert any(pod["metadata"]["labels"].get(label[0]) == label[1] for pod in pods)
+    for flag, path in re.findall(r"(-k|-f) (\S+)", words):
+        assert path in {".", "OVERLAY"} or (flag == "-k" and path.removeprefix("deploy/kustomize/") in kustomizations())
+
+
+@pytest.mark.parametrize("command", [it for it in of("kubectl") if verb(it) == "kubectl patch"], ids=str)
+def test_every_patch_leaves_a_valid_object(command: Command, tmp_path: Path) -> None:
+    """`--local` applies it to a DaemonSet of that name without a cluster."""
+    name = command.words[command.words.index("daemonset") + 1]
+    daemonset = {**the("DaemonSet", render(KUSTOMIZE / "base")), "metadata": {"name": name}}
+    (tmp_path / "daemonset.json").write_text(json.dumps(daemonset))
+    options = command.words[command.words.index("--type") :]
+    patched = kubectl("patch", "--local", "-f", str(tmp_path / "daemonset.json"), "-o", "json", *options)
+    kubernetes_validate.validate(patched, "1.37.0", strict=True)
+    assert "kroute.io/service-proxy" in json.dumps(patched)
+    assert patched["spec"]["template"]["spec"] != daemonset["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("command", [it for it in of("kubectl") if verb(it) == "kubectl annotate"], ids=str)
+def test_every_annotation_is_taken_as_it_is_written(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "service.json").write_text('{"kind": "Service", "apiVersion": "v1", "metadata": {"name": "web"}}')
+    _, _, service, web, *annotations = command.words
+    assert (service, web) == ("service", "web")
+    annotated = kubectl("annotate", "--local", "-f", str(tmp_path / "service.json"), "-o", "json", *annotations)
+    before = Options(scheduler="mh", scheduler_flags=("mh-fallback",))
+    options, problems = apply_annotations(before, annotated["metadata"]["annotations"])
+    assert options != before
+    assert problems == []
+
+
+def kubectl(*arguments: str) -> Object:
+    done = subprocess.run([BIN / "kubectl", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: Object = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", [it for it in of("helm") if verb(it) != "helm uninstall"], ids=str)
+def test_helm_renders_the_chart_with_every_value(command: Command) -> None:
+    """`helm template` is `helm install` without a cluster. --reuse-values takes those of the installation."""
+    words = [word for word in command.words[2:] if word != "--reuse-values"]
+    if verb(command) == "helm upgrade":
+        words += ["--set", "apiServer.host=192.0.2.1"]
+    done = helm("template", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"name: kroute{'-uninstall' if 'mode=uninstall' in words else ''}\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", [*of("docker"), *of("make")], ids=str)
+def test_docker_and_make_find_the_files_and_targets(command: Command) -> None:
+    words = " ".join(command.words)
+    for path in re.findall(r"--file (\S+)", words):
+        assert (ROOT / path).is_file()
+    for version in re.findall(r"kroute:(\S+)", words):
+        assert version == __version__
+    for target in re.findall(r"^make ([a-z]+)", words):
+        assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
