@@ -25,6 +25,7 @@ A_CLUSTER = "needs a running cluster with kubelets; what it names is looked up i
 ANOTHER_PROGRAM = "shows what other tests look at by netlink; the program is not kroute's"
 
 RUN_BY = {
+    "kroute bundle": "tests/unit/cli/bundle/test_bundle.py",
     "kroute check": "tests/scenarios/test_check.py",
     "kroute cleanup": "tests/scenarios/test_s17_only_what_is_ours.py",
     "kroute director": "tests/scenarios/test_director.py",
