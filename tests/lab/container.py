@@ -1,4 +1,4 @@
-"""A container of a pod on a node of the lab: the manifest's command, environment, volumes and capabilities."""
+"""A container of a pod on a node of the lab, run by crun: the image, and what the manifest says of the container."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.cluster import Node
-from tests.lab.manifests import image_environment
 from tests.lab.objects import Object
+from tests.lab.oci import configuration
 from tests.lab.places import PROJECT
 
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
@@ -26,11 +26,28 @@ class NoImageError(Exception):
 
 
 def image() -> Path:
-    """The file system that `deploy/Dockerfile` describes, built by scripts/image-root. Raises NoImageError."""
+    """The file system of the image that scripts/image has built from `deploy/Dockerfile`. Raises NoImageError."""
     root = (PROJECT / ".lab" / "image").resolve()
     if not root.is_dir():
         raise NoImageError(f"no file system of the image in {root}: run scripts/setup test")
     return root
+
+
+def image_configuration() -> Mapping[str, Any]:
+    """The image's own configuration (OCI): Env, User, Entrypoint, Labels …"""
+    configured: Mapping[str, Any] = json.loads((PROJECT / ".lab" / "image.json").read_text())
+    return configured
+
+
+def image_environment() -> dict[str, str]:
+    """The variables that the image sets."""
+    return dict(it.split("=", 1) for it in image_configuration()["Env"])
+
+
+def image_user() -> tuple[int, int]:
+    """The user and group of the image's commands, if the pod names none."""
+    user, group = image_configuration()["User"].split(":")
+    return int(user), int(group)
 
 
 @dataclass(frozen=True)
@@ -91,29 +108,29 @@ class Container:
 
     def start(self, log: Path) -> "RunningContainer":
         """Start it. Its output goes to `log`."""
-        scratch = log.with_suffix(".scratch")
-        scratch.mkdir(exist_ok=True)
-        specification = {
-            "image": str(image()),
-            "scratch": str(scratch),
-            "command": self.command,
-            "environment": self.environment,
-            "capabilities": self.capabilities,
-            "user": self.security["runAsUser"],
-            "group": self.security["runAsGroup"],
-            "noNewPrivileges": not self.security["allowPrivilegeEscalation"],
-            "readOnlyRoot": self.security["readOnlyRootFilesystem"],
-            "volumes": self.volumes,
-            "empty": self.empty,
-        }
+        bundle = log.with_suffix(".bundle")
+        bundle.mkdir()
+        described = configuration(
+            command=self.command,
+            environment=self.environment,
+            capabilities=self.capabilities,
+            security=self.security,
+            volumes=self.volumes,
+            in_memory=self.empty,
+        )
+        (bundle / "config.json").write_text(json.dumps(described))
+        crun = [f"--root={bundle / 'crun'}", "--cgroup-manager=disabled"]
         with self.node.namespace.inside(), log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.lab.container_init", json.dumps(specification)],
+                [
+                    *(sys.executable, "-m", "tests.lab.container_init", bundle, image()),
+                    *(*crun, "run", f"--bundle={bundle}", bundle.name),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
-        return RunningContainer(process, log)
+        return RunningContainer(process, log, ["crun", *crun], bundle.name)
 
     async def run(self, log: Path) -> tuple[int, str]:
         """Run it to its end. Returns its exit code and its output."""
@@ -124,9 +141,11 @@ class Container:
 class RunningContainer:
     """A container that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, crun: list[str], name: str) -> None:
         self._process = process
         self._log = log
+        self._crun = crun
+        self._name = name
 
     def output(self) -> str:
         """Its output so far."""
@@ -145,6 +164,19 @@ class RunningContainer:
             assert time.monotonic() < deadline, f"it does not say {words!r}:\n{self.output()}"
             await asyncio.sleep(0.05)
 
+    async def execute(self, *command: str) -> tuple[int, str]:
+        """Run a command in it, as `kubectl exec` does. Returns its exit code and its output."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*self._crun, "exec", self._name, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        return done.returncode, done.stdout
+
     async def wait(self) -> int:
         """Wait for its end. Returns the exit code."""
         return await asyncio.to_thread(self._process.wait, PATIENCE)
@@ -156,7 +188,8 @@ class RunningContainer:
 
     def kill(self) -> None:
         """Kill it, if it still runs."""
-        self._process.kill()
+        if self.running:
+            subprocess.run([*self._crun, "delete", "--force", self._name], check=False, capture_output=True)
         self._process.wait()
 
 

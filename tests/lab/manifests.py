@@ -61,15 +61,8 @@ def granted(role: Object) -> set[tuple[str, str, str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """The variables that the image sets."""
+    """The variables that the Dockerfile sets."""
     return dict(word.split("=", 1) for instruction in _instructions("ENV") for word in instruction.split())
-
-
-def image_user() -> tuple[int, int]:
-    """The default user and group of the image's commands."""
-    [instruction] = _instructions("USER")
-    user, group = instruction.split(":")
-    return int(user), int(group)
 
 
 def _instructions(name: str) -> list[str]:

@@ -13,8 +13,8 @@ from tests.apiserver.resources import TYPES
 from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Node
-from tests.lab.container import Container, RunningContainer
-from tests.lab.manifests import KUSTOMIZE, granted, image_user, render, the
+from tests.lab.container import Container, RunningContainer, image_user
+from tests.lab.manifests import KUSTOMIZE, granted, render, the
 from tests.lab.objects import Object
 from tests.scenarios.conftest import FAMILIES, World
 
@@ -110,7 +110,7 @@ async def uninstalled(pods: Pods, *nodes: Node) -> None:
         await running[node.name].says(f"{node.name} is clean")
         assert running[node.name].running
         container = the("DaemonSet", pods.uninstall)["spec"]["template"]["spec"]["containers"][0]
-        code, output = await pods.run(pods.uninstaller(node), *container["readinessProbe"]["exec"]["command"])
+        code, output = await running[node.name].execute(*container["readinessProbe"]["exec"]["command"])
         assert code == 0, output
         assert await running[node.name].terminate() == 0
 
@@ -123,9 +123,9 @@ async def test_the_daemonset_serves_as_it_is_written(world: World, pods: Pods) -
         for family in FAMILIES:
             assert len(await world.visitor.spread(family.service_ip, 8080, 6)) == 3
         assert node1.sysctl("net.ipv4.vs.conntrack") == "1"
-        code, findings = await pods.run(pods.kroute(node1), "kroute", "check")
+        code, findings = await kroute.execute("kroute", "check")
         assert code == 0, findings
-        code, changes = await pods.run(pods.kroute(node1), "kroute", "plan")
+        code, changes = await kroute.execute("kroute", "plan")
         assert code == 0, changes
         assert await kroute.terminate() == 0
         assert len(await world.visitor.spread("10.254.0.10", 8080, 6)) == 3
