@@ -35,12 +35,12 @@ from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
-from kroute.telemetry.event_writer import EventRequests
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
 from kroute.watchers.kubernetes.requests import RequestSeries
+from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
@@ -82,7 +82,7 @@ class Agent:
         kernel: NodeKernel,
         firewall: Choice,
         follow: Follow,
-        events: EventRequests | None = None,
+        events: ApiWriter | None = None,
         *,
         loop_watch: LoopWatch,
         watches: Callable[[], dict[str, WatchStatistics]] = dict,

@@ -37,10 +37,10 @@ from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import opened, stop_signal
 from kroute.runtime.state_dir import StateDirectory
-from kroute.telemetry.event_writer import EventRequests
 from kroute.telemetry.events import EventRecorder
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
+from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
@@ -70,7 +70,7 @@ class Director:
         follow: Follow,
         follow_api: FollowApi,
         requests: LeaseRequests,
-        events: EventRequests,
+        events: ApiWriter,
         *,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         keep_to: Callable[[frozenset[str]], None] | None = None,

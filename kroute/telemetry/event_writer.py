@@ -13,14 +13,15 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
 from kroute.watchers.kubernetes.errors import ApiError
+from kroute.watchers.kubernetes.server_presence import ApiWriter
 
 log = structlog.get_logger()
 
@@ -40,16 +41,6 @@ _NAMES_TRIED = 3
 _SECONDS_BETWEEN_EVENTS = 0.1
 _SECONDS_BETWEEN_LOOKS = 60.0
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-
-
-class EventRequests(Protocol):
-    """The API requests for Events. Each raises ApiError."""
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create an object in the collection."""
-
-    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
-        """Change the fields of the object at the path that a JSON merge patch names."""
 
 
 class Subject(NamedTuple):
@@ -105,7 +96,7 @@ class _Series:
 class EventWriter:
     """Writes what it is told, at most ten Events a second. `clock` gives seconds and never goes back."""
 
-    def __init__(self, instance: str, requests: EventRequests, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, instance: str, requests: ApiWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._instance = _cut(instance, INSTANCE_LIMIT)
         self._requests = requests
         self._clock = clock

@@ -14,8 +14,9 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
-from kroute.telemetry.event_writer import EventKey, EventRequests, EventText, EventWriter, Subject
+from kroute.telemetry.event_writer import EventKey, EventText, EventWriter, Subject
 from kroute.telemetry.spam_filter import BURST, SECONDS_A_TOKEN, Decision, SpamFilter
+from kroute.watchers.kubernetes.server_presence import ApiWriter
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ class EventRecorder:
         self,
         node_name: str,
         uid_of: Callable[[ObjectKey], str],
-        requests: EventRequests | None,
+        requests: ApiWriter | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = Subject("Node", "", node_name, node_name)

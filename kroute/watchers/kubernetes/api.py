@@ -4,7 +4,7 @@ kubernetes-asyncio provides the TLS session and the authentication. Bodies are l
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
@@ -19,10 +19,13 @@ from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, Conf
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.peers import Peers
 from kroute.watchers.kubernetes.requests import RequestStatistics
-from kroute.watchers.kubernetes.server_presence import ServerPresence, costs_nothing
+from kroute.watchers.kubernetes.server_presence import ServerPresence, WritesWhenUp, costs_nothing
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take to open, TLS included, which client-go gives as long."""
+HEADERS_TIMEOUT = 30.0
+"""Seconds until the headers of a stream must be there. The API server sends them before the first object; a request may
+wait for 15 s in the queue of its priority level (a quarter of --request-timeout)."""
 READ_TIMEOUT = 60.0
 """Seconds that an ordinary answer may pause. The API server's own limit is as long."""
 
@@ -58,7 +61,7 @@ class Api:
         self.peers = Peers()
         self.presence = ServerPresence()
         self.requests = RequestStatistics()
-        self.when_up = WritesWhenUp(self)
+        self.when_up = WritesWhenUp(self, self.presence)
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -176,15 +179,16 @@ class Api:
             raise UnreachableError(_what(error)) from error  # a rotation may be half done: the next try finds the rest
         with self.requests.measured(self.server, method) as request:
             try:
-                response: aiohttp.ClientResponse = await rest.request(
-                    method,
-                    self.server + path,
-                    query_params=params,
-                    headers=headers | _CONTENT_TYPE.get(method, {}),
-                    body=body,
-                    _preload_content=False,
-                    _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
-                )
+                async with asyncio.timeout(HEADERS_TIMEOUT if read_timeout is None else None):
+                    response: aiohttp.ClientResponse = await rest.request(
+                        method,
+                        self.server + path,
+                        query_params=params,
+                        headers=headers | _CONTENT_TYPE.get(method, {}),
+                        body=body,
+                        _preload_content=False,
+                        _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
+                    )
             except _FAILURES as error:
                 unreachable = UnreachableError(f"{self.server} does not answer: {_what(error)}")
                 self.presence.missed(str(unreachable), refused=costs_nothing(error))
@@ -222,30 +226,6 @@ class Api:
                 self._tls = tls
             headers = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
             return self._rest, headers | await self._credentials.headers()
-
-
-class WritesWhenUp:
-    """Writes that wait while the server is away, and are made again if the connection was refused."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """`Api.create` once the server is there."""
-        await self._insist(lambda: self._api.create(path, body))
-
-    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
-        """`Api.patch` once the server is there."""
-        await self._insist(lambda: self._api.patch(path, patch))
-
-    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await self._api.presence.returned()
-            try:
-                return await write()
-            except UnreachableError as error:
-                if not costs_nothing(error):  # it may have been written
-                    raise
 
 
 class _Session:

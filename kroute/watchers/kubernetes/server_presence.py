@@ -13,10 +13,13 @@ asks.
 import asyncio
 import errno
 import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 import structlog
 
 from kroute.backoff import Backoff
+from kroute.watchers.kubernetes.errors import UnreachableError
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +97,41 @@ class ServerPresence:
     async def returned(self) -> None:
         """Wait, without asking, until the server is there."""
         await self._present.wait()
+
+
+class ApiWriter(Protocol):
+    """Makes writes. Each raises UnreachableError if there was no answer."""
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create an object in the collection."""
+
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        """Change the fields of the object at the path that a JSON merge patch names."""
+
+
+class WritesWhenUp:
+    """Writes that wait while the server is away, and are made again if the connection was refused."""
+
+    def __init__(self, writer: ApiWriter, presence: ServerPresence) -> None:
+        self._writer = writer
+        self._presence = presence
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """Create an object once the server is there."""
+        await self._insist(lambda: self._writer.create(path, body))
+
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        """Patch an object once the server is there."""
+        await self._insist(lambda: self._writer.patch(path, patch))
+
+    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._presence.returned()
+            try:
+                return await write()
+            except UnreachableError as error:
+                if not costs_nothing(error):  # it may have been written
+                    raise
 
 
 def _now() -> float:

@@ -1,6 +1,7 @@
 """Requests to the API: the server's address, the credentials, and the errors."""
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -239,6 +240,21 @@ class TestAnswers:
         async with await Api.open(settings(master=url)) as api:
             with pytest.raises(UnreachableError, match=f"{url} does not answer"):
                 await api.get(NODES)
+
+    async def test_a_stream_whose_headers_do_not_come_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.05)
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            server.faults.add("delay", where="watch", seconds=60)
+            with pytest.raises(UnreachableError, match="does not answer: TimeoutError"):
+                await anext(api.stream(NODES, {"watch": "true"}))
+            assert api.presence.is_away
+
+    async def test_a_stream_may_be_silent_after_its_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.2)
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            asyncio.get_running_loop().call_later(0.5, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
+            async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
+                assert b'"name":"a"' in (await anext(lines))[0].replace(b" ", b"")
 
     async def test_objects_are_created(self) -> None:
         async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
