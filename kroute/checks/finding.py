@@ -8,14 +8,14 @@ import msgspec
 class Level(StrEnum):
     """How much a finding matters."""
 
-    OK = "ok"
-    WARNING = "warning"
+    OK = "OK"
+    WARNING = "WARNING"
     """kroute works, but not as well as it could, or in a way that may surprise."""
-    FAIL = "fail"
+    FAIL = "FAIL"
     """kroute cannot work."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, rename="camel"):
     """One thing that was checked. `next_step` says what to do about it; empty if nothing."""
 
     check: str

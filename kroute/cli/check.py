@@ -1,6 +1,7 @@
 """`kroute check`: whether this node and this cluster meet kroute's prerequisites."""
 
 import asyncio
+from typing import ClassVar
 
 import click
 import msgspec
@@ -9,26 +10,36 @@ from kroute import logs
 from kroute.checks.api_checks import check_api
 from kroute.checks.finding import Finding, Level, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
-from kroute.cli.parameters.options import output_option
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
-from kroute.cli.terminal.output import DONE, FAILURE, show
+from kroute.cli.terminal.formats import output_option, show
+from kroute.cli.terminal.output import DONE, FAILURE
+from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
+from kroute.model.document import Document
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings
 from kroute.watchers.initial_sync import InitialSyncError, node_object
 from kroute.watchers.node import read_node_interfaces
 
+COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
 
-class Report(msgspec.Struct):
-    """The output of `-o json`. `ready`: whether no check failed."""
+
+class Report(Document):
+    """What was checked. `ready`: whether no check failed."""
+
+    kind: ClassVar[str] = "FindingList"
 
     ready: bool
-    findings: list[Finding]
+    findings: list[Finding] = msgspec.field(name="items")
+
+    def names(self) -> list[str]:
+        """The checks that did not pass."""
+        return [it.check for it in self.findings if it.level is not Level.OK]
 
 
 @click.command(cls=FlagsCommand)
-@output_option("table", "json")
+@output_option
 @settings_in_force
 def check(settings: Settings, *, output: str) -> int:
     """Look whether the node and the cluster have what kroute needs; each finding comes with its next step.
@@ -64,11 +75,14 @@ async def findings_of(settings: Settings) -> list[Finding]:
     return findings + cluster
 
 
-def print_findings(report: Report) -> None:
+def print_findings(report: Report, screen: Screen) -> None:
     """Print one line for each finding, and below it what to do."""
-    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
+    width = max((len(it.check) for it in report.findings), default=0)
+    indent = len("WARNING  ") + width + len("  ")
     for finding in report.findings:
-        word = click.style(f"{finding.level.value:<8}", fg=colours[finding.level])
-        click.echo(f"{word}{finding.check:<13}{finding.message}")
+        first, *more = screen.folded(f"{finding.level:<9}{finding.check:<{width}}  {finding.message}", indent)
+        click.echo(click.style(first[:9], fg=COLOURS[finding.level]) + first[9:])
+        for line in more:
+            click.echo(line)
         if finding.next_step:
-            click.echo(f"{'':<21}-> {finding.next_step}")
+            screen.line(f"{'':<{indent}}-> {finding.next_step}", hang=indent + 3)

@@ -1,24 +1,28 @@
 """`kroute explain`: why a packet to an address and port goes where it goes."""
 
 import asyncio
+from collections.abc import Iterator
 
 import click
-import msgspec
 
 from kroute import logs
-from kroute.cli.parameters.arguments import parse_address, parse_frontend
-from kroute.cli.parameters.options import Parsed, output_option
+from kroute.cli.parameters.arguments import ServicePorts, parse_address, parse_target
+from kroute.cli.parameters.options import Parsed
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
-from kroute.cli.terminal.output import host_port, refusing, show
+from kroute.cli.terminal.formats import output_option, show
+from kroute.cli.terminal.output import CommandRefusedError, complain, refusing
+from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, planned_state
-from kroute.inspect.explain import Explanation
+from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.inspect.explain import explain as explain_packet
 from kroute.inspect.planned_state import PlannedState
-from kroute.inspect.verdicts import Fate
+from kroute.inspect.verdicts import Client, Fate
 from kroute.kernel.errors import KernelError
+from kroute.model.addresses import host_port
 from kroute.model.node_facts import node_facts
 from kroute.model.plan import VirtualServerKey
+from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 from kroute.watchers.node import read_node_interfaces
 
@@ -26,10 +30,11 @@ SERVED, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 3, 4, 5
 """Exit codes."""
 
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
+_TARGET = "ADDRESS:PORT | SERVICE[:PORT]"
 
 
 @click.command(cls=FlagsCommand)
-@click.argument("frontend", type=Parsed("ADDRESS:PORT[/udp]", parse_frontend), metavar="ADDRESS:PORT[/udp]")
+@click.argument("target", type=Parsed(_TARGET, parse_target), metavar=_TARGET)
 @click.option(
     "--from",
     "client",
@@ -37,24 +42,35 @@ _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
     default=None,
     help="The packet's source: an address of this node, a pod's, or any other.  [default: one of each kind]",
 )
-@output_option("table", "json")
+@output_option
 @settings_in_force
-def explain(settings: Settings, *, frontend: VirtualServerKey, client: str | None, output: str) -> int:
-    """Say why a packet to ADDRESS:PORT goes where it goes.
+def explain(settings: Settings, *, target: VirtualServerKey | ServicePorts, client: str | None, output: str) -> int:
+    """Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes.
 
-    IPv6 addresses are written in brackets: [fd00::1]:80. Exits with 0 if every client that was examined is served, with
-    3 if one is refused or dropped, with 4 if no Service has the address and port, with 5 if the kernel differs from the
-    plan, and with 1 if that cannot be found out.
+    A Service is written NAMESPACE/NAME or NAME.NAMESPACE, and its PORT is a name or a number: default/web,
+    web.default:http. IPv6 addresses are written in brackets: [fd00::1]:80. A protocol other than TCP goes behind the
+    port: 10.96.0.10:53/UDP.
+
+    Exits with 0 if every client that was examined is served, with 3 if one is refused or dropped, with 4 if no Service
+    has the address and port, with 5 if the kernel differs from the plan, and with 1 if that cannot be found out.
     """
     logs.configure("console", "error")  # only the explanation is printed
     with refusing(KernelError):
-        found = asyncio.run(_explain(settings, frontend, client))
-    show(found, output, print_explanation)
+        found = asyncio.run(_explain(settings, target, client))
+    if not found.items:
+        complain(f"{_called(target)} is nothing that kroute serves here: `kroute show services` lists the Services")
+        return UNKNOWN
+    show(found, output, print_explanations)
     return exit_code(found)
 
 
-def exit_code(found: Explanation) -> int:
+def exit_code(found: ExplanationList) -> int:
     """The exit code. If several apply, the most important one."""
+    codes = set(map(_exit_code, found.items))
+    return next((code for code in (DIFFERENT, UNKNOWN, NOT_SERVED) if code in codes), SERVED)
+
+
+def _exit_code(found: Explanation) -> int:
     if found.differences and found.source == "agent":
         return DIFFERENT
     if not found.is_known:
@@ -62,46 +78,96 @@ def exit_code(found: Explanation) -> int:
     return SERVED if all(verdict.fate is Fate.SERVED for verdict in found.verdicts) else NOT_SERVED
 
 
-async def _explain(settings: Settings, key: VirtualServerKey, client: str | None) -> Explanation:
+async def _explain(settings: Settings, target: VirtualServerKey | ServicePorts, client: str | None) -> ExplanationList:
     facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
-    return await explain_packet(settings, key, client, await _ask(settings, key), facts)
+    keys = await _keys_of(settings, target) if isinstance(target, ServicePorts) else [target]
+    found = [await explain_packet(settings, key, client, await _ask(settings, key), facts) for key in keys]
+    return ExplanationList(found)
+
+
+async def _keys_of(settings: Settings, ports: ServicePorts) -> list[VirtualServerKey]:
+    """The addresses and ports of a Service, as the agent knows them. Raises CommandRefusedError without an agent."""
+    question = f"{planned_state.SERVICE} {ports.service}"
+    try:
+        known = await agent_socket.ask_for(settings.state_dir, question, planned_state.decode)
+    except agent_socket.AgentUnreachableError as error:
+        raise CommandRefusedError(f"{error}; only the agent knows of Services: write ADDRESS:PORT") from None
+    frontends = known.view.frontends if known is not None and known.view is not None else []
+    return [it.key for it in frontends if is_meant(it, ports)]
+
+
+def is_meant(frontend: FrontendView, ports: ServicePorts) -> bool:
+    """Whether these ports of a Service include this address and port."""
+    return (
+        ports.port in {"", frontend.port_name, str(frontend.port)}
+        and (ports.protocol is None or ports.protocol.name == frontend.protocol)
+        and (not ports.by_name or frontend.kind == "clusterIP")
+    )
+
+
+def _called(target: VirtualServerKey | ServicePorts) -> str:
+    if not isinstance(target, ServicePorts):
+        return str(target)
+    return f"port {target.port} of Service {target.service}" if target.port else f"Service {target.service}"
 
 
 async def _ask(settings: Settings, key: VirtualServerKey) -> PlannedState | None:
     try:
-        return planned_state.decode(await agent_socket.ask(settings.state_dir, planned_state.question_about(key)))
-    except (agent_socket.AgentUnreachableError, msgspec.DecodeError):
+        return await agent_socket.ask_for(settings.state_dir, planned_state.question_about(key), planned_state.decode)
+    except agent_socket.AgentUnreachableError:
         return None
 
 
-def print_explanation(found: Explanation) -> None:
-    """Print the explanation, from the address to the clients."""
-    if found.source == "kernel":
-        click.echo("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
-    click.secho(str(found.key), bold=True)
-    _line("Service", _service(found))
-    _line("address", "bound to the dummy interface" if found.is_bound else "not a VIP of this node")
-    _line("route", _route(found))
-    _print_real_servers(found)
-    for verdict in found.verdicts:
-        fate = click.style(verdict.fate.value, fg=_COLOURS.get(verdict.fate))
-        name = verdict.client.name
-        who = f"from {name}" + (f" ({verdict.client.address})" if verdict.client.address != name else "")
-        _line(who, f"{fate}: {verdict.why}", width=42)
-        if verdict.masquerade:
-            _line("", verdict.masquerade, width=42)
+def print_explanations(found: ExplanationList, screen: Screen) -> None:
+    """Print each explanation, with an empty line between two."""
+    if any(it.source == "kernel" for it in found.items):
+        screen.line("No agent answers on this node: this is what the kernel has, by the settings given here.", err=True)
+    for number, each in enumerate(found.items):
+        if number:
+            screen.line()
+        _print_explanation(each, screen)
+
+
+def _print_explanation(found: Explanation, screen: Screen) -> None:
+    """Print one explanation, from the address to the clients."""
+    screen.line(str(found.key), bold=True)
+    _line(screen, "Service", _service(found))
+    _line(screen, "address", "bound to the dummy interface" if found.is_bound else "not a VIP of this node")
+    _line(screen, "route", _route(found))
+    for text in _real_servers(found):
+        _line(screen, *text)
+    _print_verdicts(found, screen)
     for difference in found.differences:
-        click.secho(f"differs: {difference}", fg="yellow")
+        screen.line(f"differs: {difference}", hang=4, fg="yellow")
     for problem in found.problems:
-        click.secho(f"problem: {problem}", fg="yellow")
+        screen.line(f"problem: {problem}", hang=4, fg="yellow")
+
+
+def _print_verdicts(found: Explanation, screen: Screen) -> None:
+    """Print what becomes of each client, and below it which source the real servers see."""
+    names = [_client(it.client) for it in found.verdicts]
+    width = max(map(len, names), default=0) + 2
+    for name, verdict in zip(names, found.verdicts, strict=True):
+        fate = verdict.fate.value
+        first, *more = screen.folded(f"{name:<{width}}{fate}: {verdict.why}", width)
+        click.echo(first.replace(fate, click.style(fate, fg=_COLOURS.get(verdict.fate)), 1))
+        for line in more:
+            click.echo(line)
+        if verdict.masquerade:
+            screen.line(f"{'':<{width}}{verdict.masquerade}", hang=width)
+
+
+def _client(client: Client) -> str:
+    return f"from {client.name}" + (f" ({client.address})" if client.address != client.name else "")
 
 
 def _service(found: Explanation) -> str:
     if found.frontend is None:
         return found.service or ("none has it" if found.source == "agent" else "not known")
     frontend = found.frontend
+    name = f" port {frontend.port_name}," if frontend.port_name else ""
     held = f", but {frontend.held_by} has it, which is older" if frontend.held_by else ""
-    return f"{found.service}, {frontend.kind}, traffic policy {frontend.policy}{held}"
+    return f"{found.service},{name} {frontend.kind}, traffic policy {frontend.policy}{held}"
 
 
 def _route(found: Explanation) -> str:
@@ -111,21 +177,21 @@ def _route(found: Explanation) -> str:
     return f"{kind} by {found.route.interface}, source {found.route.source or 'chosen by the kernel'}"
 
 
-def _print_real_servers(found: Explanation) -> None:
-    """Print each endpoint with its reason and the kernel's state of it."""
-    _line("IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server")
+def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
+    """Each endpoint with its reason and the kernel's state of it."""
+    yield "IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server"
     present = {(it.address, it.port): it for it in found.real_servers}
     for endpoint in found.frontend.endpoints if found.frontend else ():
         server = present.pop((endpoint.address, endpoint.port), None)
         kernel = f", weight {server.weight}, {server.active} active connections" if server else ""
         where = f" on {endpoint.node}" if endpoint.node else ""
         word = "in " if endpoint.serves else "out"
-        _line("", f"{word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}")
+        yield "", f"{word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}{kernel}"
     for server in present.values():
         state = "serves" if server.weight else "drains"
         text = f"{host_port(server.address, server.port)}: {state}, weight {server.weight}, {server.active} active"
-        _line("", f"    {text} connections")
+        yield "", f"    {text} connections"
 
 
-def _line(name: str, text: str, width: int = 10) -> None:
-    click.echo(f"{name:<{width}}{text}")
+def _line(screen: Screen, name: str, text: str) -> None:
+    screen.line(f"{name:<10}{text}", hang=10 if name else 14)

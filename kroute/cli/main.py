@@ -35,7 +35,7 @@ COMMANDS = {
         "kroute.cli.director",
         "Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM.",
     ),
-    "explain": Entry("kroute.cli.explain", "Say why a packet to ADDRESS:PORT goes where it goes."),
+    "explain": Entry("kroute.cli.explain", "Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes."),
     "migrate": Entry(
         "kroute.cli.migrate",
         "Show what another service proxy left on this node and take it over, or hand the node back to it.",

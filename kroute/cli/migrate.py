@@ -9,10 +9,12 @@ import click
 from kroute import logs
 from kroute.checks import preflight
 from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
-from kroute.cli.parameters.options import DURATION, Parsed, output_option
+from kroute.cli.parameters.options import DURATION, Parsed
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
-from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing, show
+from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
+from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
+from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
 from kroute.migration.hand_over import HandOver, hand_over, look_back
 from kroute.migration.leftovers import Leftovers
@@ -61,7 +63,7 @@ PROXIES = ("kube-proxy", "kube-router")
     show_default=True,
     help="The cluster's range of node ports, as the API server has it.",
 )
-@output_option("text", "json", help_text=None)
+@output_option
 @settings_in_force
 def migrate(
     settings: Settings,
@@ -94,11 +96,11 @@ def migrate(
         if hands_over:
             return _show_outcome(_prepared(settings, lambda: hand_over(proxy, settings, force=force)), output)
         if origin:
-            return _show_leavings(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
+            return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
         show(
             _prepared(settings, lambda: look_back(proxy, settings)),
             output,
-            lambda it: _print_hand_over(proxy, settings, it),
+            lambda it, screen: print_hand_over(proxy, settings, it, screen),
         )
         return DONE
 
@@ -115,32 +117,39 @@ def _prepared(settings: Settings, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _show_outcome(outcome: Outcome, how: str) -> int:
-    show(outcome, how, _print_outcome)
+    show(outcome, how, print_outcome)
     _warn(outcome.warnings)
     for line in outcome.failed:
         complain(f"not done: {line}")
     return FAILURE if outcome.failed else DONE
 
 
-def _print_outcome(outcome: Outcome) -> None:
+def print_outcome(outcome: Outcome, screen: Screen) -> None:
+    """Print what was done, and what comes next."""
     for line in outcome.done:
-        click.echo(line)
-    click.echo(outcome.next_step)
+        screen.line(line, hang=2)
+    screen.line(outcome.next_step, hang=2)
 
 
-def _show_leavings(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
-    if how == "json":
-        show(leftovers.as_plain(), how, lambda _: None)
-        return DONE
-    leftovers = plain(leftovers)
-    if leftovers.are_removed:
-        click.echo(f"nothing of {proxy.name}'s is left on this node")
+def _show_leftovers(proxy: OtherProxy, leftovers: Leftovers, how: str) -> int:
+    if how in FOR_PROGRAMS:
+        show(leftovers.as_document(), how, lambda _, __: None)
     else:
-        click.echo("\n".join([f"What {proxy.name} left on this node:", *_describe(leftovers)]))
-    for key in leftovers.others:
-        click.echo(f"not {proxy.name}'s, and left alone: virtual server {key}")
+        print_leftovers(proxy, plain(leftovers), Screen.of_this_process(how))
     _warn(leftovers.warnings)
     return DONE
+
+
+def print_leftovers(proxy: OtherProxy, leftovers: Leftovers, screen: Screen) -> None:
+    """Print what another proxy left, and below it what is of neither proxy."""
+    if leftovers.are_removed:
+        screen.line(f"nothing of {proxy.name}'s is left on this node")
+    else:
+        screen.line(f"What {proxy.name} left on this node:")
+        for line in _describe(leftovers, shown=None if screen.is_wide else 3):
+            screen.line(line, hang=4)
+    for key in leftovers.others:
+        screen.line(f"not {proxy.name}'s, and left alone: virtual server {key}", hang=2)
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -148,12 +157,12 @@ def _warn(warnings: Iterable[str]) -> None:
         complain(line)
 
 
-def _describe(leftovers: Leftovers) -> Iterator[str]:
-    """One line for each object; of objects that may be thousands, their number."""
+def _describe(leftovers: Leftovers, shown: int | None) -> Iterator[str]:
+    """One line for each object; of objects that may be thousands, their number and the first ones."""
     if leftovers.link is not None:
         yield f"  link {leftovers.link} with {len(leftovers.addresses)} addresses"
     if leftovers.to_adopt:
-        yield f"  {len(leftovers.to_adopt)} virtual servers: {_first_of(leftovers.to_adopt)}"
+        yield f"  {len(leftovers.to_adopt)} virtual servers: {_first_of(leftovers.to_adopt, shown)}"
     if leftovers.adopted:
         yield f"  {len(leftovers.adopted)} virtual servers that are kroute's by now"
     for table in leftovers.tables:
@@ -180,16 +189,16 @@ def _describe_table(table: TableLeftovers) -> Iterator[str]:
         yield f"{where}: chain {chain}, which stays: another program's rule leads to it"
 
 
-def _print_hand_over(proxy: OtherProxy, settings: Settings, plan: HandOver) -> None:
-    click.echo(f"{len(plan.vips)} addresses are on {settings.dummy_interface}")
+def print_hand_over(proxy: OtherProxy, settings: Settings, plan: HandOver, screen: Screen) -> None:
+    """Print what a hand-over would do."""
+    screen.line(f"{len(plan.vips)} addresses are on {settings.dummy_interface}")
     for address in plan.unserved:
-        click.echo(f"  {address} is not served by {proxy.name}")
+        screen.line(f"  {address} is not served by {proxy.name}")
     for address in plan.missing:
-        click.echo(f"  {address} would be bound to {proxy.link}")
-    click.echo(
-        "virtual servers and sysctls stay; kroute's rules and sets go" + ("" if plan.keeps_link else ", and its link")
-    )
+        screen.line(f"  {address} would be bound to {proxy.link}")
+    link = "" if plan.keeps_link else ", and its link"
+    screen.line(f"virtual servers and sysctls stay; kroute's rules and sets go{link}", hang=2)
 
 
-def _first_of(things: Sequence[object]) -> str:
-    return ", ".join(map(str, things[:3])) + (" ..." if len(things) > 3 else "")
+def _first_of(things: Sequence[object], number: int | None) -> str:
+    return ", ".join(map(str, things[:number])) + (" ..." if len(things) > len(things[:number]) else "")

@@ -5,10 +5,11 @@ import asyncio
 import click
 
 from kroute import logs
-from kroute.cli.parameters.options import output_option
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
-from kroute.cli.terminal.output import DONE, refusing, show
+from kroute.cli.terminal.formats import output_option, show
+from kroute.cli.terminal.output import DONE, refusing
+from kroute.cli.terminal.screen import Screen
 from kroute.firewall.backend import choose, node_clients, settled
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
 from kroute.kernel.errors import KernelError
@@ -27,7 +28,7 @@ SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 
 
 @click.command(cls=FlagsCommand)
-@output_option("table", "json")
+@output_option
 @settings_in_force
 def plan(settings: Settings, *, output: str) -> int:
     """Show what `kroute run` would change on this node now, and change nothing.
@@ -60,15 +61,18 @@ async def changes_of(settings: Settings) -> PlannedChanges:
         return await dry_run(settings, plans, kernel)
 
 
-def print_changes(found: PlannedChanges) -> None:
+def print_changes(found: PlannedChanges, screen: Screen) -> None:
     """Print the changes of each Service, in the order in which they would be made."""
     services = dict.fromkeys(change.service for change in found.changes)
     for service in services:
-        click.secho(service or "(no Service)", bold=True)
+        screen.line(service or "(no Service)", bold=True)
         for change in found.changes:
             if change.service == service:
                 sign, colour = SIGNS[change.action]
-                click.echo(f"  {click.style(sign, fg=colour)} {change.what}")
+                first, *more = screen.folded(f"  {sign} {change.what}", 6)
+                click.echo(f"  {click.style(sign, fg=colour)}{first[3:]}")
+                for line in more:
+                    click.echo(line)
+    screen.line(f"{len(found.changes)} changes" if found.changes else "nothing to change")
     for problem in found.problems:
-        click.secho(problem, fg="yellow", err=True)
-    click.echo(f"{len(found.changes)} changes" if found.changes else "nothing to change")
+        screen.line(problem, hang=4, fg="yellow")

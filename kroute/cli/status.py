@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from kroute.cli.parameters.options import DURATION, STATE_DIR, output_option
-from kroute.cli.terminal.output import DONE, FAILURE, complain, show
+from kroute.cli.parameters.options import DURATION, STATE_DIR
+from kroute.cli.terminal.formats import output_option, show
+from kroute.cli.terminal.output import DONE, FAILURE, complain
 from kroute.inspect import status as inspected
 from kroute.inspect.agent_socket import AgentUnreachableError
 from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
@@ -40,7 +41,7 @@ _COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
     metavar="[SECONDS]",
     help="Wait until the node is ready and everything that was read is in the kernel, 60s if no time is given.",
 )
-@output_option("table", "json", "yaml")
+@output_option
 @STATE_DIR
 def status(*, wait: float | None, output: str, state_dir: Path) -> int:
     """Show what this node serves, what is wrong, and what to do about it.
@@ -49,7 +50,7 @@ def status(*, wait: float | None, output: str, state_dir: Path) -> int:
     kernel still serves. With --wait, problems of single Services do not count. A director is asked in the same way.
     """
     found, reason = asyncio.run(_status(state_dir, wait))
-    show(found, output, print_status)
+    show(found, output, lambda it, _: print_status(it))
     if reason:
         complain(f"not ready after {wait:g} s: {reason}")
     return exit_code(found, waited=wait is not None)
@@ -164,7 +165,7 @@ def print_head(found: Status) -> None:
 def print_problems(found: Status) -> None:
     """Print the first problems, each with its next step."""
     for problem in found.problems[:SHOWN]:
-        word = click.style(f"{problem.severity.value.upper():<8}", fg=_COLOURS[problem.severity])
+        word = click.style(f"{problem.severity.value:<8}", fg=_COLOURS[problem.severity])
         click.echo(f"{word}{problem.service or 'this node'}: {problem.reason}: {problem.message}")
         click.echo(f"{'':<8}-> {problem.next_step}")
     if found.problems_total > SHOWN:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_network
 
+from kroute.kernel.set_elements import element_text
 from kroute.model.plan import SetEntry
 
 
@@ -16,16 +17,17 @@ def differences(
 ) -> list[str]:
     """What is not as desired, one sentence each. `name_of` returns the kernel's name of an entry's set.
 
-    A network in another one that the kernel has lacks nothing: some backends leave it out.
+    A network in another one that the kernel has counts as there: some backends leave it out.
     """
 
     def said(entry: SetEntry) -> tuple[str, str]:
         return name_of(entry), text(entry)
 
-    lacking = [entry for entry in missing(desired, applied) if not _is_covered(entry, applied)]
+    lost = [entry for entry in missing(desired, applied) if not _is_covered(entry, applied)]
+    foreign = missing(applied, desired)
     return [
-        *(f"set {name} lacks {element}" for name, element in sorted(map(said, lacking))),
-        *(f"set {name} has {element}, not planned" for name, element in sorted(map(said, missing(applied, desired)))),
+        *(f"entry {element} of set {name} is missing" for name, element in sorted(map(said, lost))),
+        *(f"entry {element} of set {name} was not planned" for name, element in sorted(map(said, foreign))),
     ]
 
 
@@ -35,8 +37,8 @@ def describe_drift(entry: SetEntry, name: str, *, is_there: bool) -> str:
 
 
 def text(entry: SetEntry) -> str:
-    """The entry's element as ipset(8) writes it, with commas."""
-    return ",".join(map(str, entry.element))
+    """The entry's parts with commas between them; the protocol, if it has one, by its name."""
+    return element_text(entry.element)
 
 
 def _is_covered(entry: SetEntry, by: Iterable[SetEntry]) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 
-import msgspec
 import structlog
 
 from kroute import __version__
@@ -31,6 +30,7 @@ from kroute.inspect.director_status import DirectorParts, director_status
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.announcements import Announcer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.model.document import encode
 from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
 from kroute.model.objects import Change
 from kroute.reconcile.ledger import Ledger
@@ -217,7 +217,7 @@ class Director:
     async def _shown(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        return msgspec.json.encode(snapshot.of_agent(self._broadcaster.services.values(), table))
+        return encode(snapshot.of_agent(self._broadcaster.services.values(), table))
 
     async def _answer_status(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
@@ -234,7 +234,7 @@ class Director:
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
             is_away=self._is_away(),
         )
-        return msgspec.json.encode(director_status(parts, table))
+        return encode(director_status(parts, table))
 
 
 async def serve(settings: DirectorSettings) -> int:

@@ -10,12 +10,16 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import structlog
 
 from kroute.kernel.errors import KernelError
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 Answer = Callable[[str], Awaitable[bytes]]
 """Answers one question. The argument is the rest of the question's line."""
@@ -89,3 +93,17 @@ async def ask(state_dir: Path, question: str) -> bytes:
             "it is of an older version (upgrade it), or a director"
         )
     return answer
+
+
+async def ask_for(state_dir: Path, question: str, read: Callable[[bytes], T]) -> T:
+    """Ask this node's agent, and read its answer with `read`, which raises DecodeError. Raises as `ask` does.
+
+    An answer that cannot be read also raises AgentUnreachableError: it is of another version, or empty because the
+    agent could not find it out.
+    """
+    answer = await ask(state_dir, question)
+    try:
+        return read(answer)
+    except msgspec.DecodeError:
+        why = "is of another version than this command" if answer else "could not answer; its log says why"
+        raise AgentUnreachableError(f"the agent on {state_dir / NAME} {why}") from None

@@ -10,6 +10,7 @@ from kroute.firewall.backend import Choice
 from kroute.inspect import agent_settings, planned_state, snapshot, support
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
+from kroute.model.document import encode
 from kroute.model.objects import ObjectKey
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
@@ -45,7 +46,7 @@ class Answers:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
         shown = snapshot.of_agent(self._broadcaster.plans, table, self._set_fills(), self._firewall)
-        return msgspec.json.encode(shown)
+        return encode(shown)
 
     async def _answer_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)

@@ -1,9 +1,8 @@
 """Explain what happens to a packet: the plan for its address and port, and the kernel's state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_network
-
-import msgspec
+from typing import ClassVar
 
 from kroute.comparison import set_entries, source_routes, vips, virtual_servers
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
@@ -12,11 +11,12 @@ from kroute.inspect.applied_state import AppliedState, read_applied_state
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.verdicts import Client, Verdict, judge
-from kroute.kernel.net.route_lookup import RouteLookup, Way
+from kroute.kernel.net.route_lookup import RouteLookup
 from kroute.kernel.node_kernel import open_kernel
-from kroute.model.addresses import Family, family_of
+from kroute.model.addresses import Family, family_of, host_port
+from kroute.model.document import Document, View
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import AddressSet, SetEntry, VirtualServerKey
+from kroute.model.plan import AddressSet, Protocol, SetEntry, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 
@@ -26,7 +26,15 @@ SOME_INTERFACE = "(any)"
 """A name that no interface has, for clients whose incoming interface is not known."""
 
 
-class Explanation(msgspec.Struct):
+class RouteView(View):
+    """A route. `is_local`: it delivers to this node. `source`: the source address that the kernel chooses for it."""
+
+    is_local: bool
+    interface: str
+    source: str | None
+
+
+class Explanation(View):
     """Everything that is known about an address and port.
 
     `source` is `agent`, or `kernel` if no agent answered; then Services are not known. `route` is None if no route
@@ -34,12 +42,14 @@ class Explanation(msgspec.Struct):
     `differences` are sentences about deviations from the plan.
     """
 
-    key: VirtualServerKey
+    protocol: str
+    address: str
+    port: int
     source: str
     service: str
     frontend: FrontendView | None
     is_bound: bool
-    route: Way | None
+    route: RouteView | None
     scheduler: str
     real_servers: list[RealServerView]
     verdicts: list[Verdict]
@@ -47,9 +57,26 @@ class Explanation(msgspec.Struct):
     problems: list[str]
 
     @property
+    def key(self) -> VirtualServerKey:
+        """The key of the virtual server that would serve it."""
+        return VirtualServerKey(Protocol[self.protocol], self.address, self.port)
+
+    @property
     def is_known(self) -> bool:
         """Whether kroute has anything to do with the address, or with the address and port."""
         return bool(self.service or self.real_servers or self.is_bound or self.scheduler)
+
+
+class ExplanationList(Document):
+    """An explanation of one address and port, or of each that a Service has."""
+
+    kind: ClassVar[str] = "ExplanationList"
+
+    items: list[Explanation]
+
+    def names(self) -> Iterator[str]:
+        """The addresses and ports that were explained."""
+        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.items)
 
 
 async def explain(
@@ -74,12 +101,14 @@ async def explain(
         differences = [*_differences(key, planned, applied, firewall), *differences]
     real_servers = applied.server.real_servers if applied.server else {}
     return Explanation(
-        key=key,
+        protocol=key.protocol.name,
+        address=key.address,
+        port=key.port,
         source="agent" if planned is not None else "kernel",
         service=planned.service if planned is not None else "",
         frontend=_frontend(key, planned),
         is_bound=key.address in applied.bound,
-        route=applied.route,
+        route=RouteView(*applied.route) if applied.route is not None else None,
         scheduler=applied.server.options.scheduler if applied.server else "",
         real_servers=[
             RealServerView(*server, it.weight, it.active, it.inactive) for server, it in sorted(real_servers.items())

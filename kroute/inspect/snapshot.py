@@ -1,6 +1,7 @@
 """The plans and the kernel's state side by side, as `kroute show` prints them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -15,10 +16,11 @@ from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
 from kroute.kernel.ipvs.client import (
     RealServerState,
-    Traffic,
     VirtualServerKey,
     VirtualServerState,
 )
+from kroute.model.addresses import host_port
+from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
 from kroute.schedulers import flag_words
 
@@ -26,7 +28,7 @@ QUESTION = "show"
 """The question that an agent or a director answers with a Snapshot."""
 
 
-class RealServerView(msgspec.Struct):
+class RealServerView(View):
     """A real server with the kernel's counts of its connections."""
 
     address: str
@@ -42,7 +44,20 @@ class RealServerRow(RealServerView):
     state: Condition
 
 
-class VirtualServerRow(msgspec.Struct):
+class TrafficCounts(View):
+    """What has gone through a virtual server: connections, and packets and bytes from clients (in) and to them (out).
+
+    Real servers with direct routing answer the clients directly, so their answers do not count as packets or bytes out.
+    """
+
+    connections: int
+    packets_in: int
+    packets_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class VirtualServerRow(View):
     """One virtual server. `service` is empty if it is not known. Times are in seconds.
 
     `traffic` counts since the virtual server was added; None if it was not requested.
@@ -61,7 +76,7 @@ class VirtualServerRow(msgspec.Struct):
     persistence_prefix: int | None
     state: Condition
     real_servers: list[RealServerRow]
-    traffic: Traffic | None = None
+    traffic: TrafficCounts | None = None
 
     @property
     def key(self) -> VirtualServerKey:
@@ -79,7 +94,7 @@ class VirtualServerRow(msgspec.Struct):
         return sum(each.inactive for each in self.real_servers)
 
 
-class ProblemRow(msgspec.Struct):
+class ProblemRow(View):
     """A problem of a Service. `service` is empty for a problem of the node itself."""
 
     service: str
@@ -87,18 +102,31 @@ class ProblemRow(msgspec.Struct):
     message: str
 
 
-class Snapshot(msgspec.Struct):
-    """`source` is `agent`, or `kernel` if no agent answered. Only an agent knows its firewall, and how full its sets
-    are."""
+class Snapshot(Document):
+    """The virtual servers of this node.
+
+    `source` is `agent`, or `kernel` if no agent answered. Only an agent knows its firewall, and how full its sets are.
+    """
+
+    kind: ClassVar[str] = "VirtualServerList"
 
     source: str
-    virtual_servers: list[VirtualServerRow]
+    virtual_servers: list[VirtualServerRow] = msgspec.field(name="items")
     problems: list[ProblemRow]
-    sets: list[SetFill] = []
+    sets: list[SetFill] = msgspec.field(default_factory=list)
     firewall: Choice | None = None
 
+    def names(self) -> Iterator[str]:
+        """The virtual servers, as `kroute explain` takes them."""
+        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.virtual_servers)
 
-class ServiceRow(msgspec.Struct):
+
+def decode(answer: bytes) -> Snapshot:
+    """The agent's answer. Raises DecodeError for the answer of another version."""
+    return msgspec.json.decode(answer, type=Snapshot)
+
+
+class ServiceRow(View):
     """One Service in one line.
 
     `state` is the worst of its virtual servers: missing, refusing, serving. `serving` counts the real servers of all
@@ -114,10 +142,22 @@ class ServiceRow(msgspec.Struct):
     problems: list[str]
 
 
+class ServiceList(Document):
+    """The Services that this node's agent serves, with one line each."""
+
+    kind: ClassVar[str] = "ServiceList"
+
+    items: list[ServiceRow]
+
+    def names(self) -> list[str]:
+        """The Services, as `kroute show service` and `kroute explain` take them."""
+        return [it.service for it in self.items]
+
+
 _WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
 
 
-def services(snapshot: Snapshot) -> list[ServiceRow]:
+def services(snapshot: Snapshot) -> ServiceList:
     """The Services of an agent's snapshot by name, including those that only have problems."""
     rows: dict[str, ServiceRow] = {}
     for server in snapshot.virtual_servers:
@@ -131,7 +171,7 @@ def services(snapshot: Snapshot) -> list[ServiceRow]:
     for problem in snapshot.problems:
         row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, Condition.SERVING, []))
         row.problems.append(f"{problem.reason}: {problem.message}")
-    return [row for name, row in sorted(rows.items()) if name]
+    return ServiceList([row for name, row in sorted(rows.items()) if name])
 
 
 KernelTable = Mapping[VirtualServerKey, VirtualServerState]

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from kroute.inspect import agent_socket
+from kroute.model.document import Document
 
 QUESTION = "status"
 """The question that an agent or a director answers with a Status. `status shared` also asks for the digest."""
@@ -31,13 +33,13 @@ class State(StrEnum):
 class Severity(StrEnum):
     """How far a problem reaches."""
 
-    FAIL = "fail"
+    FAIL = "FAIL"
     """The node does not do what it should."""
-    WARNING = "warning"
+    WARNING = "WARNING"
     """It concerns single Services, or will matter later."""
 
 
-class StatusProblem(msgspec.Struct, frozen=True):
+class StatusProblem(msgspec.Struct, frozen=True, rename="camel"):
     """One problem. `service` is NAMESPACE/NAME, or empty for the node itself. `next_step` says what to do about it."""
 
     severity: Severity
@@ -47,7 +49,7 @@ class StatusProblem(msgspec.Struct, frozen=True):
     next_step: str
 
 
-class Served(msgspec.Struct, frozen=True):
+class Served(msgspec.Struct, frozen=True, rename="camel"):
     """Counts of what is planned, and of what the kernel has of it.
 
     `refusing` are virtual servers without a ready endpoint, whose clients are refused. `missing` and
@@ -65,7 +67,7 @@ class Served(msgspec.Struct, frozen=True):
     inactive: int | None = None
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, rename="camel"):
     """Where the agent reads Services: `api` or `manifests`.
 
     `connected`: whether it is read now. `objects` counts what is known of each kind. `resource_versions` are the newest
@@ -78,7 +80,7 @@ class Source(msgspec.Struct, frozen=True):
     resource_versions: Mapping[str, str] = {}
 
 
-class Status(msgspec.Struct, kw_only=True):
+class Status(Document, kw_only=True):
     """The state of one node or director. Times are RFC 3339 in UTC, None if there is none.
 
     `role` is `node`, or for a director `director`; then `election` is `active`, `standby` or `unknown`. `pending` is
@@ -87,8 +89,8 @@ class Status(msgspec.Struct, kw_only=True):
     not asked for.
     """
 
-    api_version: str = msgspec.field(default="kroute.io/v1", name="apiVersion")
-    kind: str = "Status"
+    kind: ClassVar[str] = "Status"
+
     node: str
     role: str = "node"
     state: State
@@ -102,8 +104,12 @@ class Status(msgspec.Struct, kw_only=True):
     last_resync: str | None = None
     source: Source | None = None
     shared: str = ""
-    problems: list[StatusProblem] = []
+    problems: list[StatusProblem] = msgspec.field(default_factory=list)
     problems_total: int = 0
+
+    def names(self) -> list[str]:
+        """What has problems: Services, and `node` for the node itself."""
+        return [it.service or "node" for it in self.problems]
 
     @property
     def is_settled(self) -> bool:

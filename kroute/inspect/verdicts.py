@@ -1,6 +1,8 @@
 """What happens to a client's first packet on this node, in the order of docs/design.md.
 
-The verdict follows from kroute's rules and from the kernel's state.
+The verdict follows import msgspec
+
+from kroute's rules and from the kernel's state.
 """
 
 from enum import StrEnum
@@ -9,6 +11,7 @@ import msgspec
 
 from kroute.firewall.packets import Packet, Rules, Ruling, SourceChoice
 from kroute.inspect.applied_state import AppliedState
+from kroute.model.addresses import host_port
 from kroute.model.plan import VirtualServerKey
 
 
@@ -26,7 +29,7 @@ class Fate(StrEnum):
     """Not for this node: routed like any other packet."""
 
 
-class Client(msgspec.Struct, frozen=True):
+class Client(msgspec.Struct, frozen=True, rename="camel"):
     """A client. Without `interface` it is a process of this node."""
 
     name: str
@@ -34,7 +37,7 @@ class Client(msgspec.Struct, frozen=True):
     interface: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, rename="camel"):
     """The outcome of a client's new connection, and why. `masquerade` says which source the real servers see."""
 
     client: Client
@@ -72,7 +75,8 @@ def _masquerade(packet: Packet, applied: AppliedState, rules: Rules) -> str:
     said = list(map(_source, rules.sources(packet, serving, applied.sets)))
     if len(set(said)) == 1:
         return said[0]
-    return "; ".join(f"to {address}:{port}: {text}" for (address, port), text in zip(serving, said, strict=True))
+    names = [host_port(*it) for it in serving]
+    return "; ".join(f"to {name}: {text}" for name, text in zip(names, said, strict=True))
 
 
 def _source(choice: SourceChoice) -> str:

@@ -39,6 +39,7 @@ from kroute.kernel.modules import is_present
 from kroute.kernel.netlink.client import NetlinkClient, only
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
+from kroute.kernel.set_elements import element_text
 
 __all__ = ["AddEntry", "DeleteEntry", "Element", "Ipset", "SetChange", "SetDefinition"]
 
@@ -81,7 +82,7 @@ class AddEntry(NamedTuple):
     element: Element
 
     def __str__(self) -> str:
-        return f"add {','.join(map(str, self.element))} to set {self.set}"
+        return f"add {element_text(self.element)} to set {self.set}"
 
 
 class DeleteEntry(NamedTuple):
@@ -91,7 +92,7 @@ class DeleteEntry(NamedTuple):
     element: Element
 
     def __str__(self) -> str:
-        return f"delete {','.join(map(str, self.element))} from set {self.set}"
+        return f"delete {element_text(self.element)} from set {self.set}"
 
 
 SetChange: TypeAlias = AddEntry | DeleteEntry

@@ -6,8 +6,7 @@ that has no source routes would never delete kroute's, so it gets the addresses 
 """
 
 from collections.abc import Iterable, Set
-
-import msgspec
+from typing import ClassVar
 
 from kroute.broadcaster import Broadcaster
 from kroute.checks.known_proxies import OtherProxy
@@ -20,23 +19,30 @@ from kroute.kernel.net.routes import DeleteLocalRoute, Routes
 from kroute.migration.leftovers import NodeScan
 from kroute.migration.node_scan import scan_node
 from kroute.migration.take_over import Outcome, RefusalError
+from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class HandOver(Document):
     """What a hand-over would do.
 
     `unserved` are VIPs of kroute that the other proxy does not serve. `missing` are those that it serves, but has not
     bound because kroute's link has them.
     """
 
+    kind: ClassVar[str] = "HandOverPlan"
+
     keeps_link: bool
     vips: tuple[str, ...]
     unserved: tuple[str, ...]
     missing: tuple[str, ...]
+
+    def names(self) -> tuple[str, ...]:
+        """The VIPs."""
+        return self.vips
 
 
 async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:

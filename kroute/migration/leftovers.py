@@ -10,7 +10,8 @@ In networks that are excluded from a clean-up anybody's virtual servers may be. 
 nothing, nor do kube-router's sets, which name every virtual server of the kernel.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import ClassVar
 
 import msgspec
 
@@ -30,6 +31,7 @@ from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
 from kroute.migration.node_ports import AllocatedNodePorts, serves
 from kroute.migration.saved_rules import TableLeftovers, leftovers_in
+from kroute.model.document import Document
 from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.exclusion import Exclusion
 from kroute.settings import PortRange
@@ -103,12 +105,68 @@ class Leftovers(msgspec.Struct, frozen=True):
         tables = any(table.chains or table.rules for table in self.tables) or self.nft_tables
         return not (tables or self.link or self.to_adopt or self.sets or self.marks or self.policy_rules or self.routes)
 
-    def as_plain(self) -> dict[str, object]:
-        """The leftovers for JSON, with text in place of the kernel's numbers."""
-        plain = msgspec.structs.asdict(self)
-        servers = {name: [str(key) for key in plain[name]] for name in ("to_adopt", "adopted", "others", "in_doubt")}
-        things = {name: [str(thing) for thing in plain[name]] for name in ("policy_rules", "routes", "nft_tables")}
-        return {**plain, **servers, **things, "marks": [mark for _, mark in self.marks]}
+    def as_document(self) -> "LeftoverList":
+        """The leftovers for programs, with text in place of the kernel's numbers."""
+
+        def texts(things: Iterable[object]) -> list[str]:
+            return [str(it) for it in things]
+
+        return LeftoverList(
+            proxy=self.proxy,
+            link=self.link,
+            addresses=texts(self.addresses),
+            only_there=texts(self.only_there),
+            to_adopt=texts(self.to_adopt),
+            adopted=texts(self.adopted),
+            others=texts(self.others),
+            in_doubt=texts(self.in_doubt),
+            tables=list(self.tables),
+            nft_tables=texts(self.nft_tables),
+            sets=texts(self.sets),
+            marks=[mark for _, mark in self.marks],
+            policy_rules=texts(self.policy_rules),
+            routes=texts(self.routes),
+            sysctls=dict(self.sysctls),
+            warnings=self.warnings,
+        )
+
+
+class LeftoverList(Document):
+    """What another service proxy left on this node; `Leftovers` says what each field means."""
+
+    kind: ClassVar[str] = "LeftoverList"
+
+    proxy: str
+    link: str | None
+    addresses: list[str]
+    only_there: list[str]
+    to_adopt: list[str]
+    adopted: list[str]
+    others: list[str]
+    in_doubt: list[str]
+    tables: list[TableLeftovers]
+    nft_tables: list[str]
+    sets: list[str]
+    marks: list[int]
+    policy_rules: list[str]
+    routes: list[str]
+    sysctls: dict[str, str]
+    warnings: list[str]
+
+    def names(self) -> Iterator[str]:
+        """What a take-over adopts or removes."""
+        for kind, things in (
+            ("link", [self.link] if self.link else []),
+            ("virtual server", self.to_adopt),
+            ("nft table", self.nft_tables),
+            ("set", self.sets),
+            ("mark", self.marks),
+            ("policy rule", self.policy_rules),
+            ("route", self.routes),
+        ):
+            yield from (f"{kind} {it}" for it in things)
+        for table in self.tables:
+            yield from (f"chain {table.table} {it}" for it in table.chains)
 
 
 def recognise(

@@ -9,6 +9,7 @@ finishes it.
 """
 
 import asyncio
+from typing import ClassVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
 from kroute.migration.running import signs_of_life
 from kroute.migration.take_over_options import TakeOverOptions
+from kroute.model.document import Document
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
@@ -33,13 +35,19 @@ class RefusalError(Exception):
     """A migration that would do harm. The message says why, and what to do first."""
 
 
-class Outcome(msgspec.Struct):
+class Outcome(Document):
     """What a step has done and could not do, and what it could not read, one line each; and what comes next."""
+
+    kind: ClassVar[str] = "MigrationOutcome"
 
     done: list[str]
     failed: list[str]
     next_step: str
     warnings: list[str] = msgspec.field(default_factory=list)
+
+    def names(self) -> list[str]:
+        """What was done."""
+        return self.done
 
 
 async def look(proxy: OtherProxy, settings: Settings, node_ports: PortRange) -> Leftovers:

@@ -8,13 +8,13 @@ import msgspec
 from kroute.model.addresses import family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, RealServer, ServicePlan, SetEntry, VirtualServerKey
+from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, SetEntry, VirtualServerKey
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, Backends, choice_steps, external_policy, merge
 from kroute.planning.frontends import Frontend
 
 
-class EndpointView(msgspec.Struct, frozen=True):
+class EndpointView(msgspec.Struct, frozen=True, rename="camel"):
     """One endpoint of a port. `serves`: whether it takes new connections from this frontend."""
 
     address: str
@@ -24,21 +24,30 @@ class EndpointView(msgspec.Struct, frozen=True):
     reason: str
 
 
-class FrontendView(msgspec.Struct, frozen=True):
+class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
     """An address and port of the Service.
 
     `kind` is clusterIP, externalIP, loadBalancerIP or nodePort. `policy` is the traffic policy that applies there.
-    `held_by` is the Service that has the address and port instead, or empty.
+    `held_by` is the Service that has the address and port instead, or empty. `port_name` is empty for the only port of
+    a Service, which needs no name.
     """
 
-    key: VirtualServerKey
+    protocol: str
+    address: str
+    port: int
+    port_name: str
     kind: str
     policy: str
     held_by: str
     endpoints: list[EndpointView]
 
+    @property
+    def key(self) -> VirtualServerKey:
+        """The key of its virtual server."""
+        return VirtualServerKey(Protocol[self.protocol], self.address, self.port)
 
-class ServiceView(msgspec.Struct, frozen=True):
+
+class ServiceView(msgspec.Struct, frozen=True, rename="camel"):
     """A Service as planning reads it, and its frontends with their endpoints."""
 
     service: Service
@@ -61,7 +70,19 @@ def view_service(
         policy = _policy(service, frontend)
         endpoints = view_endpoints(backends, node, only_local=policy == LOCAL and not _is_widened(frontend, plan))
         holder = held.get(frontend.key)
-        views.append(FrontendView(frontend.key, frontend.kind.value, policy, str(holder or ""), endpoints))
+        protocol, address, port = frontend.key
+        views.append(
+            FrontendView(
+                protocol=protocol.name,
+                address=address,
+                port=port,
+                port_name=frontend.port.name,
+                kind=frontend.kind.value,
+                policy=policy,
+                held_by=str(holder or ""),
+                endpoints=endpoints,
+            )
+        )
     return ServiceView(service, views)
 
 

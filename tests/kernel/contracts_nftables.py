@@ -34,6 +34,7 @@ from kroute.kernel.nftables.objects import (
     Table,
     TableState,
 )
+from kroute.kernel.set_elements import element_text
 from tests.kernel.nodes import Node
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
@@ -180,10 +181,10 @@ class NftablesContract:
                 [(f'add a rule "{"x" * 128}" to chain input', errno.EINVAL)],
             ),
             ([AddElements(VIPS, (("10.0.0.1",), ("fd00::1",)))], [("add fd00::1 to set vip", errno.EINVAL)]),
-            ([AddElements(VIPS, (("10.0.0.1", 6, 80),))], [("add 10.0.0.1,6,80 to set vip", errno.EINVAL)]),
+            ([AddElements(VIPS, (("10.0.0.1", 6, 80),))], [("add 10.0.0.1,TCP,80 to set vip", errno.EINVAL)]),
             (
                 [AddElements(SetDefinition("vip", ("ip", "port")), (port(),))],
-                [("add 10.0.0.1,6,80 to set vip", errno.EINVAL)],
+                [("add 10.0.0.1,TCP,80 to set vip", errno.EINVAL)],
             ),
             (
                 [DeleteElements(VIPS, (("10.0.0.1",), ("10.0.0.8",), ("10.0.0.9",)))],
@@ -240,7 +241,7 @@ class NftablesContract:
         await make(node, AddElements(definition, (of("10.2.0.0/16"),)))
         adding = AddElements(definition, (of("10.3.0.0/16"), of(inside)))
         [(what, why)] = await refusals(node, adding)
-        assert what == f"add {','.join(map(str, of(inside)))} to set {definition.name}"
+        assert what == f"add {element_text(of(inside))} to set {definition.name}"
         assert why in NEVER_OVERLAP
 
     @pytest.mark.parametrize(
@@ -302,7 +303,7 @@ class NftablesContract:
         adding_more = AddElements(VIPS, (("fd00::1",), ("10.0.0.2",)))
         refused = await node.nftables.write(T4, [adding, deleting, adding_more])
         assert {str(it.change) for it in refused} == {
-            "add 10.0.0.1,6,80,10.2.3.0/24 to set source-range",
+            "add 10.0.0.1,TCP,80,10.2.3.0/24 to set source-range",
             "add fd00::1 to set vip",
         }
         assert await elements(node, RANGES) == {port(f"10.{it}.0.0/16") for it in (2, 3, 4)}

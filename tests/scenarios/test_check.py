@@ -13,7 +13,7 @@ KEY = "10.254.0.99:80"
 
 
 def said(report: dict, level: str) -> list[tuple[str, str]]:
-    return [(it["check"], it["message"]) for it in report["findings"] if it["level"] == level]
+    return [(it["check"], it["message"]) for it in report["items"] if it["level"] == level]
 
 
 async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_path: Path) -> None:
@@ -23,11 +23,11 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
     try:
         argv = ("check", "--kubeconfig", str(server.kubeconfig), "--node-name", "node1")
         code, report = await ask_json(node1, *argv)
-        assert (code, said(report, "fail")) == (0, [])
+        assert (code, said(report, "FAIL")) == (0, [])
         server.forbid(("watch", "endpointslices"), ("create", "events"))
         code, report = await ask_json(node1, *argv)
         assert code == 1
-        assert said(report, "fail") == [
+        assert said(report, "FAIL") == [
             ("rbac", "kroute may not watch endpointslices"),
             ("rbac", "kroute may not create events"),
         ]
@@ -35,7 +35,7 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
         server.stop()
     code, report = await ask_json(node1, *argv)
     assert code == 1
-    assert {check for check, _ in said(report, "fail")} == {"api", "node"}
+    assert {check for check, _ in said(report, "FAIL")} == {"api", "node"}
 
 
 @pytest.mark.legacy
@@ -43,7 +43,7 @@ async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) 
     node2 = world.cluster.node("node2")
     argv = ("check", "--manifests", str(tmp_path), "--node-name", "node2", "--node-ip", node2.ip)
     _, before = await ask_json(node2, *argv)
-    assert said(before, "warning") == []
+    assert said(before, "WARNING") == []
     node2.run("ip", "link", "add", "kube-ipvs0", "type", "dummy")
     node2.run("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port")
     node2.run("iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES")
@@ -55,7 +55,7 @@ async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) 
         node2.run("iptables-legacy", "-t", "nat", "-X", "KUBE-SERVICES")
         node2.run("ipset", "destroy", "KUBE-CLUSTER-IP")
         node2.run("ip", "link", "del", "kube-ipvs0")
-    [(_, proxy), (_, foreign)] = said(after, "warning")
+    [(_, proxy), (_, foreign)] = said(after, "WARNING")
     assert proxy == "kube-proxy is or was at work here: IPv4 chain KUBE-SERVICES, link kube-ipvs0, set KUBE-CLUSTER-IP"
     assert foreign.startswith("1 virtual servers are not kroute's own (one is on 10.254.0.99 port 80)")
-    assert said(after, "fail") == said(before, "fail")
+    assert said(after, "FAIL") == said(before, "FAIL")

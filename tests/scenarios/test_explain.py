@@ -111,6 +111,7 @@ async def explained(case: Case, world: World, family: Family) -> Explained:
     host = f"[{case.address}]" if ":" in case.address else case.address
     question = f"{host}:{case.port}{'/udp' if case.udp else ''}"
     code, said = await ask_json(world.cluster.node("node1"), "explain", question, "--from", family.of(case.caller))
+    [said] = said["items"]
     [verdict] = said["verdicts"]
     assert said["differences"] == []
     assert said["source"] == "agent"
@@ -172,6 +173,7 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
     await deployment.start(nodes=("node1",))
     code, said = await ask_json(world.cluster.node("node1"), "explain", f"{WEB.ip}:8080")
     assert code == 0
+    [said] = said["items"]
     assert said["service"] == "default/web"
     reasons = {it["address"]: (it["serves"], it["reason"]) for it in said["frontend"]["endpoints"]}
     assert reasons == {
@@ -179,7 +181,7 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
         not_ready.ip: (False, "not ready"),
         leaving.ip: (False, "terminating"),
     }
-    assert [it["address"] for it in said["real_servers"]] == [ready.ip]
+    assert [it["address"] for it in said["realServers"]] == [ready.ip]
 
 
 async def test_what_differs_from_the_plan_is_named(world: World, deployment: Deployment) -> None:
@@ -197,9 +199,10 @@ async def test_what_differs_from_the_plan_is_named(world: World, deployment: Dep
         await eventually(lambda: is_there(node1, entry), within=2)
     code, said = await ask_json(node1, "explain", f"{WEB.ip}:8080", "--from", world.visitor.ip)
     assert code == 5
+    [said] = said["items"]
     assert said["differences"] == [
         f"real server {gone} is missing",
-        *([] if TRACES else [f"set {set_name(entry)} lacks {WEB.ip},6,8080"]),
+        *([] if TRACES else [f"entry {WEB.ip},TCP,8080 of set {set_name(entry)} is missing"]),
     ]
     [verdict] = said["verdicts"]
     assert verdict["fate"] == (SERVED if TRACES else REFUSED)
@@ -217,6 +220,7 @@ async def test_without_an_agent_it_is_by_the_kernel(world: World, deployment: De
     await deployment.stop()
     code, said = await ask_json(node1, "explain", f"{WEB.ip}:8080", "--cluster-cidr", CLUSTER_CIDRS)
     assert code == 0
+    [said] = said["items"]
     assert (said["source"], said["service"]) == ("kernel", "")
     fates = {it["client"]["name"]: (it["fate"], it["masquerade"].partition(" (")[0]) for it in said["verdicts"]}
     kept = (SERVED, "the client's address is kept")

@@ -28,9 +28,9 @@ def node1(world: World, family: Family) -> Iterator[Node]:
 async def advice(node: Node, deployment: Deployment) -> list[str]:
     """Return the commands that the check of the firewall gives, for both families."""
     _, report = await ask_json(node, "check", *deployment.source, "--node-name", node.name, NFTABLES)
-    found = [it for it in report["findings"] if it["check"] == "firewall" and it["level"] == "warning"]
+    found = [it for it in report["items"] if it["check"] == "firewall" and it["level"] == "WARNING"]
     assert all("FORWARD" in it["message"] and "policy DROP" in it["message"] for it in found)
-    return [command for it in found for command in re.findall(r"`(.*?)`", it["next_step"])]
+    return [command for it in found for command in re.findall(r"`(.*?)`", it["nextStep"])]
 
 
 async def test_what_a_firewall_does_not_forward_is_named_and_the_advice_lets_the_answers_pass(

@@ -67,7 +67,7 @@ async def test_check_names_the_bridge_while_br_netfilter_is_on(node1: Node, tmp_
     for value in (1, 0):
         node1.sysctl(CALLED.format("ip6"), value)
         _, report = await ask_json(node1, *argv)
-        found.append([it["message"] for it in report["findings"] if it["check"] == "bridges"])
+        found.append([it["message"] for it in report["items"] if it["check"] == "bridges"])
     assert found[0][0].startswith("IPv6 datagrams above the MTU from pods on cbr0 to Services are lost")
     assert found[1] == ["large IPv6 datagrams of pods reach Services"]
 

@@ -182,7 +182,7 @@ async def test_connections_live_through_the_take_over_and_back(
     streams = await open_streams(ways)
     async with constant_load(ways, pace=1.0) as load:
         found = json.loads(await migrate(node1, "--from", proxy, "-o", "json"))
-        assert len(found["to_adopt"]) == len(node1.ipvs()) - 1
+        assert len(found["toAdopt"]) == len(node1.ipvs()) - 1
         assert found["others"] == ["TCP 203.0.113.7:80"]
         async with kept_addresses(node1, LINKS[proxy], is_adopted=link == LINKS[proxy]):
             await take_over(deployment, node1, proxy, *flags)
@@ -211,7 +211,7 @@ async def test_direct_server_return_of_kube_routers_goes_with_its_marks_rules_an
     kube_router_leftovers(node1, services_of(world), dsr=True)
     found = json.loads(await migrate(node1, "--from", "kube-router", "-o", "json"))
     assert found["marks"] == [DSR_MARK]
-    assert len(found["policy_rules"]) == 2
+    assert len(found["policyRules"]) == 2
     assert found["routes"] == ["IPv4 route local default dev lo table 78"]
     assert f"FWM {DSR_MARK}" in node1.ipvs()
     await take_over(deployment, node1, "kube-router")

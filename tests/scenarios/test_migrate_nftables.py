@@ -72,7 +72,7 @@ async def test_its_tables_go_once_kroute_serves_and_open_connections_go_on(
         assert {await ask(world, family) for family in FAMILIES} == {world.web[0].name}
         streams = [await world.visitor.open_stream(family.service_ip, 8080) for family in FAMILIES]
         found = json.loads(await migrate(node, "--from", "kube-proxy", "-o", "json"))
-        assert found["nft_tables"] == ["ip kube-proxy", "ip6 kube-proxy"]
+        assert found["nftTables"] == ["ip kube-proxy", "ip6 kube-proxy"]
         said = await migrate(node, "--from", "kube-proxy", "--take-over")
         assert "start kroute, and run this again" in said
         await deployment.start(*FLAGS["kube-proxy"], nodes=(node.name,))

@@ -206,7 +206,7 @@ async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(
     async with in_flight(lasting) as flows:
         found = json.loads(await migrate(world, manifests, proxy, "-o", "json"))
         assert found["others"] == []
-        assert len(found["to_adopt"]) == len(real_proxies.virtual_servers(recording))
+        assert len(found["toAdopt"]) == len(real_proxies.virtual_servers(recording))
         await migrate(world, manifests, proxy, "--take-over")
         await assert_all_go_on(flows)
         agent = await node.kroute("run", "--manifests", str(manifests), *FLAGS)

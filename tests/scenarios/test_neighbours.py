@@ -108,8 +108,8 @@ async def test_under_another_name_felix_lets_everybody_in_and_check_says_so(tmp_
             assert not await reaches(here.stranger, family.of(here.server), PORT)
             assert await reaches(here.stranger, family.service_ip, PORT)
         _, report = await ask_json(here.node, "check", *here.deployment.source)
-        [finding] = [it for it in report["findings"] if it["check"] == "calico"]
-        assert finding["level"] == "fail"
+        [finding] = [it for it in report["items"] if it["check"] == "calico"]
+        assert finding["level"] == "FAIL"
         assert "Felix looks for kube-ipvs0, and the VIPs are on kube-dummy-if" in finding["message"]
 
 
@@ -118,7 +118,7 @@ async def test_check_says_that_the_name_is_right_beside_felix(tmp_path: Path) ->
         await here.deployment.start(*FLAGS)
         run_felix(here.node, felix_workloads(here))
         _, report = await ask_json(here.node, "check", *here.deployment.source)
-        assert [it["level"] for it in report["findings"] if it["check"] == "calico"] == ["ok"]
+        assert [it["level"] for it in report["items"] if it["check"] == "calico"] == ["OK"]
 
 
 def jumps(node: Node) -> list[str]:

@@ -36,7 +36,7 @@ async def planned(node: Node, source: tuple[str, ...]) -> tuple[int, list[tuple[
     code, said = await ask_json(node, "plan", *source, "--node-name", node.name)
     changed = before.diff(node.snapshot())
     assert not changed, changed
-    return code, [(it["service"], it["kind"], it["action"]) for it in said["changes"]]
+    return code, [(it["service"], it["kind"], it["action"]) for it in said["items"]]
 
 
 async def test_on_a_node_that_is_right_nothing_changes_with_or_without_an_agent(
@@ -86,7 +86,7 @@ async def test_a_change_of_the_manifests_and_of_a_setting_is_planned(world: Worl
     await deployment.start(nodes=("node1",))
     code, said = await ask_json(node1, "plan", "--scheduler", "wlc")
     assert code == 2
-    assert {it["what"] for it in said["changes"]} == {
+    assert {it["what"] for it in said["items"]} == {
         f"edit virtual server TCP {CLUSTER_IPS[0]}:8080 (scheduler wlc)",
         f"edit virtual server TCP [{CLUSTER_IPS[1]}]:8080 (scheduler wlc)",
     }

@@ -27,24 +27,25 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
     stream = await pod.open_stream(CLUSTER_IPS[0], 8080)
     code, rows = await ask_json(node1, "show", "services")
     assert code == 0
-    [row] = rows
-    assert (row["service"], row["virtual_servers"], row["serving"], row["state"]) == ("default/web", 2, 4, "serving")
+    [row] = rows["items"]
+    assert (row["service"], row["virtualServers"], row["serving"], row["state"]) == ("default/web", 2, 4, "serving")
     code, report = await ask_json(node1, "show", "service", "default/web")
     assert code == 0
     assert report["service"]["spec"]["clusterIPs"] == list(CLUSTER_IPS)
-    assert {it["address"]: (it["is_bound"], it["source"]) for it in report["vips"]} == {
+    assert {it["address"]: (it["isBound"], it["source"]) for it in report["vips"]} == {
         CLUSTER_IPS[0]: (True, node1.ip),
         CLUSTER_IPS[1]: (True, node1.ip6),
     }
-    assert all(it["is_there"] for it in report["set_entries"])
+    assert all(it["isThere"] for it in report["setEntries"])
     [connection] = report["connections"]
-    client, _, virtual_server, (real_server, _), state, _ = connection
-    assert (client, virtual_server, state) == (pod.ip, [6, CLUSTER_IPS[0], 8080], "ESTABLISHED")
-    assert real_server in {it.ip for it in world.web[:2]}
+    virtual_server = tuple(connection[it] for it in ("protocol", "address", "port"))
+    assert (connection["clientAddress"], connection["state"]) == (pod.ip, "ESTABLISHED")
+    assert virtual_server == ("TCP", CLUSTER_IPS[0], 8080)
+    assert connection["realServerAddress"] in {it.ip for it in world.web[:2]}
 
     async def connection_is_counted() -> None:
         _, report = await ask_json(node1, "show", "service", "default/web")
-        assert report["virtual_servers"][0]["traffic"][0] == 1
+        assert report["virtualServers"][0]["traffic"]["connections"] == 1
 
     await eventually(connection_is_counted)  # the kernel updates its counters every two seconds
     await stream.close()
@@ -88,7 +89,7 @@ async def test_rates_are_shown_until_interrupted(world: World, deployment: Deplo
 
     def has_seen_the_stream() -> None:
         lines = watching.log.read_text().splitlines()
-        busiest = [json.loads(line)[0] for line in lines if line.endswith("]")]
+        busiest = [json.loads(line)["items"][0] for line in lines if line.endswith("]}")]
         assert any(it["address"] == CLUSTER_IPS[0] and it["packets"] > 1 and it["active"] == 1 for it in busiest)
 
     await eventually(has_seen_the_stream)

@@ -1,6 +1,8 @@
 """Parse addresses, ports and Services on the command line. Every function raises ValueError with a sentence."""
 
+import re
 from ipaddress import ip_address
+from typing import NamedTuple
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
@@ -14,18 +16,56 @@ def parse_address(text: str) -> str:
         raise ValueError(f"{text!r} is not an address: write 192.168.1.5 or fd00::5") from None
 
 
+_HOW = "write ADDRESS:PORT, [IPV6]:PORT, NAMESPACE/NAME or NAME.NAMESPACE:PORT, and /UDP behind a port if it is UDP"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_DNS_NAME = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]*[a-z][^.]*)(\.svc(\..+)?)?")
+
+
+class ServicePorts(NamedTuple):
+    """Some ports of a Service. `port` is a name or number, empty for all; without `protocol` it is any.
+
+    `by_name`: as clients address it by its DNS name, which is that of its ClusterIPs.
+    """
+
+    service: ObjectKey
+    port: str = ""
+    protocol: Protocol | None = None
+    by_name: bool = False
+
+
+def parse_target(text: str) -> VirtualServerKey | ServicePorts:
+    """Read an address and port as `parse_frontend` does, or a Service.
+
+    That is `NAMESPACE/NAME` or its DNS name `NAME.NAMESPACE[.svc[.DOMAIN]]`, each optionally followed by `:PORT` and
+    `/PROTOCOL`. PORT is a name or a number.
+    """
+    before, slash, behind = text.partition("/")
+    if slash and ":" not in before:
+        name, _, port = behind.partition(":")
+        port, _, protocol = port.partition("/")
+        return ServicePorts(parse_service(f"{before}/{name}"), port, _protocol(protocol))
+    host, _, port = before.partition(":")
+    match = _DNS_NAME.fullmatch(host)
+    if match is None or not _NAME.fullmatch(match["name"]) or not _NAME.fullmatch(match["namespace"]):
+        return parse_frontend(text)
+    return ServicePorts(ObjectKey(match["namespace"], match["name"]), port, _protocol(behind), by_name=True)
+
+
 def parse_frontend(text: str) -> VirtualServerKey:
-    """Read `ADDRESS:PORT` or `[ADDRESS]:PORT`, each optionally followed by `/tcp`, `/udp` or `/sctp`."""
-    hint = "write ADDRESS:PORT, [IPV6]:PORT, or ADDRESS:PORT/udp"
+    """Read `ADDRESS:PORT` or `[ADDRESS]:PORT`, each optionally followed by `/TCP`, `/UDP` or `/SCTP` in any case."""
     endpoint, _, protocol = text.partition("/")
     address, colon, port = endpoint.rpartition(":")
     is_bracketed = address.startswith("[") and address.endswith("]")
     if not colon or not port.isdecimal() or not 1 <= int(port) <= 65535 or (":" in address) != is_bracketed:
-        raise ValueError(f"{text!r} is not an address and port: {hint}")
-    known = {it.name.lower(): it for it in Protocol}
-    if (protocol or "tcp").lower() not in known:
-        raise ValueError(f"{protocol!r} is not a protocol of Services: write {', '.join(known)}")
-    return VirtualServerKey(known[(protocol or "tcp").lower()], parse_address(address.strip("[]")), int(port))
+        raise ValueError(f"{text!r} is not an address and port: {_HOW}")
+    return VirtualServerKey(_protocol(protocol) or Protocol.TCP, parse_address(address.strip("[]")), int(port))
+
+
+def _protocol(text: str) -> Protocol | None:
+    """A protocol by its name in any case; None for an empty text."""
+    if text and text.upper() not in Protocol.__members__:
+        raise ValueError(f"{text!r} is not a protocol of Services: write {', '.join(Protocol.__members__)}")
+    return Protocol[text.upper()] if text else None
 
 
 def parse_service(text: str) -> ObjectKey:

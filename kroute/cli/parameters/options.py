@@ -60,13 +60,6 @@ BIND_ADDRESS = Parsed("IP:PORT|off", text.parse_listen_address)
 INTERFACE = Parsed("NAME", text.parse_interface)
 
 
-def output_option(*formats: str, help_text: str | None = "How to print it.") -> Callable[[Command], Command]:
-    """The option `--output`. Its default is the first of the formats. See `output.show`."""
-    return click.option(
-        "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=help_text
-    )
-
-
 def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
     """An option that can also be given as a variable KROUTE_…, named like the flag."""
     flag = max(names, key=lambda name: name.startswith("--"))

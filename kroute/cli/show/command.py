@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from kroute.cli.parameters.arguments import parse_service
-from kroute.cli.parameters.options import DURATION, STATE_DIR, output_option
-from kroute.cli.show import live, table
+from kroute.cli.parameters.options import DURATION, STATE_DIR
+from kroute.cli.show import table
+from kroute.cli.terminal.formats import output_option
 
 WHAT = "[services | service NAMESPACE/NAME]"
 
@@ -19,13 +20,7 @@ WHAT = "[services | service NAMESPACE/NAME]"
 @click.option(
     "--interval", type=DURATION, default="2s", show_default=True, help="The time between two updates, with -w."
 )
-@output_option(
-    "table",
-    "wide",
-    "json",
-    "yaml",
-    help_text="How to print it; wide has what has gone through each virtual server.",
-)
+@output_option
 @STATE_DIR
 def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, state_dir: Path) -> int:
     """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
@@ -33,8 +28,10 @@ def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, st
     Exits with 1 if the Service does not exist, or if Services are requested and no agent runs.
     """
     if watch:
-        if what or output == "yaml" or interval <= 0:
-            raise click.UsageError("-w shows all virtual servers, with -o table or json and an interval above 0s")
+        from kroute.cli.show import live  # noqa: PLC0415  it imports rich
+
+        if what or output in {"yaml", "name"} or interval <= 0:
+            raise click.UsageError("-w shows all virtual servers, with -o table, wide or json and an interval above 0s")
         return live.main(state_dir, output, interval)
     if not what or what == ("services",):
         return (table.main_services if what else table.main)(state_dir, output)

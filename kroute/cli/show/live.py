@@ -3,25 +3,31 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
+import click
 import msgspec
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from kroute.cli.show.table import ask_or_read, console, new_table
-from kroute.cli.terminal.output import DONE, host_port, plain, refusing
+from kroute.cli.show.table import ask_or_read
+from kroute.cli.terminal.output import DONE, plain, refusing
+from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal.tables import Table
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
+from kroute.model.addresses import host_port
+from kroute.model.document import Document, View, encode
 
 _HEADINGS = ("Service", "Virtual server", "Real servers", "Active", "Inactive", "New/s", "Packets/s", "In/s", "Out/s")
 
 
-class RateRow(msgspec.Struct):
+class RateRow(View):
     """One virtual server now. Rates are per second: new connections, packets in both directions, bytes."""
 
     service: str
@@ -37,6 +43,18 @@ class RateRow(msgspec.Struct):
     bytes_out: float
 
 
+class RateList(Document):
+    """The rates of all virtual servers in one interval, the busiest first."""
+
+    kind: ClassVar[str] = "RateList"
+
+    items: list[RateRow]
+
+    def names(self) -> Iterator[str]:
+        """The virtual servers, as `kroute explain` takes them."""
+        return (f"{host_port(it.address, it.port)}/{it.protocol}" for it in self.items)
+
+
 class Sample(msgspec.Struct):
     """All counters at one time, in seconds of a monotonic clock."""
 
@@ -46,7 +64,7 @@ class Sample(msgspec.Struct):
 
 
 def main(state_dir: Path, how: str, interval: float) -> int:
-    """Show rates until interrupted. `how` is table, wide (the same) or json (one line per interval)."""
+    """Show rates until interrupted. `how` is table, wide (of any width) or json (one line per interval)."""
     with refusing(KernelError), suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_watch(state_dir, how, interval))
     return DONE
@@ -57,13 +75,13 @@ async def _watch(state_dir: Path, how: str, interval: float) -> None:
     if how == "json":
         await _follow(state_dir, interval, _print_line)
     elif sys.stdout.isatty():
-        with Live(console=console(), auto_refresh=False) as live:
-            await _follow(state_dir, interval, lambda rows: live.update(draw(rows), refresh=True))
+        with Live(console=Console(), auto_refresh=False) as live:
+            await _follow(state_dir, interval, lambda rates: live.update(_drawn(rates, how), refresh=True))
     else:
-        await _follow(state_dir, interval, lambda rows: console().print(draw(rows)))
+        await _follow(state_dir, interval, lambda rates: print_rates(plain(rates), Screen.of_this_process(how)))
 
 
-async def _follow(state_dir: Path, interval: float, show: Callable[[list[RateRow]], None]) -> None:
+async def _follow(state_dir: Path, interval: float, show: Callable[[RateList], None]) -> None:
     before = await _read(state_dir)
     while True:
         await asyncio.sleep(interval)
@@ -72,8 +90,8 @@ async def _follow(state_dir: Path, interval: float, show: Callable[[list[RateRow
         before = after
 
 
-def _print_line(rows: list[RateRow]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+def _print_line(found: RateList) -> None:
+    sys.stdout.buffer.write(encode(found) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -83,7 +101,7 @@ async def _read(state_dir: Path) -> Sample:
         return Sample(time.monotonic(), shown, await ipvs.traffic())
 
 
-def rates(before: Sample, after: Sample) -> list[RateRow]:
+def rates(before: Sample, after: Sample) -> RateList:
     """The rates between two samples, the busiest virtual server first. The counters of a new one began at 0."""
     seconds = after.time - before.time
     rows = []
@@ -107,15 +125,27 @@ def rates(before: Sample, after: Sample) -> list[RateRow]:
                 bytes_out=moved.bytes_out / seconds,
             )
         )
-    return sorted(rows, key=lambda it: (-it.packets, -it.active, it.service, it.protocol, it.address, it.port))
+    rows.sort(key=lambda it: (-it.packets, -it.active, it.service, it.protocol, it.address, it.port))
+    return RateList(rows)
 
 
-def draw(rows: list[RateRow]) -> Table:
+def print_rates(found: RateList, screen: Screen) -> None:
+    """Print the table of one interval."""
+    screen.table(rate_table(found))
+
+
+def rate_table(found: RateList) -> Table:
     """The table of one interval."""
-    table = new_table(*_HEADINGS, numbers=_HEADINGS[2:])
-    for row in plain(rows):
-        counts = (str(it) for it in (row.real_servers, row.active, row.inactive))
+    table = Table(*_HEADINGS, numbers=_HEADINGS[2:], outer=2)
+    for row in found.items:
         values = (f"{it:.1f}" for it in (row.connections, row.packets, row.bytes_in, row.bytes_out))
         name = f"{row.protocol} {host_port(row.address, row.port)}"
-        table.add_row(*map(Text, (row.service or "-", name, *counts, *values)))
+        table.add(row.service or "-", name, row.real_servers, row.active, row.inactive, *values)
     return table
+
+
+def _drawn(found: RateList, how: str) -> Text:
+    """The table of one interval for a terminal, which is redrawn in place."""
+    screen, table = Screen.of_this_process(how), rate_table(plain(found))
+    headings = [click.style(it, bold=True) for it in table.headings(screen.width)]
+    return Text.from_ansi("\n".join([*headings, *table.rows(screen.width)]), no_wrap=True)

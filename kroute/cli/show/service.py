@@ -3,34 +3,36 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
-import click
-import msgspec
-from rich.text import Text
-
-from kroute.cli.show.table import console, new_table, print_table
-from kroute.cli.terminal.output import DONE, FAILURE, complain, host_port, refusing, show
+from kroute.cli.show.table import virtual_server_table
+from kroute.cli.terminal.formats import show
+from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
+from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal.tables import Table
 from kroute.comparison import set_entries, source_routes
 from kroute.firewall.backend import choose, clients_of, firewall_of, settled
 from kroute.firewall.protocol import Firewall
 from kroute.inspect import agent_settings, agent_socket, planned_state, snapshot
 from kroute.inspect.planned_state import PlannedState
-from kroute.inspect.snapshot import Snapshot, VirtualServerRow
+from kroute.inspect.snapshot import Snapshot, TrafficCounts, VirtualServerRow
 from kroute.kernel.clients import IpvsClient
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.kernel.net.route_lookup import RouteLookup
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.model.addresses import host_port
+from kroute.model.document import Document, View
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import AddressSet, ServicePlan, SetEntry, Vip
+from kroute.model.plan import AddressSet, Protocol, ServicePlan, SetEntry, Vip
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import DEFAULTS
 
 CLIENTS_SHOWN = 20
-"""Clients in the table. JSON and YAML have every connection."""
+"""Clients in the table. `-o wide`, JSON and YAML have all."""
 
 
-class VipView(msgspec.Struct):
+class VipView(View):
     """An address of the Service on the dummy interface, and the source of this node's own calls to it."""
 
     address: str
@@ -39,7 +41,7 @@ class VipView(msgspec.Struct):
     source: str | None
 
 
-class EntryView(msgspec.Struct):
+class EntryView(View):
     """A desired set entry. `is_there`: whether the set has it."""
 
     set: str
@@ -47,22 +49,43 @@ class EntryView(msgspec.Struct):
     is_there: bool
 
 
-class ServiceReport(msgspec.Struct):
-    """Everything about one Service on this node."""
+class ConnectionView(View):
+    """A client's connection to the virtual server `protocol`, `address` and `port`; IPVS forgets it after `expires`
+    seconds. The client's port is 0 for the memory of a persistent virtual server."""
+
+    client_address: str
+    client_port: int
+    protocol: str
+    address: str
+    port: int
+    real_server_address: str
+    real_server_port: int
+    state: str
+    expires: int
+
+
+class ServiceReport(Document):
+    """Everything about one Service on this node: the API's object, its plan, the kernel's state, and its clients."""
+
+    kind: ClassVar[str] = "ServiceReport"
 
     service: Service
     frontends: list[FrontendView]
     virtual_servers: list[VirtualServerRow]
     vips: list[VipView]
     set_entries: list[EntryView]
-    connections: list[Connection]
+    connections: list[ConnectionView]
     problems: list[str]
+
+    def names(self) -> list[str]:
+        """The Service, as `kroute explain` takes it."""
+        return [str(self.service.key)]
 
 
 def main(state_dir: Path, key: ObjectKey, how: str) -> int:
     """Print everything about a Service. Returns 1 if it does not exist, or no agent runs."""
     try:
-        with refusing(KernelError, msgspec.DecodeError):
+        with refusing(KernelError):
             report = asyncio.run(_report(state_dir, key))
     except agent_socket.AgentUnreachableError as error:
         complain(f"{error}; only the agent knows of Services (`kroute explain` works without it)")
@@ -75,7 +98,7 @@ def main(state_dir: Path, key: ObjectKey, how: str) -> int:
 
 
 async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
-    known = planned_state.decode(await agent_socket.ask(state_dir, f"{planned_state.SERVICE} {key}"))
+    known = await agent_socket.ask_for(state_dir, f"{planned_state.SERVICE} {key}", planned_state.decode)
     if known is None or known.view is None:
         return None
     settings = await agent_settings.ask(state_dir) or DEFAULTS
@@ -90,7 +113,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             virtual_servers=shown.virtual_servers,
             vips=await _vips(known, kernel, lookup, settings.dummy_interface),
             set_entries=await _entries(known, firewall_of(settings, kernel)),
-            connections=await read_connections([row.key for row in shown.virtual_servers]),
+            connections=list(map(_connection_view, await read_connections([it.key for it in shown.virtual_servers]))),
             problems=known.problems,
         )
 
@@ -98,7 +121,21 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
 async def _add_traffic(shown: Snapshot, ipvs: IpvsClient) -> None:
     traffic = await ipvs.traffic()
     for row in shown.virtual_servers:
-        row.traffic = traffic.get(row.key)
+        row.traffic = TrafficCounts(*counted) if (counted := traffic.get(row.key)) is not None else None
+
+
+def _connection_view(connection: Connection) -> ConnectionView:
+    protocol, address, port = connection.virtual_server
+    return ConnectionView(
+        connection.client,
+        connection.client_port,
+        Protocol(protocol).name,
+        address,
+        port,
+        *connection.real_server,
+        connection.state,
+        connection.expires,
+    )
 
 
 async def _vips(known: PlannedState, kernel: NodeKernel, lookup: RouteLookup, interface: str) -> list[VipView]:
@@ -125,49 +162,54 @@ async def _entries(known: PlannedState, firewall: Firewall) -> list[EntryView]:
     return sorted(views, key=lambda view: (view.set, view.element))
 
 
-def print_report(report: ServiceReport) -> None:
+def print_report(report: ServiceReport, screen: Screen) -> None:
     """Print the report for a person, from the API object to the clients."""
-    spec, screen = report.service.spec, console()
-    click.secho(f"Service {report.service.key}, {spec.type}", bold=True)
+    spec = report.service.spec
+    screen.line(f"Service {report.service.key}, {spec.type}", bold=True)
     policies = (("internal", spec.internal_traffic_policy), ("external", spec.external_traffic_policy))
-    click.echo("traffic policy: " + ", ".join(f"{name} {value or 'Cluster'}" for name, value in policies))
-    click.echo(f"session affinity: {spec.session_affinity}")
+    screen.line("traffic policy: " + ", ".join(f"{name} {value or 'Cluster'}" for name, value in policies))
+    screen.line(f"session affinity: {spec.session_affinity}")
     for name, value in (report.service.metadata.annotations or {}).items():
-        click.echo(f"annotation {name}: {value}")
+        screen.line(f"annotation {name}: {value}", hang=2)
     for frontend in report.frontends:
-        _print_frontend(frontend)
+        _print_frontend(frontend, screen)
     for vip in report.vips:
-        state = "bound" if vip.is_bound else "NOT bound"
+        state, calls = "bound" if vip.is_bound else "NOT bound", "calls from this node have the source"
         is_right = source_routes.is_right_source(Vip(vip.address, vip.planned_source), vip.source)
         source = "" if is_right else f", should be {vip.planned_source}"
-        click.echo(f"address {vip.address}: {state}, calls from this node have the source {vip.source}{source}")
+        screen.line(f"address {vip.address}: {state}, {calls} {vip.source}{source}", hang=2)
     missing = [entry for entry in report.set_entries if not entry.is_there]
-    click.echo(f"set entries: {len(report.set_entries) - len(missing)} of {len(report.set_entries)} are there")
+    screen.line(f"set entries: {len(report.set_entries) - len(missing)} of {len(report.set_entries)} are there")
     for entry in missing:
-        click.echo(f"  missing: {entry.element} in {entry.set}")
-    print_table(Snapshot("agent", report.virtual_servers, []), screen, wide=True)
-    _print_clients(report)
+        screen.line(f"  missing: {entry.element} in {entry.set}", hang=4)
+    screen.table(virtual_server_table(report.virtual_servers, is_wide=screen.is_wide))
+    _print_clients(report, screen)
     for problem in report.problems:
-        click.secho(problem, fg="yellow")
+        screen.line(problem, hang=4, fg="yellow")
 
 
-def _print_frontend(frontend: FrontendView) -> None:
+def _print_frontend(frontend: FrontendView, screen: Screen) -> None:
     held = f", held by {frontend.held_by}" if frontend.held_by else ""
-    click.echo(f"{frontend.kind} {frontend.key}, policy {frontend.policy}{held}")
+    name = f" ({frontend.port_name})" if frontend.port_name else ""
+    screen.line(f"{frontend.kind} {frontend.key}{name}, policy {frontend.policy}{held}", hang=2)
     for endpoint in frontend.endpoints:
         where = f" on {endpoint.node}" if endpoint.node else ""
         word = "in " if endpoint.serves else "out"
-        click.echo(f"  {word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}")
+        screen.line(f"  {word} {host_port(endpoint.address, endpoint.port)}{where}: {endpoint.reason}", hang=6)
 
 
-def _print_clients(report: ServiceReport) -> None:
-    """Print the clients with the most connections, and the real servers that they use."""
-    users = Counter((it.client, host_port(*it.real_server), it.state) for it in report.connections if it.client_port)
-    table = new_table("Client", "Real server", "State", "Connections", numbers=("Connections",))
-    for (client, server, state), count in users.most_common(CLIENTS_SHOWN):
-        table.add_row(*map(Text, (client, server, state, str(count))))
-    click.echo(f"connections: {sum(users.values())}")
+def _print_clients(report: ServiceReport, screen: Screen) -> None:
+    """Print the clients with the most connections, and the real servers that they use; all of them with `-o wide`."""
+    users = Counter(
+        (it.client_address, host_port(it.real_server_address, it.real_server_port), it.state)
+        for it in report.connections
+        if it.client_port
+    )
+    table = Table("Client", "Real server", "State", "Connections", numbers=("Connections",))
+    for (client, server, state), count in users.most_common(None if screen.is_wide else CLIENTS_SHOWN):
+        table.add(client, server, state, count)
+    screen.line(f"connections: {sum(users.values())}")
     if users:
-        console().print(table)
-    if len(users) > CLIENTS_SHOWN:
-        click.echo(f"and {len(users) - CLIENTS_SHOWN} more; -o json has all")
+        screen.table(table)
+    if len(users) > len(table):
+        screen.line(f"and {len(users) - len(table)} more; -o wide, json and yaml have all")

@@ -5,8 +5,7 @@ to standard output, as text or in a format for programs. Reasons for a failure g
 escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is exact.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -59,27 +58,6 @@ def _plain(value: Any) -> Any:
         case dict():
             return {_plain(name): _plain(it) for name, it in value.items()}
     return value
-
-
-def host_port(address: str, port: int) -> str:
-    """An address and port as people write them."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def show(found: T, how: str, draw: Callable[[T], None]) -> None:
-    """Write `found` as `json` or `yaml`, in the order of its fields. For any other format, `draw` gets it escaped."""
-    if how not in {"json", "yaml"}:
-        draw(plain(found))
-        return
-    encoded = msgspec.json.encode(found)
-    if how == "json":
-        text = msgspec.json.format(encoded) + b"\n"
-    else:
-        import yaml  # noqa: PLC0415  0.02 s for every command, and few need it
-
-        text = yaml.safe_dump(msgspec.json.decode(encoded), sort_keys=False).encode()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
 
 
 def run(command: click.Command, arguments: list[str] | None) -> int:

@@ -18,6 +18,7 @@ from kroute.firewall.sets import SHAPES, Room
 from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange
+from kroute.kernel.set_elements import element_text
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, Element, SetEntry
 from kroute.reconcile.batches import sliced
@@ -246,4 +247,4 @@ def _ends_with_network(element: Element) -> bool:
 
 def _sentence(family: Family, which: AddressSet, element: Element, why: str, *, is_added: bool) -> str:
     verb, preposition = ("add", "to") if is_added else ("delete", "from")
-    return f"cannot {verb} {','.join(map(str, element))} {preposition} set {full_name(family, which)}: {why}"
+    return f"cannot {verb} {element_text(element)} {preposition} set {full_name(family, which)}: {why}"

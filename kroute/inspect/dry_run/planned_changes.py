@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -20,6 +21,7 @@ from kroute.inspect.dry_run.recording import Recorder
 from kroute.inspect.dry_run.recording_kernel import recording
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.reconcile.ledger import Ledger
@@ -30,7 +32,7 @@ _PASSES = 30
 """The most passes of each controller until all have nothing left to do. A handful is enough."""
 
 
-class PlannedChange(msgspec.Struct, frozen=True):
+class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
     """One change that the agent would make. `service` is empty if no Service asks for it (any more).
 
     `kind` is what would change (virtual server, real server, address, route, set entry, rules, sysctl ...). `action` is
@@ -43,14 +45,21 @@ class PlannedChange(msgspec.Struct, frozen=True):
     what: str
 
 
-class PlannedChanges(msgspec.Struct):
-    """The changes in the order in which the agent would make them; those of one kind and action are sorted.
+class PlannedChanges(Document):
+    """What an agent would change on this node now.
 
+    The changes are in the order in which the agent would make them; those of one kind and action are sorted.
     `problems` are the Services' problems, and what could not be compared.
     """
 
-    changes: list[PlannedChange]
+    kind: ClassVar[str] = "PlannedChangeList"
+
+    changes: list[PlannedChange] = msgspec.field(name="items")
     problems: list[str]
+
+    def names(self) -> list[str]:
+        """The Services for which something would change, and the other things by their kind."""
+        return [it.service or it.kind for it in self.changes]
 
 
 async def dry_run(settings: Settings, plans: Sequence[Plan], kernel: NodeKernel) -> PlannedChanges:

@@ -3,6 +3,8 @@
 import socket
 from typing import NamedTuple, TypeAlias
 
+from kroute.kernel.set_elements import element_text
+
 Element: TypeAlias = tuple[str | int, ...]
 """The fields of an element, by the parts of its set; see `SetDefinition`."""
 
@@ -214,4 +216,4 @@ NftChange: TypeAlias = (
 def _in_words(elements: tuple[Element, ...]) -> str:
     if len(elements) != 1:
         return f"{len(elements)} elements"
-    return ",".join(map(str, elements[0]))
+    return element_text(elements[0])

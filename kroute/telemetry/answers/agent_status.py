@@ -11,6 +11,7 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import shared_state, status_problems
 from kroute.inspect.status import WITH_DIGEST, Served, Source, State, Status, rfc3339, with_problems
 from kroute.kernel.errors import KernelError
+from kroute.model.document import encode
 from kroute.model.objects import EndpointSlice, Service
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
@@ -43,7 +44,7 @@ class AgentStatus:
 
     async def answer(self, about: str) -> bytes:
         """The status in JSON, with the digest if `about` asks for it."""
-        return msgspec.json.encode(await self.status(with_digest=about == WITH_DIGEST))
+        return encode(await self.status(with_digest=about == WITH_DIGEST))
 
     async def answer_shared(self, _about: str) -> bytes:
         """What every node should plan, in JSON."""

@@ -5,15 +5,15 @@ import pytest
 
 from kroute.checks.finding import failed
 from kroute.cli.check import Report, print_findings
-from kroute.cli.explain import print_explanation
+from kroute.cli.explain import print_explanations
 from kroute.cli.plan import print_changes
-from kroute.cli.show.live import RateRow, draw
+from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ServiceReport, print_report
-from kroute.cli.show.table import console, print_services
-from kroute.cli.terminal import output
+from kroute.cli.show.table import print_services
+from kroute.cli.terminal import formats, output
 from kroute.inspect import snapshot
 from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
-from kroute.inspect.explain import Explanation
+from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, ServicePlan, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
@@ -21,19 +21,29 @@ from tests.builders import service
 
 HOSTILE = "\x1b[2J\x1b]0;root\a\u202ex\x9b1m\r\n"
 KEY = VirtualServerKey(Protocol.TCP, "10.96.0.10", 80)
-FRONTEND = FrontendView(KEY, "clusterIP", "Cluster", HOSTILE, [EndpointView("10.244.1.1", 80, HOSTILE, True, HOSTILE)])
+FRONTEND = FrontendView(
+    *("TCP", "10.96.0.10", 80, HOSTILE, "clusterIP", "Cluster", HOSTILE),
+    [EndpointView("10.244.1.1", 80, HOSTILE, True, HOSTILE)],
+)
 ODD = ServicePlan(ObjectKey("default", HOSTILE), problems=(Problem("InvalidPort", HOSTILE, HOSTILE),))
 
 FOUND = {
     "check": (Report(False, [failed(HOSTILE, HOSTILE, HOSTILE)]), print_findings),
     "plan": (PlannedChanges([PlannedChange(HOSTILE, "address", "add", HOSTILE)], [HOSTILE]), print_changes),
     "explain": (
-        Explanation(KEY, "agent", HOSTILE, FRONTEND, True, None, HOSTILE, [], [], [HOSTILE], [HOSTILE]),
-        print_explanation,
+        ExplanationList(
+            [
+                Explanation(
+                    *("TCP", "10.96.0.10", 80, "agent", HOSTILE, FRONTEND, True, None, HOSTILE),
+                    *([], [], [HOSTILE], [HOSTILE]),
+                )
+            ]
+        ),
+        print_explanations,
     ),
     "show services": (
         snapshot.services(snapshot.of_agent([ODD], {})),
-        lambda rows: print_services(rows, console()),
+        print_services,
     ),
     "show service": (
         ServiceReport(
@@ -42,23 +52,23 @@ FOUND = {
         print_report,
     ),
     "show -w": (
-        [RateRow(HOSTILE, HOSTILE, HOSTILE, 1, *[0] * 7)],
-        lambda rows: console().print(draw(rows)),
+        RateList([RateRow(HOSTILE, HOSTILE, HOSTILE, 1, *[0] * 7)]),
+        print_rates,
     ),
 }
 
 
 @pytest.mark.parametrize(("found", "draw"), FOUND.values(), ids=FOUND)
 def test_no_text_of_an_object_moves_a_cursor(found: object, draw: object, capsys: pytest.CaptureFixture[str]) -> None:
-    output.show(found, "table", draw)  # type: ignore[arg-type]
+    formats.show(found, "table", draw)  # type: ignore[arg-type, type-var]
     written = "".join(capsys.readouterr())
     assert r"\x1b[2J" in written.replace("\n", "")
     assert not set(written) & set("\x1b\a\u202e\x9b\r")
 
 
 def test_programs_get_what_the_object_says(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    output.show([HOSTILE], "json", print)
-    assert msgspec.json.decode(capfdbinary.readouterr().out) == [HOSTILE]
+    formats.show(PlannedChanges([], [HOSTILE]), "json", print)
+    assert msgspec.json.decode(capfdbinary.readouterr().out)["problems"] == [HOSTILE]
 
 
 def test_a_complaint_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:

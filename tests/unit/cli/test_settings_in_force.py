@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kroute.cli.parameters.options import output_option
 from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.terminal.formats import output_option
 from kroute.inspect import agent_settings, agent_socket
 from kroute.settings import Exemption, IpvsTimeouts, PortRange, Settings
 
@@ -28,7 +28,7 @@ SEEN: list[Settings] = []
 
 
 @click.command()
-@output_option("table", "json")
+@output_option
 @settings_in_force
 def probe(settings: Settings, *, output: str) -> int:
     SEEN.append(settings)

@@ -1,13 +1,14 @@
 """`kroute show` prints the planned and the kernel's state side by side."""
 
 import io
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from kroute.cli.show import table as show_table
+from kroute.cli.terminal.screen import Screen
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow
@@ -44,9 +45,10 @@ TABLE = {
 }
 
 
-def printed(shown: snapshot.Snapshot) -> str:
+def printed(shown: snapshot.Snapshot, *, is_wide: bool = False) -> str:
     screen = io.StringIO()
-    show_table.print_table(shown, Console(file=screen, width=200))
+    with redirect_stdout(screen):
+        show_table.print_snapshot(shown, Screen(is_wide=is_wide))
     return screen.getvalue()
 
 

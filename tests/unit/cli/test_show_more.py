@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from rich.console import Console
 
 from kroute.cli.show import live
 from kroute.cli.show import service as show_service
 from kroute.cli.show import table as show_table
-from kroute.cli.show.service import EntryView, ServiceReport, VipView
-from kroute.cli.terminal import output
+from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView
+from kroute.cli.terminal import formats
+from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, snapshot
-from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot
+from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot, TrafficCounts
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.model.objects import ObjectKey
@@ -44,24 +44,25 @@ SHOWN = snapshot.of_agent(PLANS, TABLE)
 
 
 def test_each_service_has_a_line_with_its_worst_state() -> None:
-    assert snapshot.services(SHOWN) == [
+    assert snapshot.services(SHOWN).items == [
         ServiceRow("default/odd", 0, 0, 0, 0, "serving", ["InvalidPort: port 0 is not served"]),
         ServiceRow("default/web", 1, 2, 3, 2, "serving", []),
         ServiceRow("kube-system/dns", 1, 0, 0, 0, "refusing", []),
     ]
-    [web] = [row for row in snapshot.services(snapshot.of_agent(PLANS, {})) if row.service == "default/web"]
+    [web] = [row for row in snapshot.services(snapshot.of_agent(PLANS, {})).items if row.service == "default/web"]
     assert web.state == "missing"
 
 
 def test_what_is_no_services_has_no_line() -> None:
-    assert snapshot.services(Snapshot("agent", [], [ProblemRow("", "NodeNotFound", "there is no Node")])) == []
+    assert snapshot.services(Snapshot("agent", [], [ProblemRow("", "NodeNotFound", "there is no Node")])).items == []
 
 
 def test_wide_has_what_went_through() -> None:
     shown = snapshot.of_agent(PLANS[:1], TABLE)
-    shown.virtual_servers[0].traffic = Traffic(12345, 6, 7, 8, 9)
+    shown.virtual_servers[0].traffic = TrafficCounts(12345, 6, 7, 8, 9)
     screen = io.StringIO()
-    show_table.print_table(shown, Console(file=screen, width=250), wide=True)
+    with redirect_stdout(screen):
+        show_table.print_snapshot(shown, Screen(is_wide=True))
     assert "Bytes out" in screen.getvalue()
     assert "12345" in screen.getvalue()
 
@@ -81,9 +82,9 @@ def test_without_an_agent_services_are_not_known(tmp_path: Path, capfd: pytest.C
 
 
 def test_yaml_says_what_json_says(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    output.show(SHOWN, "yaml", print)
+    formats.show(SHOWN, "yaml", print)
     as_yaml = yaml.safe_load(capfdbinary.readouterr().out)
-    output.show(SHOWN, "json", print)
+    formats.show(SHOWN, "json", print)
     assert as_yaml == msgspec.json.decode(capfdbinary.readouterr().out)
 
 
@@ -96,7 +97,7 @@ def reading(seconds: float, **traffic: Traffic) -> live.Sample:
 
 def test_rates_are_of_a_second_and_the_busiest_comes_first() -> None:
     before = reading(10.0, web=Traffic(100, 1000, 2000, 50_000, 60_000))
-    web, dns = live.rates(before, reading(12.0, web=Traffic(110, 1100, 2300, 51_000, 62_000)))
+    web, dns = live.rates(before, reading(12.0, web=Traffic(110, 1100, 2300, 51_000, 62_000))).items
     assert (web.service, web.connections, web.packets, web.bytes_in, web.bytes_out) == (
         "default/web", 5.0, 200.0, 500.0, 1000.0,
     )  # fmt: skip
@@ -106,13 +107,14 @@ def test_rates_are_of_a_second_and_the_busiest_comes_first() -> None:
 
 def test_a_virtual_server_that_is_new_or_was_made_again_began_at_nothing() -> None:
     for before in (reading(10.0), reading(10.0, web=Traffic(100, 1000, 0, 0, 0))):
-        web, _ = live.rates(before, reading(11.0, web=Traffic(3, 30, 0, 0, 0)))
+        web, _ = live.rates(before, reading(11.0, web=Traffic(3, 30, 0, 0, 0))).items
         assert (web.connections, web.packets) == (3.0, 30.0)
 
 
 def test_rates_are_drawn() -> None:
     screen = io.StringIO()
-    Console(file=screen, width=200).print(live.draw(live.rates(reading(1.0), reading(2.0))))
+    with redirect_stdout(screen):
+        live.print_rates(live.rates(reading(1.0), reading(2.0)), Screen())
     assert "UDP [fd00::10]:53" in screen.getvalue()
 
 
@@ -148,29 +150,32 @@ def test_a_service_is_printed_from_the_api_to_its_clients() -> None:
     ]
     report = ServiceReport(
         service(annotations={"kroute.io/service.scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
-        [FrontendView(WEB, "clusterIP", "Cluster", "", endpoints)],
+        [FrontendView("TCP", "10.96.0.10", 80, "http", "clusterIP", "Cluster", "", endpoints)],
         snapshot.of_agent(PLANS[:1], TABLE).virtual_servers,
         [VipView("10.96.0.10", False, "192.168.1.5", "10.96.0.10")],
-        [EntryView("KROUTE-CLUSTER-IP", "10.96.0.10,6,80", True), EntryView("KROUTE-VIP", "10.96.0.10", False)],
-        [Connection(f"10.244.1.{it}", 40000, WEB, ("10.244.1.1", 80), "ESTABLISHED", 9) for it in range(30)],
+        [EntryView("KROUTE-CLUSTER-IP", "10.96.0.10,TCP,80", True), EntryView("KROUTE-VIP", "10.96.0.10", False)],
+        [
+            ConnectionView(f"10.244.1.{it}", 40000, "TCP", "10.96.0.10", 80, "10.244.1.1", 80, "ESTABLISHED", 9)
+            for it in range(30)
+        ],
         ["InvalidPort: port 0 is not served"],
     )
     screen = io.StringIO()
     with redirect_stdout(screen):
-        show_service.print_report(report)
+        show_service.print_report(report, Screen())
     text = screen.getvalue()
     for line in (
         "Service default/web, NodePort",
         "traffic policy: internal Cluster, external Local",
         "annotation kroute.io/service.scheduler: rr",
-        "clusterIP TCP 10.96.0.10:80, policy Cluster",
+        "clusterIP TCP 10.96.0.10:80 (http), policy Cluster",
         "  in  10.244.1.1:80 on node2: ready",
         "  out 10.244.1.3:80: no",
         "address 10.96.0.10: NOT bound, calls from this node have the source 10.96.0.10, should be 192.168.1.5",
         "set entries: 1 of 2 are there",
         "  missing: 10.96.0.10 in KROUTE-VIP",
         "connections: 30",
-        "and 10 more; -o json has all",
+        "and 10 more; -o wide, json and yaml have all",
         "InvalidPort: port 0 is not served",
     ):
         assert line in text.splitlines(), line

@@ -58,13 +58,13 @@ def test_set_entries() -> None:
     https = SetEntry(AddressSet.CLUSTER_IP, ("10.96.0.10", 6, 443))
     assert set_entries.missing([https, http], {http}) == [https]
     assert set_entries.differences([http], [https], lambda entry: f"KROUTE-{entry.set}") == [
-        "set KROUTE-CLUSTER-IP lacks 10.96.0.10,6,80",
-        "set KROUTE-CLUSTER-IP has 10.96.0.10,6,443, not planned",
+        "entry 10.96.0.10,TCP,80 of set KROUTE-CLUSTER-IP is missing",
+        "entry 10.96.0.10,TCP,443 of set KROUTE-CLUSTER-IP was not planned",
     ]
     assert set_entries.differences([http], [http], str) == []
     for is_there, word in ((True, "not wanted"), (False, "missing")):
         said = set_entries.describe_drift(http, "PORTS", is_there=is_there)
-        assert said == f"entry 10.96.0.10,6,80 of set PORTS was {word}"
+        assert said == f"entry 10.96.0.10,TCP,80 of set PORTS was {word}"
 
 
 def test_a_network_lacks_nothing_where_the_kernel_has_one_that_contains_it() -> None:
@@ -72,8 +72,8 @@ def test_a_network_lacks_nothing_where_the_kernel_has_one_that_contains_it() -> 
     large, small, beside = ((*port, it) for it in ("10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8"))
     wanted = [SetEntry(AddressSet.SOURCE_RANGE, it) for it in (large, small, beside, (*other, "10.1.0.0/16"))]
     assert set_entries.differences(wanted, wanted[:1], lambda entry: entry.set) == [
-        "set SOURCE-RANGE lacks 203.0.113.1,6,80,11.0.0.0/8",
-        "set SOURCE-RANGE lacks 203.0.113.2,6,80,10.1.0.0/16",
+        "entry 203.0.113.1,TCP,80,11.0.0.0/8 of set SOURCE-RANGE is missing",
+        "entry 203.0.113.2,TCP,80,10.1.0.0/16 of set SOURCE-RANGE is missing",
     ]
     pods = [SetEntry(AddressSet.POD_NETWORK, (it,)) for it in ("10.244.0.0/16", "10.244.1.0/24")]
     assert set_entries.differences(pods, pods[:1], str) == []

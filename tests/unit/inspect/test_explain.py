@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from kroute.broadcaster import Broadcaster
-from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanation
+from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanations
+from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
 from kroute.inspect import explain, planned_state
 from kroute.inspect.applied_state import AppliedState
-from kroute.inspect.explain import Explanation
+from kroute.inspect.explain import Explanation, ExplanationList
 from kroute.inspect.planned_state import PlannedState
 from kroute.inspect.verdicts import Client, Fate, judge
 from kroute.kernel.ipvs.client import DeleteRealServer, RealServerState, VirtualServerOptions, VirtualServerState
@@ -110,7 +111,7 @@ async def test_all_kinds_of_clients_are_served(node: FakeNode) -> None:
         "elsewhere": (Fate.SERVED, "masqueraded"),
     }
     assert [it.address for it in found.real_servers] == ["10.244.1.1"]
-    assert exit_code(found) == SERVED
+    assert exit_code(ExplanationList([found])) == SERVED
 
 
 async def test_one_client_alone(node: FakeNode) -> None:
@@ -123,13 +124,13 @@ async def test_a_port_that_no_service_has_is_refused_on_a_vip(node: FakeNode) ->
     assert (found.service, found.frontend) == ("", None)
     assert {fate for fate, _ in fates(found).values()} == {Fate.REFUSED}
     assert found.differences == []
-    assert exit_code(found) == NOT_SERVED
+    assert exit_code(ExplanationList([found])) == NOT_SERVED
 
 
 async def test_what_is_nobodys_is_not_kroutes_matter(node: FakeNode) -> None:
     found = await explained(VirtualServerKey(Protocol.TCP, "198.51.100.1", 80))
     assert {fate for fate, _ in fates(found).values()} == {Fate.PASSED_ON}
-    assert exit_code(found) == UNKNOWN
+    assert exit_code(ExplanationList([found])) == UNKNOWN
     found = await explained(VirtualServerKey(Protocol.TCP, NODE_IPV4, 9999))
     assert {fate for fate, _ in fates(found).values()} == {Fate.HOST}
 
@@ -146,11 +147,11 @@ async def test_every_difference_is_named(node: FakeNode) -> None:
         "address 10.96.0.10 is not bound",
         "no local route leads to 10.96.0.10",
         "real server 10.244.1.1:8080 is missing",
-        "set KROUTE-CLUSTER-IP lacks 10.96.0.10,6,80",
-        "set KROUTE-NO-ENDPOINT has 10.96.0.10,6,80, not planned",
+        "entry 10.96.0.10,TCP,80 of set KROUTE-CLUSTER-IP is missing",
+        "entry 10.96.0.10,TCP,80 of set KROUTE-NO-ENDPOINT was not planned",
         "IPv4 rules of table filter: chain KROUTE-VIPS has other rules",
     ]
-    assert exit_code(found) == DIFFERENT
+    assert exit_code(ExplanationList([found])) == DIFFERENT
 
 
 async def test_a_weight_and_a_real_server_of_somebody_elses_differ(node: FakeNode) -> None:
@@ -182,13 +183,13 @@ async def test_without_an_agent_the_kernel_speaks_alone(node: FakeNode) -> None:
     found = await explained(agent=False)
     assert (found.source, found.service, found.frontend) == ("kernel", "", None)
     assert fates(found)["elsewhere"] == (Fate.SERVED, "masqueraded")
-    assert exit_code(found) == SERVED
+    assert exit_code(ExplanationList([found])) == SERVED
 
 
 async def test_it_is_printed_for_a_person(node: FakeNode) -> None:
     screen = io.StringIO()
     with redirect_stdout(screen):
-        print_explanation(await explained())
+        print_explanations(ExplanationList([await explained()]), Screen())
     text = screen.getvalue()
     for line in (
         "TCP 10.96.0.10:80",

@@ -61,4 +61,4 @@ def test_a_set_fits_when_it_can_serve(found: SetDefinition, fits: bool) -> None:
 
 
 def test_changes_are_sentences() -> None:
-    assert str(AddEntry("S", ("10.0.0.1", 6, 80))) == "add 10.0.0.1,6,80 to set S"
+    assert str(AddEntry("S", ("10.0.0.1", 6, 80))) == "add 10.0.0.1,TCP,80 to set S"

@@ -235,4 +235,4 @@ def test_the_tables_of_nftables_mode_are_left_until_they_are_removed() -> None:
     tables = (Table(AF_INET, "kube-proxy"), Table(AF_INET6, "kube-proxy"))
     found = recognised("kube-proxy", nft_tables=tables)
     assert not found.are_removed
-    assert found.as_plain()["nft_tables"] == ["ip kube-proxy", "ip6 kube-proxy"]
+    assert found.as_document().nft_tables == ["ip kube-proxy", "ip6 kube-proxy"]

@@ -108,6 +108,7 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
                 "(no Service)",
                 "  ~ write the IPv4 rules",
                 "2 changes",
+                "it is odd",
             ],
         ),
         (KernelError("there is no kernel"), 1, []),
@@ -146,8 +147,10 @@ def test_check_fails_for_a_missing_prerequisite_alone(
     monkeypatch.setattr(check, "findings_of", found)
     assert exit_code("check", "-o", "json", "--state-dir", tmp_path) == code
     assert json.loads(capfd.readouterr().out) == {
+        "apiVersion": "kroute.io/v1",
+        "kind": "FindingList",
         "ready": code == 0,
-        "findings": [{"check": "clock", "level": level.value, "message": "is odd", "next_step": "wind it"}],
+        "items": [{"check": "clock", "level": level.value, "message": "is odd", "nextStep": "wind it"}],
     }
     assert exit_code("check", "--state-dir", tmp_path) == code
-    assert capfd.readouterr().out.splitlines() == [f"{level.value:<8}clock        is odd", f"{'':<21}-> wind it"]
+    assert capfd.readouterr().out.splitlines() == [f"{level.value:<9}clock  is odd", f"{'':<16}-> wind it"]

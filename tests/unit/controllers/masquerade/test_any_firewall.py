@@ -74,7 +74,7 @@ async def test_whatever_is_damaged_is_counted_and_repaired() -> None:
     sets, *entries, rules = [line["what"] for line in logs if line["event"] == "repair"]
     assert (sets, rules) == ("set VIP of IPv6 was missing", "the rules were not as they should be")
     assert sorted(entries) == [
-        "entry 10.96.0.1,6,80 of set CLUSTER-IP of IPv4 was missing",
+        "entry 10.96.0.1,TCP,80 of set CLUSTER-IP of IPv4 was missing",
         "entry fd00::1 of set VIP of IPv6 was missing",
     ]
     assert node.firewall.sets[CLUSTER_IPS] == {PORT}

@@ -193,7 +193,7 @@ async def test_a_refused_range_leaves_those_of_its_port_and_stops_no_other_port(
     kernel.refuse(lambda it: isinstance(it, AddElements) and ALL.element in it.elements, errno.ENOMEM)
     refused = await firewall.change_elements({ALL: True, OTHER_PORT: True})
     assert refused == {
-        ALL: "cannot add 10.96.0.1,6,80,10.0.0.0/8 to set ip kroute source-range: Cannot allocate memory",
+        ALL: "cannot add 10.96.0.1,TCP,80,10.0.0.0/8 to set ip kroute source-range: Cannot allocate memory",
     }
     assert await ranges(kernel) == {FIRST.element, OTHER_PORT.element, (*PORT, "203.0.113.0/24")}
     assert ALL not in await everything(firewall)

@@ -83,7 +83,7 @@ async def test_on_a_fresh_node_it_is_what_the_agent_then_does(tmp_path: Path) ->
         ),
         pytest.param(
             lambda kernel: kernel.sets["KROUTE-CLUSTER-IP"].elements.clear(),
-            ["add 10.96.0.1,6,80 to set KROUTE-CLUSTER-IP"],
+            ["add 10.96.0.1,TCP,80 to set KROUTE-CLUSTER-IP"],
             id="a set entry",
         ),
     ],

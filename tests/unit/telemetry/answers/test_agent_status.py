@@ -46,7 +46,7 @@ async def test_an_agent_whose_kernel_has_everything_has_no_problem(agent: Observ
 async def test_what_the_kernel_lacks_is_a_problem_once_nothing_is_on_its_way(agent: Observed) -> None:
     agent.kernel.table = {}
     [problem] = (await status(agent)).problems
-    assert (problem.severity, problem.reason) == ("fail", "NotInKernel")
+    assert (problem.severity, problem.reason) == ("FAIL", "NotInKernel")
     agent.catalog.take([Applied(service("other", "10.96.0.11"))])
     found = await status(agent)
     assert (found.pending, found.problems) == (1, [])
@@ -79,6 +79,6 @@ async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) 
     agent.workers.faults = ["route_fix has been at one pass for 90 s"]
     found = await status(agent)
     assert (found.problems[0].reason, found.problems[0].service) == ("Unhealthy", "")
-    assert {(it.severity, it.service) for it in found.problems[1:]} == {("warning", "default/web")}
+    assert {(it.severity, it.service) for it in found.problems[1:]} == {("WARNING", "default/web")}
     assert "kubectl describe service -n default web" in found.problems[1].next_step
     assert (len(found.problems), found.problems_total) == (100, 151)

@@ -1,0 +1,53 @@
+"""The formats of every command that lists something: for people, for programs, and names alone."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from kroute.cli.terminal.output import plain
+from kroute.cli.terminal.screen import Screen
+from kroute.model.document import Document, encode
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+FOR_PROGRAMS = frozenset({"json", "yaml", "name"})
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Found = TypeVar("Found", bound=Document)
+
+
+def output_option(command: Command) -> Command:
+    """Add the option `--output`. Its value goes to `show`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        default=FORMATS[0],
+        show_default=True,
+        help="How to print it. wide: all that is known, in lines of any length; name: names alone.",
+    )(command)
+
+
+def show(found: Found, how: str, draw: Callable[[Found, Screen], None]) -> None:
+    """Write a document in one of FORMATS. For people, `draw` gets it with its control characters escaped.
+
+    JSON and YAML are exact.
+    """
+    if how == "name":
+        for name in dict.fromkeys(found.names()):
+            click.echo(plain(name))
+        return
+    if how not in FOR_PROGRAMS:
+        draw(plain(found), Screen.of_this_process(how))
+        return
+    encoded = encode(found)
+    if how == "json":
+        text = msgspec.json.format(encoded) + b"\n"
+    else:
+        import yaml  # noqa: PLC0415  0.02 s for every command, and few need it
+
+        text = yaml.safe_dump(msgspec.json.decode(encoded), sort_keys=False, allow_unicode=True).encode()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,161 @@
+"""What each command may find, as its functions for the terminal get it, with values that are as long as they may be."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kroute.checks.finding import failed, ok, warning
+from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
+from kroute.cli.check import Report, print_findings
+from kroute.cli.explain import print_explanations
+from kroute.cli.migrate import print_hand_over, print_leftovers, print_outcome
+from kroute.cli.plan import print_changes
+from kroute.cli.show.live import RateList, RateRow, print_rates
+from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
+from kroute.cli.show.table import print_services, print_snapshot
+from kroute.cli.terminal.screen import Screen
+from kroute.comparison.virtual_servers import Condition
+from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.firewall.backend import Choice
+from kroute.inspect import snapshot
+from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
+from kroute.inspect.explain import Explanation, ExplanationList, RouteView
+from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
+from kroute.inspect.verdicts import Client, Fate, Verdict
+from kroute.migration.hand_over import HandOver
+from kroute.migration.leftovers import Leftovers
+from kroute.migration.saved_rules import TableLeftovers
+from kroute.migration.take_over import Outcome
+from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from kroute.settings import Settings
+from tests.builders import service
+
+IPV6 = "fd00:10:96:1234:5678:9abc:def0:1234"
+LONG = "kube-prometheus-stack-with-a-long-name/kube-prometheus-stack-prometheus-node-exporter"
+
+
+class Shown(NamedTuple):
+    """What a command found, and its function that prints it."""
+
+    found: Any
+    draw: Callable[[Any, Screen], None]
+
+
+VIRTUAL_SERVERS = [
+    VirtualServerRow(
+        *("default/web", "TCP", "10.96.0.10", 80, "rr", (), None, None, Condition.SERVING),
+        [
+            RealServerRow("10.244.1.11", 8080, 1, 1234567, 98765, Condition.SERVING),
+            RealServerRow("10.244.2.12", 8080, 0, 3, 4, Condition.DRAINING),
+        ],
+        TrafficCounts(123456789, 2345678901, 2345678902, 1234567890123, 9876543210987),
+    ),
+    VirtualServerRow(
+        *(LONG, "SCTP", IPV6, 65535, "mh", ("mh-fallback", "mh-port"), 10800, 128, Condition.MISSING),
+        [RealServerRow(IPV6, 65535, 1, 0, 0, Condition.MISSING)],
+    ),
+    VirtualServerRow("kube-system/dns", "UDP", "10.96.0.53", 53, "rr", (), None, None, Condition.REFUSING, []),
+]
+PROBLEMS = [
+    ProblemRow(
+        "default/web", "InvalidAnnotation", "kroute.io/service.scheduler=fastest is not one of rr, wrr, lc and wlc"
+    ),
+    ProblemRow("", "NodeNotFound", "there is no Node node1"),
+]
+SNAPSHOT = Snapshot(
+    "agent",
+    VIRTUAL_SERVERS,
+    PROBLEMS,
+    [SetFill("KROUTE-CLUSTER-IP", 262_144, 524_288, 2_097_152), SetFill("KROUTE-VIP", 0, 1, 1)],
+    Choice("nftables", "chosen since this kernel has nf_tables of both families, and nobody's rules stand in the way"),
+)
+FRONTEND = FrontendView(
+    *("TCP", IPV6, 80, "http", "clusterIP", "Cluster", ""),
+    [
+        EndpointView(IPV6, 8080, "worker-1.europe-west1.example.internal", True, "ready"),
+        EndpointView("fd00::2", 8080, None, False, "terminating, and does not serve any more"),
+    ],
+)
+EXPLANATION = Explanation(
+    *("TCP", IPV6, 80, "agent", "default/web", FRONTEND, True, RouteView(True, "kube-ipvs0", "fd00::1"), "rr"),
+    real_servers=[RealServerView(IPV6, 8080, 1, 1234567, 4)],
+    verdicts=[
+        Verdict(Client("this node", "fd00::1", ""), Fate.SERVED, "no rule is against it", "masqueraded (by the mark)"),
+        Verdict(
+            Client("elsewhere", "2001:db8::1", "eth0"),
+            Fate.DROPPED,
+            "a load balancer's source ranges do not include the client, and its packets are dropped before the port",
+            "",
+        ),
+    ],
+    differences=[f"real server [{IPV6}]:8080 has weight 7, should have 1"],
+    problems=["InvalidPort: port 0 is not served"],
+)
+REPORT = ServiceReport(
+    service(annotations={"kroute.io/service.scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
+    [FRONTEND],
+    VIRTUAL_SERVERS[:1],
+    [VipView(IPV6, False, "fd00::1", None)],
+    [EntryView("KROUTE-CLUSTER-IP", f"{IPV6},TCP,80", True), EntryView("KROUTE-VIP", IPV6, False)],
+    [
+        ConnectionView(f"10.244.1.{it % 21}", 40000 + it, "TCP", "10.96.0.10", 80, IPV6, 8080, "ESTABLISHED", 899)
+        for it in range(40)
+    ],
+    ["InvalidPort: port 0 is not served"],
+)
+CHANGES = PlannedChanges(
+    [
+        PlannedChange("default/web", "address", "add", f"bind {IPV6} (kube-ipvs0)"),
+        PlannedChange(LONG, "set entry", "delete", f"delete {IPV6},TCP,65535,{IPV6} from set KROUTE-HAIRPIN-IPV6"),
+        PlannedChange("", "rules", "edit", "write the IPv4 rules"),
+    ],
+    ["default/web: InvalidPort: port 0 is not served"],
+)
+FINDINGS = Report(
+    False,
+    [
+        ok("backend", "nftables: chosen since this kernel has nf_tables of both families"),
+        warning("br_netfilter", "IPv6 datagrams above the MTU from pods on cbr0 are lost", "run `sysctl -w a.b.c=0`"),
+        failed(
+            "capabilities",
+            "CAP_NET_ADMIN is missing (IPVS, addresses, routes, rules, sets and sysctls)",
+            "run kroute as root, or add NET_ADMIN to its container's capabilities",
+        ),
+    ],
+)
+KEYS = tuple(VirtualServerKey(Protocol.TCP, IPV6, port) for port in range(80, 85))
+LEFTOVERS = Leftovers(
+    *("kube-proxy", "kube-ipvs0", (IPV6,), (), KEYS, KEYS[:1], KEYS[1:2], ()),
+    tables=(TableLeftovers("IPv4", "nat", ("KUBE-SERVICES", "KUBE-MARK-MASQ"), ("-A PREROUTING -j KUBE-SERVICES",)),),
+    sets=("KUBE-CLUSTER-IP",),
+    marks=(),
+    policy_rules=(),
+    routes=(),
+    sysctls={"net.ipv4.vs.conntrack": "1"},
+    unseen=(),
+)
+PROXY = OTHER_PROXIES[KUBE_PROXY]
+SETTINGS = Settings(node_name="node1")
+
+VIEWS = {
+    "show": Shown(SNAPSHOT, print_snapshot),
+    "show services": Shown(snapshot.services(SNAPSHOT), print_services),
+    "show service": Shown(REPORT, print_report),
+    "show -w": Shown(
+        RateList([RateRow(LONG, "TCP", IPV6, 65535, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1)]),
+        print_rates,
+    ),
+    "explain": Shown(ExplanationList([EXPLANATION, EXPLANATION]), print_explanations),
+    "plan": Shown(CHANGES, print_changes),
+    "check": Shown(FINDINGS, print_findings),
+    "migrate --from": Shown(LEFTOVERS, lambda found, screen: print_leftovers(PROXY, found, screen)),
+    "migrate --to": Shown(
+        HandOver(True, (IPV6,), (IPV6,), (IPV6,)), lambda found, screen: print_hand_over(PROXY, SETTINGS, found, screen)
+    ),
+    "migrate --take-over": Shown(
+        Outcome(
+            [f"delete chain KUBE-SERVICES of table nat, and everything that it has for {IPV6}"], [], "start kroute"
+        ),
+        print_outcome,
+    ),
+}

@@ -1,0 +1,71 @@
+"""What people see at 80 and 120 columns, and in a pipe: every column is there, and no digit is cut.
+
+The golden files are in `tests/unit/golden/terminal/`. After a change that is meant, write them again with
+`KROUTE_GOLDEN=write make unit`, and read the difference.
+"""
+
+import io
+import os
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from kroute.cli.terminal.formats import FORMATS
+from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal.tables import Table
+from tests.unit.cli.terminal_views import VIEWS
+from tests.unit.command_line import exit_code
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
+SCREENS = {"80": Screen(80), "120": Screen(120), "piped": Screen(repeats=True), "wide": Screen(is_wide=True)}
+
+
+def printed(view: str, screen: Screen) -> str:
+    written = io.StringIO()
+    with redirect_stdout(written):
+        VIEWS[view].draw(VIEWS[view].found, screen)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_it_is_printed_as_in_the_golden_file(view: str, screen: str) -> None:
+    path = GOLDEN / f"{view.replace(' ', '_')}.{screen}"
+    text = printed(view, SCREENS[screen])
+    if os.environ.get("KROUTE_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_word_is_lost_at_any_width(view: str) -> None:
+    whole = re.findall(r"\S+", printed(view, Screen()))
+    for width in range(40, 200, 7):
+        assert sorted(re.findall(r"\S+", printed(view, Screen(width)))) == sorted(whole), width
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_line_is_longer_than_the_terminal_only_if_one_word_is(view: str) -> None:
+    for width in (80, 120):
+        lines = [line.strip() for line in printed(view, Screen(width)).splitlines() if len(line) > width]
+        assert [line for line in lines if " " in line] == []
+
+
+def test_each_line_of_a_pipe_names_its_virtual_server() -> None:
+    lines = printed("show", Screen(repeats=True)).splitlines()
+    assert sum(line.startswith("default/web  ") for line in lines) == 2
+    assert sum(line.startswith("default/web  ") for line in printed("show", Screen()).splitlines()) == 1
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table("A", "B").add("a")
+
+
+@pytest.mark.parametrize("command", ["show", "check", "explain 10.0.0.1:80", "plan", "migrate"])
+def test_every_listing_has_the_same_formats(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*command.split(), "-o", "xml") == 2
+    assert "', '".join(FORMATS) in capsys.readouterr().err
