@@ -10,7 +10,9 @@ import msgspec
 
 from kroute.cli.parameters.options import DURATION, STATE_DIR
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE, complain
+from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
+from kroute.cli.terminal.screen import Screen
+from kroute.inspect import agent_socket, shared_state
 from kroute.inspect import status as inspected
 from kroute.inspect.agent_socket import AgentUnreachableError
 from kroute.inspect.status import Served, Severity, State, Status, StatusProblem, with_problems
@@ -28,7 +30,7 @@ _START = (
     "start it (`systemctl start kroute`), or see why it does not run: `journalctl -u kroute`, "
     "`kubectl -n kube-system get pods -l app.kubernetes.io/name=kroute -o wide`"
 )
-_COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
+COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
 
 
 @click.command()
@@ -41,16 +43,23 @@ _COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
     metavar="[SECONDS]",
     help="Wait until the node is ready and everything that was read is in the kernel, 60s if no time is given.",
 )
+@click.option(
+    "--shared", is_flag=True, help="Print in JSON what every node should plan, which `kubectl kroute` compares."
+)
 @output_option
 @STATE_DIR
-def status(*, wait: float | None, output: str, state_dir: Path) -> int:
+def status(*, wait: float | None, shared: bool, output: str, state_dir: Path) -> int:
     """Show what this node serves, what is wrong, and what to do about it.
 
     Exits with 0 if all is right, with 1 if there are problems, and with 2 if no agent answers; then it shows what the
     kernel still serves. With --wait, problems of single Services do not count. A director is asked in the same way.
     """
+    if shared:
+        with refusing(AgentUnreachableError):
+            click.echo(asyncio.run(agent_socket.ask(state_dir, shared_state.QUESTION)))
+        return DONE
     found, reason = asyncio.run(_status(state_dir, wait))
-    show(found, output, lambda it, _: print_status(it))
+    show(found, output, print_status)
     if reason:
         complain(f"not ready after {wait:g} s: {reason}")
     return exit_code(found, waited=wait is not None)
@@ -123,54 +132,64 @@ async def _without_agent(why: str) -> Status:
     return with_problems(Status(node="", role="", state=State.NO_AGENT, served=served), problems)
 
 
-def print_status(found: Status) -> None:
+def print_status(found: Status, screen: Screen) -> None:
     """Print the status on one screen."""
-    print_head(found)
-    served = found.served
-    services = f"{served.services} Services, " if found.state is not State.NO_AGENT else "in the kernel: "
-    refusing = f"; {served.refusing} virtual servers refuse, as no endpoint is ready" if served.refusing else ""
-    if found.state is State.NO_AGENT and served.connections is None:
-        _line("serves", "not known")
-    else:
-        counts = f"{served.virtual_servers} virtual servers, {served.real_servers} real servers"
-        _line("serves", f"{services}{counts}{refusing}")
+    print_head(found, screen)
+    served, is_there = found.served, found.state is not State.NO_AGENT
+    lines = {"serves": _what(found)}
     if served.connections is not None:
-        _line("connections", f"{served.connections} established, {served.inactive} others")
-    if found.state is not State.NO_AGENT:
-        _line("since", f"{found.started}")
-        _line("pending", f"{found.pending} Services" if found.pending else "nothing")
-        _line("resync", f"last at {found.last_resync}" if found.last_resync else "none yet")
+        lines["connections"] = f"{served.connections} established, {served.inactive} others"
+    if is_there:
+        lines["since"] = f"{found.started}"
+        lines["pending"] = f"{found.pending} Services" if found.pending else "nothing"
+        lines["resync"] = f"last at {found.last_resync}" if found.last_resync else "none yet"
     if found.firewall:
-        _line("firewall", found.firewall)
+        lines["firewall"] = found.firewall
     if (source := found.source) is not None:
         objects = ", ".join(f"{count} {kind}" for kind, count in source.objects.items())
         name = "API server" if source.kind == "api" else source.kind
-        _line(name, f"{'connected' if source.connected else 'NOT connected'}{f': {objects}' if objects else ''}")
-    print_problems(found)
+        lines[name] = f"{'connected' if source.connected else 'NOT connected'}{f': {objects}' if objects else ''}"
+    for name, text in lines.items():
+        screen.line(f"{name:<12}{text}", hang=12)
+    _print_problems(found, screen)
 
 
-def print_head(found: Status) -> None:
+def _what(found: Status) -> str:
+    """What is served, as counts."""
+    served = found.served
+    if found.state is State.NO_AGENT and served.connections is None:
+        return "not known"
+    services = f"{served.services} Services, " if found.state is not State.NO_AGENT else "in the kernel: "
+    refusing = f"; {served.refusing} virtual servers refuse, as no endpoint is ready" if served.refusing else ""
+    return f"{services}{served.virtual_servers} virtual servers, {served.real_servers} real servers{refusing}"
+
+
+def print_head(found: Status, screen: Screen) -> None:
     """Print who this is, and whether all is right, in one line."""
     if found.state is State.NO_AGENT:
-        click.secho("no agent answers: the kernel serves what the last one has left", fg="red", bold=True)
+        screen.line("no agent answers: the kernel serves what the last one has left", fg="red", bold=True)
         return
     who = f"kroute {found.version} on {found.node}" + (f", {found.election} director" if found.election else "")
     serious = any(it.severity is Severity.FAIL for it in found.problems)
     colour = "red" if serious else "yellow" if found.problems or not found.is_settled else "green"
     count = f"{found.problems_total} problem{'s' if found.problems_total > 1 else ''}"
     verdict = count if found.problems else "all right"
-    click.secho(f"{who}: {found.state.value}, {verdict}", fg=colour, bold=True)
+    screen.line(f"{who}: {found.state.value}, {verdict}", fg=colour, bold=True)
 
 
-def print_problems(found: Status) -> None:
+def _print_problems(found: Status, screen: Screen) -> None:
     """Print the first problems, each with its next step."""
     for problem in found.problems[:SHOWN]:
-        word = click.style(f"{problem.severity.value:<8}", fg=_COLOURS[problem.severity])
-        click.echo(f"{word}{problem.service or 'this node'}: {problem.reason}: {problem.message}")
-        click.echo(f"{'':<8}-> {problem.next_step}")
+        print_problem(problem, problem.service or "this node", screen)
     if found.problems_total > SHOWN:
-        click.echo(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
+        screen.line(f"and {found.problems_total - SHOWN} more: `kroute status -o json`, `kroute show services`")
 
 
-def _line(name: str, text: str) -> None:
-    click.echo(f"{name:<12}{text}")
+def print_problem(problem: StatusProblem, where: str, screen: Screen) -> None:
+    """Print a problem and its next step. `where` is what has it."""
+    text = f"{problem.severity.value:<9}{where}: {problem.reason}: {problem.message}"
+    first, *more = screen.folded(text, 9)
+    click.echo(click.style(first[:9], fg=COLOURS[problem.severity]) + first[9:])
+    for line in more:
+        click.echo(line)
+    screen.line(f"{'':<9}-> {problem.next_step}", hang=12)

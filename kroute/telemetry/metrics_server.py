@@ -7,7 +7,7 @@ The page may load and run only files that are shipped with it.
 Importing this module loads aiohttp.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from ipaddress import ip_address
@@ -15,6 +15,8 @@ from ipaddress import ip_address
 import msgspec
 from aiohttp import web
 
+from kroute.inspect.agent_socket import Answer
+from kroute.inspect.status import WITH_DIGEST
 from kroute.settings import Settings
 from kroute.telemetry import zpages
 from kroute.telemetry.health import Health
@@ -27,6 +29,8 @@ _ASSETS = {
     "/status.js": ("status.js", "text/javascript"),
     "/status.css": ("status.css", "text/css"),
 }
+_ANSWERS = "/answers/"
+"""The path under which some of the answers on the agent's socket are, for `kubectl kroute` by the pod proxy."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -41,7 +45,10 @@ _HEADERS = {
 
 
 class MetricsServer:
-    """Answers on the metrics port. `only_loopback`: whether requests must name a loopback host."""
+    """Answers on the metrics port. `only_loopback`: whether requests must name a loopback host.
+
+    `answers` are those of the agent's socket that are given here too.
+    """
 
     def __init__(
         self,
@@ -49,9 +56,11 @@ class MetricsServer:
         status: StatusPage,
         health: Health,
         settings: Settings,
+        answers: Mapping[str, Answer],
         *,
         only_loopback: bool,
     ) -> None:
+        self._answers = answers
         self._metrics = metrics
         self._status = status
         self._health = health
@@ -80,6 +89,8 @@ class MetricsServer:
         if path == "/status.json":
             status = await self._status.status(request.query.get("search", ""), _page_number(request))
             return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+        if path.startswith(_ANSWERS) and (answer := self._answers.get(path.removeprefix(_ANSWERS))) is not None:
+            return web.Response(body=await answer(WITH_DIGEST), content_type="application/json")
         return (
             self._of_kube_proxy(request)
             or probe_response(self._health, path)

@@ -108,7 +108,9 @@ class Observation:
     async def _serve_metrics(self, where: ListenAddress) -> None:
         servers = await self._load()
         only_loopback = where.host.startswith(LOOPBACK)
-        server = servers.metrics(self._metrics, self._status, self._health, self._settings, only_loopback=only_loopback)
+        server = servers.metrics(
+            self._metrics, self._status, self._health, self._settings, self.answers, only_loopback=only_loopback
+        )
         await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
 
     async def _load(self) -> _Servers:

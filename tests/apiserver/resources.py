@@ -66,7 +66,10 @@ LEASES = ResourceType(
 )
 EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None}, core_inside=True)
 
-TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS)
+PODS = ResourceType("Pod", "pods", "v1", fields=frozenset({"spec.nodeName"}), zero={"spec": {}, "status": {}})
+CONFIG_MAPS = ResourceType("ConfigMap", "configmaps", "v1")
+
+TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS)
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 
 _PATH = re.compile(

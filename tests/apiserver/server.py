@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from aiohttp import web
 from multidict import CIMultiDict
 
-from tests.apiserver import kubeconfig, options, status, writes
+from tests.apiserver import kubeconfig, options, pods, status, writes
 from tests.apiserver.access import ANONYMOUS, REVIEWS, USER, Access
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
 from tests.apiserver.encoding import EventEncoder, encode, nested
@@ -78,11 +78,10 @@ class ApiServer:
 
     async def __aenter__(self) -> Self:
         application = web.Application()
-        application.router.add_post("/faults", self._add_fault)
-        application.router.add_post("/forbidden", self._forbid)
-        application.router.add_post("/deep", self._store_deep)
-        application.router.add_post("/clear", self._clear)
-        application.router.add_post(REVIEWS, self._review)
+        posts = {"/forbidden": self._forbid, "/deep": self._store_deep, "/clear": self._clear, REVIEWS: self._review}
+        for path, handler in {"/faults": self._add_fault, **posts}.items():
+            application.router.add_post(path, handler)
+        pods.add_routes(application.router, self)
         application.router.add_get("/readyz", self._ready)
         application.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
@@ -204,7 +203,7 @@ class ApiServer:
 
     async def _review(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._authenticate(request)
+            self.authenticate(request)
         except StatusError as error:
             return error_answer(error)
         return await send_body(request, encode(await self.access.review(request)), None, 201)
@@ -213,7 +212,7 @@ class ApiServer:
         seen = RequestSeen(time.time(), request.method, request.path, dict(request.query), CIMultiDict(request.headers))
         self.requests.append(seen)
         try:
-            self._authenticate(request)
+            self.authenticate(request)
             target = parse_path(request.path)
             if target is None:
                 raise status.no_such_path()
@@ -222,7 +221,8 @@ class ApiServer:
         except StatusError as error:
             return error_answer(error)
 
-    def _authenticate(self, request: web.Request) -> None:
+    def authenticate(self, request: web.Request) -> None:
+        """Raises StatusError for a client with another token."""
         given = request.headers.get("Authorization")
         if self.token is not None and given is not None and given != f"Bearer {self.token}":
             raise status.unauthorized()

@@ -45,7 +45,7 @@ def unauthorized() -> StatusError:
     return StatusError(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(target: Target, verb: str, user: str) -> StatusError:
+def forbidden(target: Target, verb: str, user: str, resource: str = "") -> StatusError:
     type_ = target.type
     scope = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
     name = {"name": target.name} if target.name else {}
@@ -54,7 +54,7 @@ def forbidden(target: Target, verb: str, user: str) -> StatusError:
         403,
         "Forbidden",
         f'{type_.qualified}{f" {chr(34)}{target.name}{chr(34)}" if target.name else ""} is forbidden: User "{user}" '
-        f'cannot {verb} resource "{type_.plural}" in API group "{type_.group}" {scope}',
+        f'cannot {verb} resource "{resource or type_.plural}" in API group "{type_.group}" {scope}',
         details={**name, **group, "kind": type_.plural},
     )
 

@@ -106,7 +106,7 @@ class Observed:
         self.changes = ChangeObserver(self.settings.node_name)
         self.created: list[dict[str, object]] = []
         self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self)
-        self.catalog = Catalog(self.settings, facts())
+        self.catalog = Catalog(self.settings, facts(name=self.settings.node_name))
         self.observation = Observation(
             self.settings,
             self.broadcaster,

@@ -334,7 +334,7 @@ async def test_objects_encoded_ahead_are_listed_as_they_are_now(session: aiohttp
 
 
 def test_it_runs_as_a_process_with_the_objects_of_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"kind": "List", "items": [service("a"), {"kind": "Pod"}]}))
+    (tmp_path / "a.json").write_text(json.dumps({"kind": "List", "items": [service("a"), {"kind": "Secret"}]}))
     (tmp_path / "b.yaml").write_text("kind: Node\nmetadata:\n  name: node1\n---\n")
     command = [sys.executable, "-m", "tests.apiserver", "--port", "0", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 
 from kroute import __version__
+from kroute.cli.kubectl.command import plugin
 from kroute.cli.main import COMMANDS, load
 from kroute.planning.annotations import Options, apply_annotations
 from tests.lab.chart import helm
@@ -45,6 +46,7 @@ RUN_BY = {
     "kubectl delete": A_CLUSTER,
     "kubectl exec": A_CLUSTER,
     "kubectl get": A_CLUSTER,
+    "kubectl kroute": "tests/unit/fleet/test_kubectl_kroute.py",
     "kubectl label": A_CLUSTER,
     "kubectl logs": A_CLUSTER,
     "kubectl patch": "tests/unit/test_documented_commands.py",
@@ -159,7 +161,15 @@ def help_of(program: str, *verbs: str) -> str:
     return "\n".join(texts)
 
 
-@pytest.mark.parametrize("command", [*of("kubectl"), *of("helm")], ids=str)
+@pytest.mark.parametrize("command", [it for it in of("kubectl") if verb(it) == "kubectl kroute"], ids=str)
+def test_the_plugin_takes_every_flag_and_value(command: Command) -> None:
+    name, *arguments = [EXAMPLES.get(word, word) for word in command.words[2:]]
+    plugin.commands[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize(
+    "command", [it for it in (*of("kubectl"), *of("helm")) if verb(it) != "kubectl kroute"], ids=str
+)
 def test_kubectl_and_helm_have_every_verb_and_flag(command: Command) -> None:
     program, name = verb(command).split()
     verbs = (name, command.words[command.words.index("rollout") + 1]) if name == "rollout" else (name,)

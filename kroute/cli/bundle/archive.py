@@ -8,12 +8,13 @@ import io
 import tarfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from kroute import __version__
 from kroute.cli.bundle.redaction import Redaction
+from kroute.model.document import Document, View, encode
 
 PART_SECONDS = 15.0
 ALL_SECONDS = 60.0
@@ -34,7 +35,7 @@ class Part(NamedTuple):
     collect: Collect
 
 
-class IndexEntry(msgspec.Struct):
+class IndexEntry(View):
     """What became of a part: `reason` says why it is not there, `omitted` how many bytes at its end are not."""
 
     name: str
@@ -45,16 +46,20 @@ class IndexEntry(msgspec.Struct):
     reason: str = ""
 
 
-class Index(msgspec.Struct, kw_only=True):
+class Index(Document, kw_only=True):
     """The file `index.json`. `removed` is how many secrets were removed from all parts; `created` is a Unix time."""
 
-    api_version: str = msgspec.field(default="kroute.io/v1", name="apiVersion")
-    kind: str = "BundleIndex"
+    kind: ClassVar[str] = "BundleIndex"
+
     version: str = __version__
     node: str
     created: float
     removed: int = 0
     parts: list[IndexEntry]
+
+    def names(self) -> list[str]:
+        """The parts that were collected."""
+        return [it.name for it in self.parts if not it.reason]
 
 
 async def collect(
@@ -98,7 +103,7 @@ async def collect(
 def pack(name: str, index: Index, contents: Mapping[str, bytes]) -> bytes:
     """The archive: a gzipped tar file with one directory, `name`. Its files are for their owner only."""
     packed = io.BytesIO()
-    documents = {INDEX: msgspec.json.format(msgspec.json.encode(index)), **contents}
+    documents = {INDEX: msgspec.json.format(encode(index)), **contents}
     with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
         for path, content in documents.items():
             member = tarfile.TarInfo(f"{name}/{path}")

@@ -60,10 +60,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def run(command: click.Command, arguments: list[str] | None) -> int:
+def run(command: click.Command, arguments: list[str] | None, program: str = "kroute") -> int:
     """Run a command line and return its exit code. An error becomes one line."""
     try:
-        code: Any = command.main(args=arguments, prog_name="kroute", standalone_mode=False)
+        code: Any = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except CommandRefusedError as refusal:
         complain(refusal)
         return FAILURE

@@ -7,11 +7,13 @@ from kroute.checks.finding import failed, ok, warning
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.check import Report, print_findings
 from kroute.cli.explain import print_explanations
+from kroute.cli.kubectl.printing import Answer, Answers, Fleet, FleetNode, print_answers, print_fleet
 from kroute.cli.migrate import print_hand_over, print_leftovers, print_outcome
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
 from kroute.cli.show.table import print_services, print_snapshot
+from kroute.cli.status import print_status
 from kroute.cli.terminal.screen import Screen
 from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.masquerade.set_fills import SetFill
@@ -20,6 +22,7 @@ from kroute.inspect import snapshot
 from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList, RouteView
 from kroute.inspect.snapshot import ProblemRow, RealServerRow, RealServerView, Snapshot, TrafficCounts, VirtualServerRow
+from kroute.inspect.status import Served, Severity, Source, State, Status, StatusProblem, with_problems
 from kroute.inspect.verdicts import Client, Fate, Verdict
 from kroute.migration.hand_over import HandOver
 from kroute.migration.leftovers import Leftovers
@@ -137,7 +140,37 @@ LEFTOVERS = Leftovers(
 PROXY = OTHER_PROXIES[KUBE_PROXY]
 SETTINGS = Settings(node_name="node1")
 
+STATUS = with_problems(
+    Status(
+        node="node1",
+        state=State.READY,
+        version="1.2.3",
+        started="2026-01-01T00:00:00Z",
+        firewall="nftables",
+        served=Served(12345, 123456, 1234567, 1234, 0, 0, 1234567, 98765),
+        pending=3,
+        last_resync="2026-01-01T01:00:00Z",
+        source=Source("api", connected=True, objects={"EndpointSlice": 23456, "Service": 12345, "Node": 1234}),
+    ),
+    [
+        StatusProblem(Severity.WARNING, LONG, "InvalidAnnotation", f"it is wrong for {IPV6}", "correct the Service"),
+        StatusProblem(Severity.FAIL, "", "ApiUnreachable", "the API server does not answer", "run `kroute check`"),
+    ],
+)
+FLEET = Fleet(
+    [
+        FleetNode("node1", "kroute-abcde", "pods/exec", STATUS, "", []),
+        FleetNode("node2", "kroute-fghij", "pods/proxy", STATUS, "", ["version 1.2.2, others have 1.2.3"]),
+        FleetNode("node3", "kroute-klmno", "", None, "no answer within 15 s", []),
+    ]
+)
+
 VIEWS = {
+    "status": Shown(STATUS, print_status),
+    "kubectl kroute status": Shown(FLEET, print_fleet),
+    "kubectl kroute show": Shown(
+        Answers([Answer("node1", 0, f"web {IPV6}"), Answer("node2", error="its pod is Pending")]), print_answers
+    ),
     "show": Shown(SNAPSHOT, print_snapshot),
     "show services": Shown(snapshot.services(SNAPSHOT), print_services),
     "show service": Shown(REPORT, print_report),

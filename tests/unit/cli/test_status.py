@@ -61,8 +61,8 @@ async def test_problems_come_with_their_next_steps_and_end_with_1(
     assert await asked(tmp_path, with_problems(READY, [OF_A_SERVICE] * 30 + [OF_THE_NODE])) == 1
     text = capsys.readouterr().out
     assert text.startswith("kroute 1.2.3 on node1: ready, 31 problems\n")
-    assert text.index("FAIL    this node: ApiUnreachable") < text.index("        -> see kroute check")
-    assert "WARNING default/web: InvalidAnnotation: x\\x1b[2J is wrong" in text
+    assert text.index("FAIL     this node: ApiUnreachable") < text.index("         -> see kroute check")
+    assert "WARNING  default/web: InvalidAnnotation: x\\x1b[2J is wrong" in text
     assert "and 19 more" in text
 
 

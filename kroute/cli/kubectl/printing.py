@@ -1,0 +1,161 @@
+"""What `kubectl kroute` prints: a line for each node, then problems with their next steps, and what differs."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from kroute.cli.status import print_problem
+from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal.tables import Table
+from kroute.fleet.answers import decoded
+from kroute.fleet.comparison import usual
+from kroute.fleet.kubectl import KubectlError, Output
+from kroute.fleet.survey import Survey
+from kroute.inspect.status import Status, StatusProblem
+from kroute.logs import printable
+from kroute.model.document import Document, View
+
+SHOWN = 20
+"""Problems on the screen. JSON and YAML have all that the nodes have named."""
+NAMED_NODES = 5
+_HEADINGS = ("Node", "State", "Version", "Firewall", "Services", "Virtual", "Real", "Problems", "Differs")
+_WIDE = ("Pending", "Last resync", "Asked by", "Pod")
+
+
+class FleetNode(View):
+    """One node's answer. `via` says how it was asked. `error` says why there is no status, or is empty.
+
+    `differences` are sentences about what it has differently from the others.
+    """
+
+    node: str
+    pod: str
+    via: str
+    status: Status | None
+    error: str
+    differences: list[str]
+
+
+class Fleet(Document):
+    """The status of every node that was asked."""
+
+    kind: ClassVar[str] = "NodeStatusList"
+
+    items: list[FleetNode]
+
+    def names(self) -> list[str]:
+        """The nodes that do not answer, have problems, or differ."""
+        return [
+            it.node for it in self.items if it.status is None or it.status.problems_total or it.differences or it.error
+        ]
+
+
+class Answer(View):
+    """One node's output of a command: its text, or the JSON document. `error` says why there is none."""
+
+    node: str
+    exit_code: int = 0
+    output: Any = None
+    error: str = ""
+    differences: list[str] = msgspec.field(default_factory=list)
+
+
+class Answers(Document):
+    """The outputs of a command that was run on every node."""
+
+    kind: ClassVar[str] = "NodeAnswerList"
+
+    items: list[Answer]
+
+    def names(self) -> list[str]:
+        """Every node that was asked."""
+        return [it.node for it in self.items]
+
+
+def document(found: Survey) -> Fleet:
+    return Fleet(
+        items=[
+            FleetNode(it.node, it.pod, it.via, it.status, it.error, found.differences.get(it.node, []))
+            for it in found.nodes
+        ]
+    )
+
+
+def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) -> Answer:
+    """A node's answer: what its command has written, or why it was not run."""
+    if isinstance(found, KubectlError):
+        return Answer(node, error=str(found), differences=list(differences))
+    value = decoded(found.out)
+    text = found.out.decode(errors="replace") if value is None else value
+    return Answer(node, found.code, text, differences=list(differences))
+
+
+def marked(answers: list[Answer]) -> list[Answer]:
+    """The answers, with a mark for each node whose command ended with another exit code than most."""
+    ended = [it for it in answers if not it.error]
+    most = usual(it.exit_code for it in ended)
+    for each in ended if len({it.exit_code for it in ended}) > 1 else ():
+        if each.exit_code != most:
+            each.differences.append(f"exit code {each.exit_code}" + ("" if most is None else f", others {most}"))
+    return answers
+
+
+def print_fleet(fleet: Fleet, screen: Screen) -> None:
+    """Print a line for each node; differences and problems below, each problem once with the nodes that have it."""
+    table = Table(*_HEADINGS, *(_WIDE if screen.is_wide else ()), numbers=(*_HEADINGS[4:8], "Pending"))
+    for each in fleet.items:
+        table.add(*_cells(each), *(_more_cells(each) if screen.is_wide else ()))
+    screen.table(table)
+    for each in fleet.items:
+        if each.error:
+            screen.line(f"NO ANSWER  {each.node}: {each.error}", hang=11, fg="red")
+    for each in fleet.items:
+        for difference in each.differences:
+            screen.line(f"DIFFERS    {each.node}: {difference}", hang=11, fg="yellow")
+    _print_problems(fleet.items, screen)
+
+
+def _cells(each: FleetNode) -> list[object]:
+    status = each.status
+    if status is None:
+        return [each.node, "no answer", *["-"] * (len(_HEADINGS) - 2)]
+    served = status.served
+    counts = (served.services, served.virtual_servers, served.real_servers, status.problems_total)
+    differs = "yes" if each.differences else "no"
+    return [each.node, status.state.value, status.version or "-", status.firewall or "-", *counts, differs]
+
+
+def _more_cells(each: FleetNode) -> list[object]:
+    found = (each.status.pending, each.status.last_resync or "-") if each.status else ("-", "-")
+    return [*found, each.via or "-", each.pod]
+
+
+def _print_problems(nodes: Sequence[FleetNode], screen: Screen) -> None:
+    having: dict[StatusProblem, list[str]] = {}
+    for each in nodes:
+        for problem in each.status.problems if each.status else ():
+            having.setdefault(problem, []).append(each.node)
+    for problem, names in list(having.items())[:SHOWN]:
+        where = "all nodes" if len(names) == len(nodes) > 1 else ", ".join(_some(names))
+        print_problem(problem, f"{where}: {problem.service}" if problem.service else where, screen)
+    if len(having) > SHOWN:
+        screen.line(f"and {len(having) - SHOWN} more problems: -o json has them")
+
+
+def _some(names: Sequence[str]) -> list[str]:
+    more = len(names) - NAMED_NODES
+    return [*names[:NAMED_NODES], f"{more} more"] if more > 0 else list(names)
+
+
+def print_answers(answers: Answers, screen: Screen) -> None:
+    """Print every node's output below its name, with what it has differently."""
+    for number, each in enumerate(answers.items):
+        mark = f"  DIFFERS: {'; '.join(each.differences)}" if each.differences else ""
+        if number:
+            screen.line()
+        screen.line(f"== {each.node} =={mark}", bold=True, fg="yellow" if mark else None)
+        if each.error:
+            screen.line(f"no answer: {each.error}", fg="red")
+        for line in str(each.output or "").splitlines():
+            screen.line(printable(line))

@@ -1,0 +1,118 @@
+"""Find the agents' pods by the labels of the DaemonSet (deploy/kustomize/base), and how each can be asked.
+
+An agent's answers are on its metrics port. Where that port is bound to the node's address, the API server's pod proxy
+reaches it. On loopback, the default, nobody does, and the command `kroute` is run in the pod instead. Nothing is opened
+for either.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from kroute.fleet.kubectl import Kubectl, KubectlError
+
+LABELS = "app.kubernetes.io/name=kroute"
+NAMESPACE = "kube-system"
+"""Where deploy/kustomize/base puts the DaemonSet."""
+_VARIABLE, _FLAG = "KROUTE_METRICS_BIND_ADDRESS", "--metrics-bind-address"
+
+
+class AgentPod(msgspec.Struct, frozen=True, order=True):
+    """The pod of one node's agent. `port`: that of the metrics, if it is bound to the node's address; else None.
+
+    `trouble` says why the pod cannot be asked, or is empty.
+    """
+
+    node: str
+    namespace: str
+    name: str
+    container: str
+    port: int | None
+    trouble: str = ""
+
+    @property
+    def proxy(self) -> str:
+        """The path of the API server under which the pod proxy is."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}:{self.port}/proxy"
+
+
+async def find(kubectl: Kubectl, namespace: str) -> list[AgentPod]:
+    """The agents' pods, by node. Raises KubectlError."""
+    answer = await kubectl.get(f"/api/v1/namespaces/{quote(namespace)}/pods?labelSelector={quote(LABELS)}")
+    try:
+        items = msgspec.json.decode(answer)["items"]
+        agents = [(pod, container) for pod in items if (container := _agent_of(pod)) is not None]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise KubectlError(f"the API server has not answered with a list of pods: {error}") from None
+    names = {name for _, container in agents for name in _config_maps(container)}
+    maps = dict(await asyncio.gather(*(_config_map(kubectl, namespace, name) for name in sorted(names))))
+    return sorted(_pod(pod, container, maps) for pod, container in agents)
+
+
+def _agent_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The container that runs `kroute run`, or None: pods of the uninstaller have the same label."""
+    for container in pod["spec"]["containers"]:
+        if "run" in [*(container.get("command") or ()), *(container.get("args") or ())]:
+            found: Mapping[str, Any] = container
+            return found
+    return None
+
+
+def _config_maps(container: Mapping[str, Any]) -> list[str]:
+    return [it["configMapRef"]["name"] for it in container.get("envFrom") or () if "configMapRef" in it]
+
+
+async def _config_map(kubectl: Kubectl, namespace: str, name: str) -> tuple[str, Mapping[str, str]]:
+    """A ConfigMap's name and data; no data if it may not be read, or does not exist."""
+    try:
+        answer = await kubectl.get(f"/api/v1/namespaces/{quote(namespace)}/configmaps/{quote(name)}")
+        return name, msgspec.json.decode(answer).get("data") or {}
+    except (KubectlError, msgspec.DecodeError, AttributeError):
+        return name, {}
+
+
+def _pod(pod: Mapping[str, Any], container: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> AgentPod:
+    metadata, phase = pod["metadata"], pod.get("status", {}).get("phase", "Unknown")
+    trouble = "" if phase == "Running" else f"its pod {metadata['name']} is {phase}"
+    if metadata.get("deletionTimestamp"):
+        trouble = f"its pod {metadata['name']} is being deleted"
+    return AgentPod(
+        node=pod["spec"].get("nodeName") or "(no node yet)",
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        container=container["name"],
+        port=_reachable_port(_bind_address(container, maps)),
+        trouble=trouble,
+    )
+
+
+def _bind_address(container: Mapping[str, Any], maps: Mapping[str, Mapping[str, str]]) -> str:
+    """The metrics' bind address as the pod is configured; empty for the default. Flags win, then `env`, `envFrom`."""
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    for position, word in enumerate(words):
+        if word.startswith(f"{_FLAG}="):
+            return str(word.partition("=")[2])
+        if word == _FLAG and position + 1 < len(words):
+            return str(words[position + 1])
+    for variable in container.get("env") or ():
+        if variable["name"] == _VARIABLE:
+            return str(variable.get("value", ""))
+    for name in reversed(_config_maps(container)):
+        if _VARIABLE in maps.get(name, {}):
+            return maps[name][_VARIABLE]
+    return ""
+
+
+def _reachable_port(bound: str) -> int | None:
+    """The port, if others than the node itself reach it there."""
+    host, _, port = bound.rpartition(":")
+    if not port.isdecimal():
+        return None
+    try:
+        return None if ip_address(host.strip("[]") or "0.0.0.0").is_loopback else int(port)
+    except ValueError:
+        return None

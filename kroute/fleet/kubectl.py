@@ -1,0 +1,71 @@
+"""Run the real kubectl, so that contexts, credentials, plugins and proxies are those of the user's own calls."""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+_LONGEST_COMPLAINT = 500
+
+
+class KubectlError(Exception):
+    """kubectl cannot be run, did not end in time, or refused. The message is one sentence."""
+
+
+class Output(NamedTuple):
+    """What a call has written, and its exit code."""
+
+    code: int
+    out: bytes
+    complaint: str
+
+
+class Kubectl:
+    """Calls kubectl with these global flags, such as `--context=NAME`. No more than `at_once` calls run at a time."""
+
+    def __init__(self, flags: Sequence[str], *, at_once: int, seconds: float) -> None:
+        """`seconds` is how long one call may take."""
+        self._flags = tuple(flags)
+        self._turns = asyncio.Semaphore(at_once)
+        self._seconds = seconds
+
+    async def get(self, path: str) -> bytes:
+        """The answer of the API server to GET. Raises KubectlError."""
+        output = await self.call("get", "--raw", path)
+        if output.code:
+            raise KubectlError(output.complaint or f"kubectl ended with {output.code}")
+        return output.out
+
+    async def call(self, *arguments: str) -> Output:
+        """Run one command and collect its output. Raises KubectlError if it cannot be run or does not end in time."""
+        program = shutil.which("kubectl")
+        if program is None:
+            raise KubectlError("kubectl is not in PATH: install it, or run `kroute` on the node itself")
+        async with self._turns:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *self._flags,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(self._seconds):
+                    out, complaint = await process.communicate()
+            except TimeoutError:
+                raise KubectlError(f"no answer within {self._seconds:g} s") from None
+            finally:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+        return Output(process.returncode or 0, out, _last_line(complaint))
+
+
+def _last_line(complaint: bytes) -> str:
+    """The last line that says something beside the exit code, which kubectl adds."""
+    said = (line for line in complaint.decode(errors="replace").splitlines() if line.strip())
+    lines = [line for line in said if not line.startswith("command terminated with exit code")]
+    return lines[-1].strip()[:_LONGEST_COMPLAINT] if lines else ""
