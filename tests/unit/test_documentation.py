@@ -1,13 +1,17 @@
 """The operators' pages name only what exists."""
 
+import copy
 import re
+import textwrap
 from pathlib import Path
 
 import click
+import kubernetes_validate
 import pytest
+import yaml
 
 from kroute.cli.director import director
-from kroute.cli.main import COMMANDS
+from kroute.cli.main import COMMANDS, load
 from kroute.cli.parameters.options import ListOption
 from kroute.cli.run import run
 from kroute.firewall.iptables.rules import family_rules
@@ -17,6 +21,8 @@ from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations import ANNOTATIONS
 from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.settings import Exemption, Settings
+from tests.lab.manifests import KUSTOMIZE, render, the
+from tests.unit.documented_commands import PAGES, blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -87,3 +93,47 @@ def test_every_failure_of_the_design_names_its_tests() -> None:
     assert len(rows) > 10
     for row in rows:
         assert re.search(r"\| `tests/[\w/]+\.py`(, `tests/[\w/]+\.py`)* \|$", row), row
+
+
+YAML = [
+    pytest.param(block, id=f"{page.name}: {block.strip().splitlines()[0]}")
+    for page in PAGES
+    for block in blocks(page.read_text())
+    if re.match(r"[\w.-]+:( |$)|# kustomization.yaml", block.strip(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("block", YAML)
+def test_every_yaml_block_is_yaml_and_every_object_in_it_is_valid(block: str) -> None:
+    for item in yaml.safe_load_all(textwrap.dedent(block)):
+        assert isinstance(item, dict)
+        if "kind" in item and "kustomize" not in item["apiVersion"]:
+            kubernetes_validate.validate(item, "1.37.0", strict=True)
+
+
+def test_the_first_overlay_of_the_page_is_rendered(tmp_path: Path) -> None:
+    """As it stands in docs/deploy.md, in a directory beside the repository."""
+    [example] = [block for block in blocks((DOCS / "deploy.md").read_text()) if "# kustomization.yaml" in block]
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (tmp_path / "kroute").symlink_to(DOCS.parent)
+    (overlay / "kustomization.yaml").write_text(textwrap.dedent(example))
+    objects = render(overlay)
+    settings = the("ConfigMap", objects)["data"]
+    assert settings["KUBERNETES_SERVICE_HOST"] == "192.168.123.2"
+    pod = the("DaemonSet", objects)["spec"]["template"]["spec"]
+    assert all(it["image"].startswith("REGISTRY/kroute:") for it in (*pod["initContainers"], *pod["containers"]))
+
+
+@pytest.mark.parametrize("page", ["migrate-from-kube-proxy.md", "migrate-from-kube-router.md"])
+def test_the_init_container_of_a_migration_makes_a_valid_daemonset(page: str) -> None:
+    [example] = [it for it in blocks((DOCS / page).read_text()) if it.strip().startswith("initContainers:")]
+    daemonset = copy.deepcopy(the("DaemonSet", render(KUSTOMIZE / "base")))
+    pod = daemonset["spec"]["template"]["spec"]
+    [container] = yaml.safe_load(textwrap.dedent(example))["initContainers"]
+    agent = pod["containers"][0]
+    container |= {name: agent[name] for name in ("env", "securityContext", "volumeMounts")}  # as its comment says
+    pod["initContainers"].append(container)
+    kubernetes_validate.validate(daemonset, "1.37.0", strict=True)
+    assert container["command"][0] == "kroute"
+    load(container["command"][1]).make_context("migrate", container["command"][2:])
