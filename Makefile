@@ -17,7 +17,7 @@ test: ## run every test, also those that send packets
 
 unit: ## run the tests that need no kernel and no browser, with a fifth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -n $$(( 2 * $$(nproc) )) --hypothesis-profile quick -m 'not lab and not browser and not machine' $(ARGS)
+	@$(PYTEST) -n $$(( 2 * $$(nproc) )) --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells' $(ARGS)
 
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit

@@ -7,6 +7,7 @@ import click
 
 from kroute import logs
 from kroute.cli.parameters.arguments import ServicePorts, parse_address, parse_target
+from kroute.cli.parameters.completions import complete_service
 from kroute.cli.parameters.options import Parsed
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
@@ -34,7 +35,7 @@ _TARGET = "ADDRESS:PORT | SERVICE[:PORT]"
 
 
 @click.command(cls=FlagsCommand)
-@click.argument("target", type=Parsed(_TARGET, parse_target), metavar=_TARGET)
+@click.argument("target", type=Parsed(_TARGET, parse_target), metavar=_TARGET, shell_complete=complete_service)
 @click.option(
     "--from",
     "client",

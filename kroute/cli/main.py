@@ -13,12 +13,17 @@ import click
 from kroute import __version__
 from kroute.cli.terminal import output
 
+PROGRAM = "kroute"
+COMPLETION_VARIABLE = "_KROUTE_COMPLETE"
+"""The variable by which a shell's script asks for completions, as click derives it from the program's name."""
+
 
 class Entry(NamedTuple):
-    """A command: the module that defines it under its name, and the first sentence of its help."""
+    """A command: the module that defines it, the first sentence of its help, and its name there if it is another."""
 
     module: str
     summary: str
+    attribute: str = ""
 
 
 COMMANDS = {
@@ -31,11 +36,21 @@ COMMANDS = {
         "Look whether the node and the cluster have what kroute needs; each finding comes with its next step.",
     ),
     "cleanup": Entry("kroute.cli.cleanup", "Undo everything that kroute did on this node, and say what was undone."),
+    "completion": Entry(
+        "kroute.cli.manual.completion",
+        "Write the script by which a shell completes commands, flags and names of Services.",
+    ),
     "director": Entry(
         "kroute.cli.director",
         "Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM.",
     ),
     "explain": Entry("kroute.cli.explain", "Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes."),
+    "help": Entry(
+        "kroute.cli.manual.help",
+        "Show the help of kroute, or of COMMAND, as `kroute COMMAND --help` does.",
+        "show_help",
+    ),
+    "man": Entry("kroute.cli.manual.pages", "Write the man pages of kroute and of each command into DIRECTORY."),
     "migrate": Entry(
         "kroute.cli.migrate",
         "Show what another service proxy left on this node and take it over, or hand the node back to it.",
@@ -51,11 +66,15 @@ COMMANDS = {
         "full.",
     ),
     "status": Entry("kroute.cli.status", "Show what this node serves, what is wrong, and what to do about it."),
+    "version": Entry(
+        "kroute.cli.manual.version", "Show the version of kroute, and of the agent that runs on this node."
+    ),
 }
 
 
 def load(name: str) -> click.Command:
-    command: click.Command = getattr(import_module(COMMANDS[name].module), name)
+    entry = COMMANDS[name]
+    command: click.Command = getattr(import_module(entry.module), entry.attribute or name)
     return command
 
 
@@ -72,12 +91,16 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    commands=[click.Command(name, help=entry.summary) for name, entry in COMMANDS.items()],
+    commands=[click.Command(name, short_help=entry.summary) for name, entry in COMMANDS.items()],
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-@click.version_option(__version__, prog_name="kroute")
-def cli() -> None:
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_context
+def cli(context: click.Context) -> None:
     """A Kubernetes service proxy for Linux nodes that programs IPVS."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,9 +82,9 @@ async def ask(state_dir: Path, question: str) -> bytes:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(state_dir / NAME)
-            writer.write(question.encode() + b"\n")
-            answer = await reader.read()
-            writer.close()
+            with closing(writer):
+                writer.write(question.encode() + b"\n")
+                answer = await reader.read()
     except (OSError, TimeoutError) as error:
         raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {error}") from None
     if answer == UNKNOWN_QUESTION:

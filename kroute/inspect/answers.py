@@ -7,7 +7,7 @@ import msgspec
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.firewall.backend import Choice
-from kroute.inspect import agent_settings, planned_state, snapshot, support
+from kroute.inspect import agent_settings, planned_state, service_names, snapshot, support
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.document import encode
@@ -37,6 +37,7 @@ class Answers:
             agent_settings.QUESTION: self._answer_settings,
             planned_state.SERVICE: self._answer_service,
             planned_state.FRONTEND: self._answer_frontend,
+            service_names.QUESTION: self._answer_names,
             support.PLANS: self._answer_plans,
             support.OBJECTS: self._answer_objects,
             support.RECENT: support.recent_answer,
@@ -47,6 +48,9 @@ class Answers:
             table = await ipvs.read()
         shown = snapshot.of_agent(self._broadcaster.plans, table, self._set_fills(), self._firewall)
         return encode(shown)
+
+    async def _answer_names(self, _about: str) -> bytes:
+        return service_names.encode(self._broadcaster.services)
 
     async def _answer_settings(self, _about: str) -> bytes:
         return agent_settings.encode(self._settings)

@@ -16,7 +16,12 @@ class FlagsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate, then parse as usual. Raises UsageError that names the flag that cannot be translated, and why."""
-        return super().parse_args(ctx, translated(args, {name for it in self.params for name in it.opts}))
+        try:
+            args = translated(args, {name for it in self.params for name in it.opts})
+        except click.UsageError:
+            if not ctx.resilient_parsing:  # a shell completes what is half written
+                raise
+        return super().parse_args(ctx, args)
 
 
 def translated(arguments: Sequence[str], own: set[str]) -> list[str]:

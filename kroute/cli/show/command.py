@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from kroute.cli.parameters.arguments import parse_service
+from kroute.cli.parameters.completions import complete_shown
 from kroute.cli.parameters.options import DURATION, STATE_DIR
 from kroute.cli.show import table
 from kroute.cli.terminal.formats import output_option
@@ -13,7 +14,7 @@ WHAT = "[services | service NAMESPACE/NAME]"
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar=WHAT)
+@click.argument("what", nargs=-1, metavar=WHAT, shell_complete=complete_shown)
 @click.option(
     "-w", "--watch", is_flag=True, help="Show rates and connections of each virtual server until interrupted."
 )

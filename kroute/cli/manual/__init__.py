@@ -1,0 +1,1 @@
+"""What the command line says of itself: help, the version, completion in shells, and man pages."""

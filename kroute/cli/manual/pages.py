@@ -1,0 +1,101 @@
+"""`kroute man`: man pages of kroute and of each command, made from the same texts as `--help`."""
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
+
+import click
+
+from kroute import __version__
+from kroute.cli.terminal.output import DONE, refusing
+
+SECTION = 8  # commands for administrators
+_ROFF = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "~": r"\(ti", "^": r"\(ha", "…": "..."}
+
+
+@click.command("man")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+def man(directory: Path) -> int:
+    """Write the man pages of kroute and of each command into DIRECTORY.
+
+    To read one: man -l DIRECTORY/kroute-show.8. Packages put them into /usr/share/man/man8.
+    """
+    with refusing(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, page in pages().items():
+            (directory / f"{name}.{SECTION}").write_text(page)
+    return DONE
+
+
+def pages() -> dict[str, str]:
+    """Every page by its name, without the section."""
+    main = import_module("kroute.cli.main")
+    commands = {name: main.load(name) for name in main.COMMANDS}
+    found = {"kroute": "\n".join(_page_of_all(main.cli, commands)) + "\n"}
+    with click.Context(main.cli, info_name=main.PROGRAM, **main.cli.context_settings) as above:
+        for name, command in commands.items():
+            found[f"kroute-{name}"] = "\n".join(_page(command, click.Context(command, above, info_name=name))) + "\n"
+    return found
+
+
+def _page_of_all(group: click.Group, commands: dict[str, click.Command]) -> Iterator[str]:
+    context = click.Context(group, info_name="kroute", **group.context_settings)
+    yield from _head("kroute", group.help or "")
+    yield from (".SH SYNOPSIS", r"\fBkroute\fR [\fIOPTIONS\fR] \fICOMMAND\fR [\fIARGUMENTS\fR]")
+    yield from (".SH DESCRIPTION", *_paragraphs(group.help or ""), ".SH COMMANDS")
+    for name, command in commands.items():
+        yield from (".TP", rf"\fBkroute\-{_text(name)}\fR({SECTION})", *_paragraphs(_first_sentence(command)))
+    yield from _options(group, context)
+    yield from (".SH ENVIRONMENT", ".TP", r"\fBKROUTE_\fR\fIOPTION\fR")
+    yield _text("The value of an option of most commands that is not given, named like it: KROUTE_CLUSTER_CIDR.")
+    yield from (".SH EXIT STATUS", _text("0: done; 1: the node or the cluster refuses; 2: the command line is wrong."))
+    yield _text("Some commands have more, which their pages name.")
+
+
+def _page(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield from _head(f"kroute-{context.info_name}", _first_sentence(command))
+    usage = [rf"\fI{_text(it)}\fR" for it in command.collect_usage_pieces(context)]
+    yield from (".SH SYNOPSIS", " ".join([rf"\fBkroute {_text(str(context.info_name))}\fR", *usage]))
+    yield from (".SH DESCRIPTION", *_paragraphs(command.help or ""))
+    yield from _options(command, context)
+    yield from (".SH SEE ALSO", rf"\fBkroute\fR({SECTION})")
+
+
+def _head(name: str, summary: str) -> Iterator[str]:
+    yield f'.TH "{name.upper()}" "{SECTION}" "" "kroute {__version__}" "kroute"'
+    yield from (".SH NAME", rf"{_text(name)} \- {_text(' '.join(summary.split()).rstrip('.'))}")
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    records = [record for it in command.get_params(context) if (record := it.get_help_record(context)) is not None]
+    records = [(names, text) for names, text in records if text]  # an argument has none
+    if records:
+        yield ".SH OPTIONS"
+    for names, text in records:
+        yield from (".TP", rf"\fB{_text(names)}\fR", *_paragraphs(text))
+
+
+def _first_sentence(command: click.Command) -> str:
+    """The first paragraph of a command's help, which is one sentence."""
+    return (command.help or "").strip().partition("\n\n")[0]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a help text. One that begins with a backspace keeps its lines, as click has it."""
+    for number, paragraph in enumerate(re.split(r"\n\s*\n", cleandoc(text))):
+        if number:
+            yield ".PP"
+        keeps_lines = paragraph.startswith("\b")
+        lines = [it.strip() for it in paragraph.strip("\b\n ").splitlines()]
+        if keeps_lines:
+            yield from (".nf", *map(_text, lines), ".fi")
+        else:
+            yield _text(" ".join(lines))
+
+
+def _text(text: str) -> str:
+    """Text for roff: its special characters are escaped, and no line begins with a control character."""
+    escaped = "".join(_ROFF.get(it, it) for it in text)
+    return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped
