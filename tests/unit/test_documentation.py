@@ -98,7 +98,10 @@ def test_every_failure_of_the_design_names_its_tests() -> None:
 YAML = [
     pytest.param(block, id=f"{page.name}: {block.strip().splitlines()[0]}")
     for page in PAGES
-    for block in blocks(page.read_text())
+    for block in (
+        *blocks(page.read_text()),
+        *re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL),
+    )
     if re.match(r"[\w.-]+:( |$)|# kustomization.yaml", block.strip(), re.MULTILINE)
 ]
 
