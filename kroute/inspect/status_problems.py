@@ -33,11 +33,12 @@ def of_plans(plans: Iterable[Plan]) -> Iterator[StatusProblem]:
 
 
 def of_plan(service: str, problem: Problem) -> StatusProblem:
-    """A plan's problem. `service` is empty for that of the node."""
+    """A plan's problem, beside which all else is served. `service` is empty for that of the node."""
     namespace, _, name = service.partition("/")
     other = _OF_A_SERVICE.format(namespace=namespace, name=name) if service else _OF_THE_NODE
-    severity = Severity.WARNING if service else Severity.FAIL
-    return StatusProblem(severity, service, problem.reason, problem.message, _NEXT_STEPS.get(problem.reason, other))
+    return StatusProblem(
+        Severity.WARNING, service, problem.reason, problem.message, _NEXT_STEPS.get(problem.reason, other)
+    )
 
 
 def of_work(complaints: Iterable[str], controllers: Mapping[str, ControllerStatistics]) -> Iterator[StatusProblem]:
