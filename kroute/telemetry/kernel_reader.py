@@ -7,16 +7,18 @@ time that the scan took. A caller is told how long to wait before asking again.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from heapq import nlargest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kroute.comparison.virtual_servers import Condition, condition_of, count_real_servers
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
 from kroute.reconcile.batches import sliced
+
+T = TypeVar("T")
 
 COST_SHARE = 20
 """A scan is cached for this many times the time that it took. So scans take at most 5 % of the time."""
@@ -91,10 +93,18 @@ class KernelReader:
 
         Raises KernelError.
         """
+
+        async def chosen(ipvs: IpvsReader) -> Mapping[VirtualServerKey, VirtualServerState]:
+            return {key: state async for part in ipvs.scan(keys) for key, state in part if key in keys}
+
+        return await self.read(chosen)
+
+    async def read(self, work: Callable[[IpvsReader], Awaitable[T]]) -> T:
+        """Read by `work`, when no other reading is under way; what it took counts. Raises KernelError."""
         async with self._busy:
             started = self._clock()
             async with self._open_ipvs() as ipvs:
-                found = {key: state async for part in ipvs.scan(keys) for key, state in part if key in keys}
+                found = await work(ipvs)
             self._took(self._clock() - started)
             return found
 

@@ -22,19 +22,21 @@ from kroute.telemetry import zpages
 from kroute.telemetry.health import Health
 from kroute.telemetry.health_server import probe_response
 from kroute.telemetry.metrics import exposition
-from kroute.telemetry.status import StatusPage
+from kroute.telemetry.page.content import StatusPage
+from kroute.telemetry.page.services import Question
 
 _ASSETS = {
     "/": ("index.html", "text/html"),
-    "/status.js": ("status.js", "text/javascript"),
     "/status.css": ("status.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("status", "services", "service", "elements")},
 }
 _ANSWERS = "/answers/"
 """The path under which some of the answers on the agent's socket are, for `kubectl kroute` by the pod proxy."""
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -53,7 +55,7 @@ class MetricsServer:
     def __init__(
         self,
         metrics: Callable[[], AsyncIterator[bytes]],
-        status: StatusPage,
+        page: StatusPage,
         health: Health,
         settings: Settings,
         answers: Mapping[str, Answer],
@@ -62,7 +64,7 @@ class MetricsServer:
     ) -> None:
         self._answers = answers
         self._metrics = metrics
-        self._status = status
+        self._page_content = page
         self._health = health
         self._settings = settings
         self._only_loopback = only_loopback
@@ -87,8 +89,10 @@ class MetricsServer:
             body = b"".join([part async for part in self._metrics()])
             return web.Response(body=body, headers={"Content-Type": exposition.CONTENT_TYPE})
         if path == "/status.json":
-            status = await self._status.status(request.query.get("search", ""), _page_number(request))
-            return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+            return _json(await self._page_content.content(Question.of(request.query)))
+        if path == "/service.json":
+            service = await self._page_content.service(request.query.get("name", ""))
+            return _json(service) if service is not None else web.Response(status=HTTPStatus.NOT_FOUND)
         if path.startswith(_ANSWERS) and (answer := self._answers.get(path.removeprefix(_ANSWERS))) is not None:
             return web.Response(body=await answer(WITH_DIGEST), content_type="application/json")
         return (
@@ -112,9 +116,8 @@ class MetricsServer:
         return web.Response(body=page.body, headers={"Content-Type": page.content_type})
 
 
-def _page_number(request: web.BaseRequest) -> int:
-    text = request.query.get("page", "1")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
+def _json(value: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _names_loopback(host: str) -> bool:

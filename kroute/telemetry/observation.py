@@ -31,9 +31,9 @@ from kroute.telemetry.metrics import families as metrics
 from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
 from kroute.telemetry.metrics.scrape import Scrape
+from kroute.telemetry.page.content import StatusPage
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import Statistics
-from kroute.telemetry.status import StatusPage
 
 if TYPE_CHECKING:
     from kroute.telemetry.health_server import HealthServer
@@ -76,10 +76,10 @@ class Observation:
         self._report = recorder.report_on_node
         self._health = Health(controllers, changes.ineligible)
         self._kernel = KernelReader(lambda: list(broadcaster.services.values()), settings.metrics_services)
-        self._status = StatusPage(
-            settings, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT
-        )
         self._agent = AgentStatus(settings, catalog, broadcaster, controllers, changes, self._kernel, statistics)
+        self._page = StatusPage(
+            catalog, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT, self._agent.status
+        )
         self.answers: Mapping[str, Answer] = {
             QUESTION: self._agent.answer,
             shared_state.QUESTION: self._agent.answer_shared,
@@ -109,7 +109,7 @@ class Observation:
         servers = await self._load()
         only_loopback = where.host.startswith(LOOPBACK)
         server = servers.metrics(
-            self._metrics, self._status, self._health, self._settings, self.answers, only_loopback=only_loopback
+            self._metrics, self._page, self._health, self._settings, self.answers, only_loopback=only_loopback
         )
         await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
 

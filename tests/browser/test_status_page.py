@@ -1,158 +1,176 @@
 """The status page, as a person sees it: in a headless Chromium, fed by an agent on loopback."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
-from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import Traffic
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import NodePlan, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
-from kroute.telemetry import status as status_module
-from tests.browser.chromium import Browser, browser
-from tests.builders import NODE, facts
-from tests.unit.load_balancer import ask, ask_soon
+from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
+from tests.browser.chromium import Browser
+from tests.browser.conftest import column, shows
+from tests.builders import NODE
 from tests.unit.observed import Observed
 
 pytestmark = pytest.mark.browser
 
-EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
+SERVICE, STATE, ADDRESS, REAL_SERVERS, CONNECTIONS, NEW, PACKETS, BYTES = range(8)
 
 
-def key(number: int) -> VirtualServerKey:
-    return VirtualServerKey(Protocol.TCP, f"10.96.{number // 250}.{number % 250 + 1}", 80)
+FACTS = """
+  return Object.fromEntries([...document.querySelectorAll('.server dl div')]
+    .map((it) => [it.firstChild.textContent, it.lastChild.textContent]));
+"""
+UNKNOWN = "\N{EN DASH}"
 
 
 def plan(name: str, number: int, *problems: Problem) -> ServicePlan:
-    reals = (RealServer("10.1.0.1", 8080), RealServer("10.1.0.2", 8080))
-    server = VirtualServer(key(number), "wlc", 0, None, reals)
+    key = VirtualServerKey(Protocol.TCP, f"10.97.{number // 250}.{number % 250 + 1}", 80)
+    server = VirtualServer(key, "wlc", 0, None, (RealServer("10.1.0.1", 8080),))
     return ServicePlan(ObjectKey("default", name), virtual_servers=(server,), problems=problems)
 
 
-def state(**first: int) -> VirtualServerState:
-    reals = {("10.1.0.1", 8080): RealServerState(1, **first), ("10.1.0.2", 8080): RealServerState(0, active=1)}
-    return VirtualServerState(VirtualServerOptions("wlc"), reals)
+def row_of(page: Browser, name: str):
+    async def cells() -> list[str]:
+        return next((row for row in await page.rows("#services") if row[SERVICE] == name), [])
+
+    return cells
 
 
-@pytest.fixture
-async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Observed]:
-    monkeypatch.setattr(status_module, "SHORTEST_REFRESH", 0.2)
-    monkeypatch.setattr("kroute.telemetry.kernel_reader.SHORTEST", 0.2)
-    observed = Observed()
-    observed.broadcaster.publish([NodePlan(facts()), plan("web", 1)])
-    observed.kernel.table[key(1)] = state(active=3, inactive=4)
-    async with observed.running():
-        await ask_soon(observed.metrics_port)
-        yield observed
-
-
-@pytest.fixture
-async def page(agent: Observed, tmp_path: Path) -> AsyncIterator[Browser]:
-    async with browser(tmp_path) as window:
-        await window.open(f"http://127.0.0.1:{agent.metrics_port}/")
-        await shows(lambda: window.text("#verdict"), "healthy")
-        yield window
-
-
-async def shows(look: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """The page comes to show this by itself."""
-    found = None
-    try:
-        async with asyncio.timeout(20):
-            while (found := await look()) != wanted:  # noqa: ASYNC110  nothing signals what a page shows
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        assert found == wanted
-
-
-async def test_the_page_follows_services_connections_problems_and_health(agent: Observed, page: Browser) -> None:
-    first = ["default/web", "TCP 10.96.0.2:80", "wlc", "-", "10.1.0.1:8080", "1", "3", "4", "serving"]
-    second = ["", "", "", "", "10.1.0.2:8080", "0", "1", "0", "draining"]
-    await shows(lambda: page.rows("#services"), [first, second])
+async def test_the_page_follows_services_connections_problems_and_health(shop: Observed, page: Browser) -> None:
+    cells = await row_of(page, "shop/web")()
+    assert cells[:5] == ["shop/web", "● serving", "TCP 10.96.0.20:80", "6, 1 draining", "55"]
     assert await page.title() == f"kroute on {NODE}"
-    assert [row[0] for row in await page.rows("#controllers")] == list(agent.workers.counters)
+    assert (await row_of(page, "back-office/reports")())[1:4] == ["○ refusing", "TCP 10.96.90.4:80", "none"]
 
-    agent.kernel.table[key(1)] = state(active=30, inactive=0)
-    await shows(lambda: page.rows("#services"), [[*first[:6], "30", "0", "serving"], second])
+    shop.broadcaster.publish([plan("new", 1, Problem("InvalidAnnotation", "x=y", "y is not allowed"))])
+    await shows(lambda: page.text("#verdict"), "2 problems")
+    assert (await page.text("#problems li")).splitlines()[:2] == ["default/new InvalidAnnotation", "y is not allowed"]
+    assert (await row_of(page, "default/new")())[STATE] == "✕ missing, 1 problem"
 
-    agent.broadcaster.publish([plan("web", 1, Problem("InvalidAnnotation", "x=y", "y is not allowed"))])
-    await shows(lambda: page.rows("#problems"), [["default/web", "InvalidAnnotation", "y is not allowed"]])
-
-    agent.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
+    shop.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
     await shows(lambda: page.text("#verdict"), "not healthy")
-    assert await page.text("#causes") == agent.workers.faults[0]
+    assert (await page.text("#problems li")).splitlines()[1] == shop.workers.faults[0]
 
     requested = await page.requested()
-    assert all(url.startswith(f"http://127.0.0.1:{agent.metrics_port}/") for url in requested)
-    complaints = [it for it in await page.complaints() if "favicon" not in it]
-    assert complaints == []
+    assert all(url.startswith(f"http://127.0.0.1:{shop.metrics_port}/") for url in requested)
+    assert await page.complaints() == []
 
 
-async def test_ten_thousand_services_are_shown_by_the_page_and_found_by_name_or_address(
-    agent: Observed, page: Browser
-) -> None:
-    agent.broadcaster.publish([plan(f"shop-{number:05}", number) for number in range(2, 10_001)])
+async def test_rates_are_those_of_the_counters(shop: Observed, page: Browser) -> None:
+    for key in shop.kernel.passed:
+        shop.kernel.passed[key] = Traffic(*[number + 10**9 for number in shop.kernel.passed[key]])
+
+    async def units() -> tuple[bool, ...]:
+        _, _, _, _, _, new, packets, passed = await row_of(page, "shop/web")()
+        return new[-1] in "MG", packets[-1] in "MG", passed[-3:] in {"MiB", "GiB"}
+
+    await shows(units, (True, True, True))
+    await shows(lambda: page.script("return document.querySelectorAll('#trend polyline')[0].points.length > 2"), True)
+
+
+async def test_ten_thousand_services_are_paged_searched_filtered_and_sorted(shop: Observed, page: Browser) -> None:
+    await page.script("location.hash = ''")
+    shop.broadcaster.publish([plan(f"shop-{number:05}", number) for number in range(2, 9_994)])
     await shows(lambda: page.text("#page"), "page 1 of 200")
-    assert len(await page.rows("#services")) == 100
     await page.click("#next")
     await shows(lambda: page.text("#page"), "page 2 of 200")
-    assert (await page.rows("#services"))[0][0] == "default/shop-00052"
+    assert (await column(page, SERVICE))[0] == "default/shop-00050"
+
+    await page.click("#services-head [data-sort=active] button")
+    await shows(lambda: page.text("#page"), "page 1 of 200")
+    await shows(lambda: _first(page), ["shop/web", "shop/api", "kube-system/kube-dns"])
+    orders = "return [...document.querySelectorAll('[aria-sort]')].map((it) => it.ariaSort)"
+    assert await page.script(orders) == ["none", "none", "none", "descending", "none", "none"]
+
+    await page.script("const it = document.getElementById('only'); it.value = 'draining';"
+                      "it.dispatchEvent(new Event('change'))")  # fmt: skip
+    await shows(lambda: page.text("#services-count"), "1 of 10,000")
+    await page.script("const it = document.getElementById('only'); it.value = '';"
+                      "it.dispatchEvent(new Event('change'))")  # fmt: skip
     await page.type("#search", "shop-0777")
-    await shows(lambda: page.text("#services-count"), "(10 of 10,000 Services)")
-    assert await page.text("#page") == "page 1 of 1"
+    await shows(lambda: page.text("#services-count"), "10 of 10,000")
     await page.script("const it = document.getElementById('search'); it.value = ''; it.focus()")
-    await page.type("#search", "10.96.31.101")
-    await shows(lambda: page.text("#services-count"), "(1 of 10,000 Services)")
-    assert (await page.rows("#services"))[0][:2] == ["default/shop-07850", "TCP 10.96.31.101:80"]
+    await page.type("#search", "10.97.31.101")
+    await shows(lambda: column(page, SERVICE), ["default/shop-07850"])
+    await page.type("#search", " none")
+    await shows(lambda: page.text("#services-empty"), "No Service matches.")
 
 
-async def test_no_text_is_ever_taken_for_html(agent: Observed, page: Browser) -> None:
-    agent.broadcaster.publish([plan("web", 1, Problem("InvalidAnnotation", "x=y", EVIL))])
-    agent.workers.faults = [EVIL]
-    await shows(lambda: page.rows("#problems"), [["default/web", "InvalidAnnotation", EVIL]])
-    assert await page.text("#causes") == EVIL
-    await page.type("#search", EVIL)
-    await shows(lambda: page.rows("#services"), [])
-    assert await page.title() == f"kroute on {NODE}"
-    assert await page.script("return document.querySelectorAll('main img, main script').length") == 0
+async def test_one_service_in_full_by_keyboard_alone(shop: Observed, page: Browser) -> None:
+    tab, enter, escape = "\ue004", "\ue007", "\ue00c"
+    focused = "return document.activeElement.dataset.key ?? document.activeElement.id"
+    for _ in range(40):
+        if await page.script(focused) == "service shop/web":
+            break
+        await page.press(tab)
+    assert await page.script(focused) == "service shop/web"
+    asked = await page.text("#asked")
+    await shows(lambda: _changed(page, "#asked", asked), True)
+    assert await page.script(focused) == "service shop/web", "a refresh has taken the focus"
+
+    await page.press(enter)
+    await shows(lambda: page.text("#service-name"), "shop/web")
+    assert await page.script(focused) == "service-name"
+    rows = ["10.244.0.40:8080", "node1", "1", "3", "0", "● serving"]
+    await shows(lambda: _first_row(page, "#service-servers tbody"), rows)
+    assert ["10.244.2.90:8080", UNKNOWN, "0", "7", "0", "◐ draining"] in await page.rows("#service-servers tbody")
+    left_out = ["TCP 10.96.0.20:80", "10.244.1.99:8080", "node2", "not ready"]
+    assert left_out in await page.rows("#left-out-rows")
+    assert (await page.script(FACTS))["Scheduler"] == "rr"
+
+    async def has_rates() -> bool:
+        return (await page.script(FACTS))["New connections/s"] not in {"…", "0"}
+
+    await shows(has_rates, True)
+    assert await page.title() == f"shop/web on {NODE}"
+    await page.press(escape)
+    await shows(lambda: page.script(focused), "service shop/web")
+    assert await page.script("return document.getElementById('service-view').hidden")
 
 
-async def test_what_is_not_shipped_with_the_page_does_not_run(agent: Observed, page: Browser) -> None:
-    await page.script(
-        "const it = document.createElement('script'); it.textContent = 'document.title = \"taken\"';"
-        "document.body.append(it)"
-    )
-    assert await page.title() == f"kroute on {NODE}"
-    assert any("Content Security Policy" in complaint for complaint in await page.complaints())
+async def test_a_service_that_goes_is_said_to_be_gone(shop: Observed, page: Browser) -> None:
+    await page.script("location.hash = '#service=' + encodeURIComponent('shop/search')")
+    await shows(lambda: page.text("#service-servers h3"), "TCP 10.96.77.1:9200 ● serving")
+    shop.broadcaster.publish([ServicePlan(ObjectKey("shop", "search"))])
+    await shows(lambda: page.text("#service-note"), "There is no such Service on this node.")
 
 
-async def test_an_agent_that_ends_is_noticed(agent: Observed, page: Browser) -> None:
-    async def refuse(_search: str, _page: int) -> None:
+async def test_an_agent_that_ends_is_noticed(shop: Observed, page: Browser) -> None:
+    async def refuse(_view: object) -> None:
         raise ConnectionResetError
 
-    agent.observation._status.status = refuse
+    shop.observation._page.content = refuse
     await shows(lambda: _begins(page), "no answer from the agent")
-    assert (await page.rows("#services"))[0][0] == "default/web"
+    assert "shop/web" in await column(page, SERVICE)
+
+
+async def test_a_paused_page_asks_nothing_and_goes_on_when_told(shop: Observed, page: Browser) -> None:
+    await page.click("#pause")
+    await asyncio.sleep(0.3)  # a question may be under way
+    before = shop.kernel.readings
+    await asyncio.sleep(1)
+    assert shop.kernel.readings == before
+    assert await page.script("return document.getElementById('pause').ariaPressed") == "true"
+    await page.click("#pause")
+    await shows(lambda: _has_read(shop, before), True)
+
+
+async def _has_read(shop: Observed, before: int) -> bool:
+    return shop.kernel.readings > before
 
 
 async def _begins(page: Browser) -> str:
     return (await page.text("#verdict")).partition(" (")[0]
 
 
-@pytest.mark.parametrize(
-    "question", ["page=0", "page=999", "page=-1", "page=x", "page=%C2%B2", "search=" + "x" * 1000, ""]
-)
-async def test_any_question_gets_a_page_that_exists(agent: Observed, question: str) -> None:
-    answer = await ask(agent.metrics_port, f"/status.json?{question}", host_header="localhost")
-    services = json.loads(answer.body)["services"]
-    assert (answer.status, services["page"], services["pages"]) == (200, 1, 1)
+async def _first(page: Browser) -> list[str]:
+    return (await column(page, SERVICE))[:3]
 
 
-async def test_without_the_kernel_the_page_says_so(agent: Observed) -> None:
-    agent.kernel.refuses = True
-    answer = await ask(agent.metrics_port, "/status.json", host_header="localhost")
-    shown = json.loads(answer.body)
-    assert "load ip_vs" in shown["overview"]["kernel readable"]
-    assert shown["services"]["virtual_servers"][0]["state"] == "missing"
+async def _first_row(page: Browser, body: str) -> list[str]:
+    return (await page.rows(body) or [[]])[0]
+
+
+async def _changed(page: Browser, selector: str, before: str) -> bool:
+    return await page.text(selector) != before

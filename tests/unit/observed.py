@@ -94,8 +94,7 @@ class Observed:
         }
         self.settings = settings(**chosen)
         self.broadcaster = Broadcaster()
-        for name in CONTROLLERS:
-            self.broadcaster.subscribe(name)
+        self.queues = [self.broadcaster.subscribe(name) for name in CONTROLLERS]
         self.workers = Workers()
         self.kernel = Kernel()
         self.watches = {
@@ -136,7 +135,7 @@ class Observed:
     def use_readings(self, readings: KernelReader) -> None:
         """Read from this kernel instead of the real one."""
         self.observation._kernel = readings
-        self.observation._status._kernel = readings
+        self.observation._page.use(readings)
         self.observation._agent._kernel = readings
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:

@@ -50,7 +50,7 @@ class AgentStatus:
         """What every node should plan, in JSON."""
         return msgspec.json.encode(await shared_state.shared_state(self._catalog, self._broadcaster.services))
 
-    async def status(self, *, with_digest: bool) -> Status:
+    async def status(self, *, with_digest: bool = False) -> Status:
         """The status now. The kernel's counts may be some seconds old."""
         counted = self._statistics()
         pending = self._pending(counted)

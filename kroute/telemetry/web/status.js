@@ -1,154 +1,131 @@
-// The status page of a kroute agent. It only asks `status.json`; every text from there is put in as text, never as HTML.
-"use strict";
+// The status page of a kroute agent. It asks `status.json` and `service.json`, and changes nothing.
+import { byId, bytes, clock, count, counted, facts, fill, problems, rate, say } from "./elements.js";
+import { showNoService, showService } from "./service.js";
+import { listen, question, showServices } from "./services.js";
 
-const byId = (id) => document.getElementById(id);
-const view = { search: "", page: 1, pages: 1, timer: 0, asked: 0 };
+const POINTS = 60;
+const loop = { timer: 0, asked: 0, isPaused: false, trend: [] };
 
-function cell(content, className = "") {
-  const made = document.createElement("td");
-  made.textContent = content;
-  made.className = className;
-  return made;
-}
-
-function row(...cells) {
-  const made = document.createElement("tr");
-  made.append(...cells);
-  return made;
-}
-
-const endpoint = (address, port) => (address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`);
-const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
-const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleTimeString() : "-");
-
-function showVerdict(health) {
-  const verdict = byId("verdict");
-  verdict.textContent = health.healthy ? "healthy" : "not healthy";
-  verdict.className = health.healthy ? "healthy" : "unhealthy";
-  byId("causes").replaceChildren(
-    ...(health.causes ?? []).map((cause) => {
-      const item = document.createElement("li");
-      item.textContent = cause;
-      return item;
-    }),
-  );
-}
-
-function showOverview(overview) {
-  byId("overview").replaceChildren(
-    ...Object.entries(overview).map(([name, value]) => {
-      const pair = document.createElement("div");
-      const term = document.createElement("dt");
-      const definition = document.createElement("dd");
-      term.textContent = name;
-      definition.textContent = typeof value === "number" ? value.toLocaleString() : value;
-      pair.append(term, definition);
-      return pair;
-    }),
-  );
-}
-
-function showProblems(problems, total) {
-  byId("problems-section").hidden = total === 0;
-  byId("problems-count").textContent = total > problems.length ? `(first ${problems.length} of ${total})` : `(${total})`;
-  byId("problems").replaceChildren(
-    ...problems.map((it) => row(cell(it.service || "this node"), cell(it.reason), cell(it.message))),
-  );
-}
-
-function virtualServerRows(server, isFirst) {
-  const persistence = server.persistence_timeout === null
-    ? "-" : `${server.persistence_timeout} s /${server.persistence_prefix}`;
-  const heading = [
-    cell(isFirst ? server.service : ""),
-    cell(`${server.protocol} ${endpoint(server.address, server.port)}`, "address"),
-    cell([server.scheduler, ...server.flags].join(" ")),
-    cell(persistence),
-  ];
-  if (server.real_servers.length === 0) {
-    return [row(...heading, cell("-"), cell(""), cell(""), cell(""), cell(server.state, server.state))];
+/** The name of the Service in the page's address, or "". */
+function chosen() {
+  const found = /^#service=(.+)$/.exec(location.hash);
+  try {
+    return found ? decodeURIComponent(found[1]) : "";
+  } catch {
+    return "";
   }
-  return server.real_servers.map((it, index) => row(
-    ...(index === 0 ? heading : [cell(""), cell(""), cell(""), cell("")]),
-    cell(endpoint(it.address, it.port), "address"),
-    cell(it.weight, "number"), cell(it.active, "number"), cell(it.inactive, "number"),
-    cell(it.state, it.state),
-  ));
 }
 
-function showServices(services) {
-  view.page = services.page;
-  view.pages = services.pages;
-  byId("services-count").textContent = view.search
-    ? `(${services.matching} of ${counted(services.total, "Service")})` : `(${services.total})`;
-  byId("page").textContent = `page ${services.page} of ${services.pages}`;
-  byId("previous").disabled = services.page <= 1;
-  byId("next").disabled = services.page >= services.pages;
-  const rows = [];
-  let previous = null;
-  for (const server of services.virtual_servers) {
-    rows.push(...virtualServerRows(server, server.service !== previous));
-    previous = server.service;
-  }
-  byId("services").replaceChildren(...rows);
+function verdictOf(status, health) {
+  if (!health.healthy) return ["not healthy", "bad"];
+  if (status.state !== "ready") return ["starting", "warn"];
+  const problems = status.problemsTotal;
+  if (problems) return [counted(problems, "problem"), status.problems[0].severity === "fail" ? "bad" : "warn"];
+  return ["all right", "good"];
+}
+
+function showNode(content) {
+  const { status, health } = content;
+  say("node", `${status.version} on ${status.node}`);
+  say("verdict", ...verdictOf(status, health));
+  byId("problems-section").hidden = status.problemsTotal === 0;
+  const left = status.problemsTotal - status.problems.length;
+  say("problems-count", left ? `${count(status.problemsTotal)}, the first ${status.problems.length}` : count(status.problemsTotal));
+  problems(byId("problems"), status.problems);
+  showOverview(content);
+  showServices(content.services);
+  showControllers(content.controllers);
+  fill(byId("changes"), content.changes.map((it) => [clock(it.time), [it.event, it.level], [it.details, "details"]]));
+}
+
+function showOverview({ status, rates }) {
+  const { served, source } = status;
+  const known = (number) => (number === null ? "?" : count(number));
+  facts(byId("overview"), [
+    ["Services", count(served.services)],
+    ["Virtual servers", count(served.virtualServers)],
+    ["Real servers", count(served.realServers)],
+    ["Open connections", known(served.connections)],
+    ["New connections/s", rate(rates?.connections)],
+    ["Packets/s in, out", `${rate(rates?.packetsIn)}, ${rate(rates?.packetsOut)}`],
+    ["Bytes/s in, out", `${bytes(rates?.bytesIn)}, ${bytes(rates?.bytesOut)}`],
+    ["Changes pending", [count(status.pending), status.pending ? "warn" : ""]],
+    ["Source", source ? `${source.kind === "api" ? "API server" : "manifests"}${source.connected ? "" : ", away"}` : "–"],
+    ["Firewall", status.firewall],
+    ["Last resync", status.lastResync ? clock(Date.parse(status.lastResync) / 1000) : "–"],
+  ]);
+  if (rates) loop.trend = [...loop.trend, rates.connections].slice(-POINTS);
+  const most = Math.max(1, ...loop.trend);
+  const step = 300 / Math.max(1, loop.trend.length - 1);
+  const points = loop.trend.map((it, index) => `${(step * index).toFixed(1)},${(39 - (37 * it) / most).toFixed(1)}`);
+  byId("trend").firstElementChild.setAttribute("points", points.join(" "));
+  say("trend-span", loop.trend.length > 1 ? `at most ${rate(Math.max(...loop.trend))}` : "since this page was opened");
 }
 
 function showControllers(controllers) {
-  byId("controllers").replaceChildren(...controllers.map((it) => row(
-    cell(it.name), cell(it.depth, "number"), cell(`${it.lag.toFixed(1)} s`, "number"),
-    cell(it.writes, "number"), cell(it.repairs, "number"), cell(it.failures, "number"), cell(it.waiting, "number"),
-    cell(clock(it.last_resync)),
-  )));
+  fill(byId("controllers"), controllers.map((it) => [
+    it.name, [count(it.depth), "number"], [`${it.lag.toFixed(1)} s`, "number"], [count(it.writes), "number"],
+    [count(it.repairs), "number"], [count(it.failures), it.failures ? "number bad" : "number"],
+    [count(it.waiting), it.waiting ? "number bad" : "number"], [clock(it.lastResync), "number"],
+  ]));
 }
 
-function showChanges(changes) {
-  byId("changes").replaceChildren(
-    ...changes.map((it) => row(cell(clock(it.time)), cell(it.event, it.level), cell(it.details))),
-  );
-}
-
-function show(status) {
-  byId("node").textContent = `${status.version} on ${status.node}`;
-  document.title = `kroute on ${status.node}`;
-  showVerdict(status.health);
-  showOverview(status.overview);
-  showProblems(status.problems, status.problems_total);
-  showServices(status.services);
-  showControllers(status.controllers);
-  showChanges(status.changes);
+async function answer(url) {
+  const found = await fetch(url, { cache: "no-store" });
+  if (found.status === 404) return null;
+  if (!found.ok) throw new Error(`the agent answers ${found.status}`);
+  return found.json();
 }
 
 async function refresh() {
-  window.clearTimeout(view.timer);
-  const asked = ++view.asked;
+  window.clearTimeout(loop.timer);
+  const asked = ++loop.asked;
+  const name = chosen();
   let after = 5;
   try {
-    const question = new URLSearchParams({ search: view.search, page: view.page });
-    const answer = await fetch(`status.json?${question}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error(`the agent answers ${answer.status}`);
-    const status = await answer.json();
-    if (asked !== view.asked) return;  // a newer question is under way
-    show(status);
-    after = status.refresh_after;
+    const service = name ? await answer(`service.json?${new URLSearchParams({ name })}`) : null;
+    const content = await answer(`status.json?${question()}`);
+    if (asked !== loop.asked) return;  // a newer question is under way
+    showNode(content);
+    if (name && service) showService(service);
+    else if (name) showNoService(name);
+    document.title = `${name || "kroute"} on ${content.status.node}`;
+    after = content.refreshAfter;
+    byId("asked").textContent = `as of ${clock(Date.now() / 1000)}`;
   } catch (error) {
-    if (asked !== view.asked) return;
-    byId("verdict").textContent = `no answer from the agent (${error.message}): what stands below is old`;
-    byId("verdict").className = "unhealthy";
+    if (asked !== loop.asked) return;
+    say("verdict", `no answer from the agent (${error.message}): what stands below is old`, "bad");
   }
-  if (!document.hidden) view.timer = window.setTimeout(refresh, after * 1000);
+  if (!document.hidden && !loop.isPaused) loop.timer = window.setTimeout(refresh, after * 1000);
 }
 
-function turn(page) {
-  view.page = page;
-  refresh();
+/** Show the node or one Service, and put the focus where reading goes on. */
+async function turn() {
+  const name = chosen();
+  const last = byId("service-view").dataset.of ?? "";
+  byId("node-view").hidden = name !== "";
+  byId("service-view").hidden = name === "";
+  if (name && name !== last) {
+    say("service-name", name);
+    for (const id of ["service-problems", "service-facts", "service-servers"]) byId(id).replaceChildren();
+    byId("left-out").hidden = true;
+  }
+  if (name) byId("service-name").focus();
+  else document.querySelector(`[data-key="${CSS.escape(`service ${last}`)}"]`)?.focus();
+  await refresh();
 }
 
-byId("previous").addEventListener("click", () => turn(Math.max(1, view.page - 1)));
-byId("next").addEventListener("click", () => turn(Math.min(view.pages, view.page + 1)));
-byId("search-form").addEventListener("submit", (event) => event.preventDefault());
-byId("search").addEventListener("input", () => {
-  view.search = byId("search").value.trim();
-  turn(1);
+byId("pause").addEventListener("click", () => {
+  loop.isPaused = !loop.isPaused;
+  byId("pause").setAttribute("aria-pressed", String(loop.isPaused));
+  if (loop.isPaused) window.clearTimeout(loop.timer);
+  else refresh();
 });
-document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
-refresh();
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !loop.isPaused) refresh(); });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && chosen()) location.hash = "";
+});
+window.addEventListener("hashchange", turn);
+listen(refresh);
+if (chosen()) turn();
+else refresh();

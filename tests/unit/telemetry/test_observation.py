@@ -108,17 +108,21 @@ async def test_the_metrics_port_answers_probes_and_the_proxy_mode_too(agent: Obs
 async def test_on_loopback_only_those_who_ask_for_loopback_are_answered(
     agent: Observed, host: str, status: int
 ) -> None:
-    for path in ("/", "/metrics", "/status.json", "/configz", "/flagz", "/statusz"):
-        assert (await ask(agent.metrics_port, path, host_header=host)).status == status
+    for path in ("/", "/metrics", "/status.json", "/service.json?name=a/b", "/configz", "/flagz", "/statusz"):
+        assert (await ask(agent.metrics_port, path, host_header=host)).status == (
+            status if path[:8] != "/service" or status == 403 else 404
+        )
 
 
 async def test_the_page_may_load_and_run_only_what_comes_with_it(agent: Observed) -> None:
-    for path, kind in (("/", "text/html"), ("/status.js", "text/javascript"), ("/status.css", "text/css")):
+    scripts = [(f"/{name}.js", "text/javascript") for name in ("status", "services", "service", "elements")]
+    for path, kind in (("/", "text/html"), ("/status.css", "text/css"), *scripts):
         answer = await ask(agent.metrics_port, path, host_header="localhost")
         assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"
         policy = answer.headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none';")
         assert "unsafe" not in policy
+        assert "require-trusted-types-for 'script'" in policy
         assert "http" not in answer.body.decode().replace("http-equiv", "")
 
 
@@ -177,7 +181,7 @@ async def test_a_defect_of_one_part_ends_no_other(monkeypatch: pytest.MonkeyPatc
 
     agent.observation._privileges._may_change_network = fail
     agent.observation._privileges._period = 0
-    agent.observation._status.status = fail
+    agent.observation._page.content = fail
     with capture_logs() as logs:
         async with agent.running():
             await ask_soon(agent.metrics_port)
