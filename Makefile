@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit fuzz conformance bench lint docs lab clean
+.PHONY: help demo test unit fuzz conformance bench lint docs lab release clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -17,7 +17,7 @@ test: ## run every test, also those that send packets
 
 unit: ## run the tests that need no kernel and no browser, with a fifth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -n $$(( 2 * $$(nproc) )) --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells' $(ARGS)
+	@$(PYTEST) -n $$(( 2 * $$(nproc) )) --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not release' $(ARGS)
 
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit
@@ -49,8 +49,11 @@ lab: ## open a shell beside a running three-node cluster with kroute on it (NODE
 	@scripts/setup demo
 	@.venv/bin/python -m tests.lab.run -i $(CURDIR)/.venv/bin/python -m tests.lab.shell $(NODE)
 
+release: ## build everything of a release into dist/ (IMAGE=REGISTRY/kroute: the image's name in its manifests)
+	@IMAGE=$(IMAGE) scripts/release
+
 clean: ## remove what the other targets made in this clone
-	rm -rf .venv .cache .lab .site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf dist .venv .cache .lab .site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@cache=$$(python3 -m tests.lab.places) && if [ -d "$$cache" ]; then \
 		echo "Left in place, for all clones: $$(du -sh "$$cache" | cut -f1) of kernels and images." && \

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kroute import __version__
 from tests.lab.cluster import Node
 from tests.lab.objects import Object
 from tests.lab.oci import configuration
@@ -31,6 +32,14 @@ def image() -> Path:
     if not root.is_dir():
         raise NoImageError(f"no file system of the image in {root}: run scripts/setup test")
     return root
+
+
+def package() -> Path:
+    """The Debian package of this version, built from the image. Raises NoImageError."""
+    path = PROJECT / ".lab" / f"kroute_{__version__}_amd64.deb"
+    if not path.exists():
+        raise NoImageError(f"no {path}: run scripts/setup test")
+    return path
 
 
 def image_configuration() -> Mapping[str, Any]:

@@ -27,6 +27,12 @@ SLICE = {
 }
 
 
+class _Pages(http.server.SimpleHTTPRequestHandler):
+    """Answers as many requests of a connection as the client likes."""
+
+    protocol_version = "HTTP/1.1"
+
+
 def run(command: str) -> bool:
     """Run a command; return whether it succeeded."""
     return (
@@ -62,5 +68,5 @@ def serve_pod() -> None:
         "ip link set lo up",
     ):
         assert run(command), command
-    server = http.server.ThreadingHTTPServer((NODE, 8080), http.server.SimpleHTTPRequestHandler)
+    server = http.server.ThreadingHTTPServer((NODE, 8080), _Pages)
     threading.Thread(target=server.serve_forever, daemon=True).start()

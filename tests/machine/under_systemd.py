@@ -1,21 +1,19 @@
-"""Runs in a machine: systemd starts kroute.service as it is in `deploy`, with its restrictions, for a whole life.
+"""Runs in a machine: kroute's whole life as a Debian package, whose unit systemd starts with its restrictions.
 
-systemd is process 1 of a process namespace, on a copy of the machine's root in memory, in the machine's network. kroute
-is that of the image, with this project's code.
+systemd is process 1 of a process namespace, on a copy of the machine's root in memory, in the machine's network. The
+variable PACKAGES names two packages, the second of a newer version.
 """
 
+import http.client
 import json
 import os
-import re
+import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-from tests.lab.container import image
-from tests.lab.places import PROJECT
-from tests.machine.one_service import SERVICE, SLICE, answers, eventually, run, serve_pod
+from tests.machine.one_service import SERVICE, SLICE, VIP, answers, eventually, run, serve_pod
 
 CAPABILITIES = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW", 16: "CAP_SYS_MODULE"}
 _START = """
@@ -47,36 +45,35 @@ class Systemd:
         self.pid = int(children.read_text())
 
     def _prepare(self) -> None:
-        program, etc = self.root / "opt/kroute", self.root / "etc"
-        program.mkdir(parents=True, exist_ok=True)
-        assert run(f"mount --bind {image()}/opt/kroute {program}")
-        [package] = program.glob("lib/python3*/site-packages/kroute")
-        assert run(f"mount --bind {PROJECT}/kroute {package}")
-        (self.root / "usr/local/bin/kroute").unlink(missing_ok=True)
-        (self.root / "usr/local/bin/kroute").symlink_to("/opt/kroute/bin/kroute")
-        (etc / "kroute/manifests").mkdir(parents=True)
+        etc, packages = self.root / "etc", self.root / "var/packages"
+        (etc / "manifests").mkdir()
         for name, item in (("service", SERVICE), ("slice", SLICE)):
-            (etc / f"kroute/manifests/{name}.json").write_text(json.dumps(item))
-        settings = "manifests: /etc/kroute/manifests\nnode-name: node1\nlog-format: json\nresync-period: 2s\n"
-        (etc / "kroute/kroute.yaml").write_text(settings)
-        unit = (PROJECT / "deploy/kroute.service").read_text()
-        (etc / "systemd/system/kroute.service").write_text(unit)
-        once = re.sub(
-            r"^ExecStart=.*$", "Type=oneshot\nExecStart=/usr/local/bin/kroute cleanup", unit, flags=re.MULTILINE
-        )
-        (etc / "systemd/system/cleanup.service").write_text(once.replace("Restart=always\n", ""))
-        (etc / "systemd/system/lab.target").write_text("[Unit]\nWants=kroute.service\nAllowIsolate=yes\n")
+            (etc / f"manifests/{name}.json").write_text(json.dumps(item))
+        packages.mkdir()
+        (self.root / "usr/sbin/policy-rc.d").unlink(missing_ok=True)  # images of containers forbid to restart anything
+        for number, package in enumerate(os.environ["PACKAGES"].split(":"), start=1):
+            shutil.copy(package, packages / f"{number}.deb")
+        hasty = etc / "systemd/system/kroute.service.d/hasty.conf"
+        hasty.parent.mkdir(parents=True)
+        hasty.write_text("[Service]\nRestartSec=100ms\nExecStartPre=test -d /etc/manifests\n")
+        (etc / "systemd/system/lab.target").write_text("[Unit]\nAllowIsolate=yes\n")
 
     def ask(self, *command: str) -> str:
         """The output of a command beside this systemd."""
         inside = ["nsenter", "-t", str(self.pid), "-m", "-p", "-r", *command]
-        return subprocess.run(inside, check=False, capture_output=True, text=True).stdout
+        return subprocess.run(inside, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+    def dpkg(self, *arguments: str) -> str:
+        """What dpkg and the maintainer scripts print. Raises AssertionError if it fails."""
+        said = self.ask("sh", "-c", f"dpkg {' '.join(arguments)} && echo done")
+        assert said.endswith("done\n"), said
+        return said
 
     def property(self, name: str) -> str:
         return self.ask("systemctl", "show", "kroute", "-P", name).strip()
 
     def log(self) -> str:
-        return self.ask("journalctl", "-u", "kroute", "-u", "cleanup", "-o", "cat", "--no-pager")
+        return self.ask("journalctl", "-u", "kroute", "-o", "cat", "--no-pager")
 
     def is_ready(self) -> bool:
         return (Path(f"/proc/{self.pid}/root/run/kroute/ready")).exists()
@@ -110,31 +107,94 @@ def check_restrictions(systemd: Systemd) -> None:
     print("ok: capabilities, system calls, files are restricted", flush=True)
 
 
+def check_installation(systemd: Systemd) -> None:
+    systemd.dpkg("--install", "/var/packages/1.deb")
+    assert systemd.ask("kroute", "--version").startswith("kroute, version ")
+    for unit in ("kroute", "kroute-director"):
+        assert systemd.ask("systemctl", "is-enabled", unit) == "disabled\n"
+        assert systemd.ask("systemctl", "is-active", unit) == "inactive\n"
+    print("ok: it is installed, and does not run yet", flush=True)
+
+
+def check_a_start_that_fails(systemd: Systemd) -> None:
+    """What it needs is not there yet. When it comes, the agent starts by itself."""
+    settings = "manifests: /etc/manifests\nnode-name: node1\nlog-format: json\nresync-period: 2s\n"
+    (systemd.root / "etc/kroute/kroute.yaml").write_text(settings)
+    manifests = systemd.root / "etc/manifests"
+    manifests.rename(systemd.root / "etc/away")
+    systemd.ask("systemctl", "enable", "--now", "--no-block", "kroute")
+    eventually("it is tried more often than systemd's limit", lambda: int(systemd.property("NRestarts") or 0) > 6)
+    assert systemd.property("ActiveState") == "activating"
+    (systemd.root / "etc/away").rename(manifests)
+    eventually("the agent is ready", systemd.is_ready)
+    eventually("the Service answers", answers)
+
+
+def check_repair_and_restart(systemd: Systemd) -> None:
+    first = systemd.property("MainPID")
+    assert run("ipvsadm -C")
+    assert run("ip link delete kube-ipvs0")
+    eventually("what was deleted is put back", answers)
+    systemd.ask("systemctl", "restart", "kroute")
+    assert systemd.property("MainPID") != first
+    eventually("a second agent is ready", systemd.is_ready)
+    assert answers()
+    assert systemd.property("NRestarts") == "0", systemd.log()
+
+
+def check_upgrade(systemd: Systemd) -> None:
+    """A package of a newer version restarts the agent, and keeps the settings and the open connections."""
+    before = systemd.property("MainPID")
+    connection = http.client.HTTPConnection(VIP, 80, timeout=10)
+    connection.request("GET", "/")
+    assert connection.getresponse().read()
+    socket = connection.sock
+    systemd.dpkg("--install", "/var/packages/2.deb")
+    eventually("the agent of the new package is ready", systemd.is_ready)
+    assert systemd.property("MainPID") not in {before, "0"}
+    assert "node1" in (systemd.root / "etc/kroute/kroute.yaml").read_text()
+    connection.request("GET", "/")
+    assert connection.getresponse().read()
+    assert connection.sock is socket, "the connection was made anew"
+    connection.close()
+    print("ok: an upgrade keeps connections", flush=True)
+
+
+def check_removal(systemd: Systemd, before: set[str]) -> None:
+    """It leaves the data path and the settings; purge leaves nothing on the disk."""
+    assert "kroute cleanup" in systemd.dpkg("--remove", "kroute")
+    assert systemd.ask("systemctl", "is-active", "kroute") == "inactive\n"
+    assert not (systemd.root / "opt/kroute").exists()
+    assert (systemd.root / "etc/kroute/kroute.yaml").exists()
+    assert answers(), "what was served stays served"
+    systemd.dpkg("--purge", "kroute")
+    assert installed_files(systemd) == before
+    print("ok: nothing is left", flush=True)
+
+
+def installed_files(systemd: Systemd) -> set[str]:
+    """What a package may leave on the system."""
+    places = ("/usr/bin", "/usr/share/man", "/usr/share/doc", "/usr/lib/systemd", "/etc", "/opt", "/usr/share/fish")
+    found = systemd.ask("find", *places, "-newer", "/var/packages", "-o", "-name", "*kroute*").split("\n")
+    return {it for it in found if "kroute" in it}
+
+
 def main() -> None:
     serve_pod()
     systemd = Systemd()
     try:
-        eventually("the agent is ready", systemd.is_ready)
-        eventually("the Service answers", answers)
+        before = installed_files(systemd)
+        check_installation(systemd)
+        check_a_start_that_fails(systemd)
         check_restrictions(systemd)
-
-        first = systemd.property("MainPID")
-        assert run("ipvsadm -C")
-        assert run("ip link delete kube-ipvs0")
-        eventually("what was deleted is put back", answers)
+        systemd.ask("systemctl", "reset-failed", "kroute")
         systemd.ask("systemctl", "restart", "kroute")
-        assert systemd.property("MainPID") != first
-        eventually("a second agent is ready", systemd.is_ready)
-        assert answers()
-        assert systemd.property("NRestarts") == "0", systemd.log()
-
+        eventually("the agent is ready again", systemd.is_ready)
+        check_repair_and_restart(systemd)
+        check_upgrade(systemd)
         systemd.ask("systemctl", "stop", "kroute")
         assert systemd.property("Result") == "success", systemd.property("Result")
-        time.sleep(1)
-        assert answers(), "what was served stays served"
-        systemd.ask("systemctl", "start", "cleanup")
-        assert not run("ip link show kube-ipvs0")
-        assert not answers()
+        check_removal(systemd, before)
         log = systemd.log()
         for refusal in ("Operation not permitted", "Permission denied", "Read-only file system", "Traceback"):
             assert refusal not in log, log

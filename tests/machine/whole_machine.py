@@ -7,10 +7,13 @@ from tests.lab.vm.kernels import PACKAGED
 from tests.lab.vm.machine import Machine
 
 
-def run_alone(module: str, within: float) -> int:
-    """Run `tests.machine.MODULE`, print the machine's console, and return the exit code; `within` is in seconds."""
+def run_alone(module: str, within: float, **variables: str) -> int:
+    """Run `tests.machine.MODULE`, print the machine's console, and return the exit code.
+
+    `within` is in seconds; `variables` are added to its environment.
+    """
     with Machine(module.replace("_", "-"), kernel=PACKAGED) as machine:
-        machine.start([sys.executable, "-m", f"tests.machine.{module}"], environment=environment())
+        machine.start([sys.executable, "-m", f"tests.machine.{module}"], environment={**environment(), **variables})
         code = machine.wait(within)
         print(machine.console.read_text(errors="replace"))
     return code

@@ -10,11 +10,9 @@ import pytest
 import yaml
 
 from kroute import __version__
-from kroute.checks.preflight import DIRECTOR, NODE, of_firewall
+from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
-from kroute.firewall.backend import BACKENDS
-from kroute.http.server import MOST_CONNECTIONS
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
@@ -266,33 +264,3 @@ class TestImage:
         assert [name for name, *_ in iptables] == ["python-iptables"]
         assert run | iptables <= dev
         assert not run & iptables
-
-
-@pytest.mark.parametrize("unit", ["kroute.service", "director.service"])
-class TestUnit:
-    """The services of systemd keep kroute to what it needs."""
-
-    def settings(self, unit: str) -> dict[str, str]:
-        lines = (DEPLOY / unit).read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-
-    def test_it_has_the_capabilities_that_kroute_asks_for_and_that_of_modprobe(self, unit: str) -> None:
-        of_firewalls = {name for backend in BACKENDS.values() for name in backend.capabilities}
-        needs = {"kroute.service": {*NODE.capabilities, *of_firewalls}, "director.service": set(DIRECTOR.capabilities)}
-        needed = {f"CAP_{name}" for name in needs[unit]}
-        assert set(self.settings(unit)["CapabilityBoundingSet"].split()) == needed | {"CAP_SYS_MODULE"}
-        assert self.settings(unit)["NoNewPrivileges"] == "yes"
-
-    def test_it_may_have_many_more_files_than_connections(self, unit: str) -> None:
-        assert int(self.settings(unit)["LimitNOFILE"]) >= 64 * MOST_CONNECTIONS
-
-    def test_it_may_write_what_kroute_writes_and_nothing_else(self, unit: str) -> None:
-        settings = self.settings(unit)
-        assert (settings["ProtectSystem"], settings["ReadWritePaths"]) == ("strict", "/run")
-        assert "ProtectKernelTunables" not in settings  # it sets sysctls
-        assert "ProtectKernelModules" not in settings  # modprobe is run for it
-
-    def test_it_has_every_kind_of_socket_that_kroute_opens(self, unit: str) -> None:
-        code = "\n".join(file.read_text() for file in (DEPLOY.parent / "kroute").rglob("*.py"))
-        opened = set(re.findall(r"socket\.(AF_[A-Z0-9]+)", code))
-        assert opened - {"AF_UNSPEC"} <= set(self.settings(unit)["RestrictAddressFamilies"].split())

@@ -1,0 +1,59 @@
+"""The list of what the image and the Debian package contain, as CycloneDX: Python's and Debian's packages."""
+
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from release import PROJECT
+from release.source import Source
+
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
+
+
+def build(source: Source, output: Path, root: Path) -> Path:
+    """Write it. `root` is the file system of the image, whose dpkg says which Debian packages it has."""
+    kroute = _component("pypi", None, "kroute", source.version, kind=ComponentType.APPLICATION)
+    parts = [*_python_packages(), *_debian_packages(root)]
+    bom = Bom(
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"kroute {source.version} {source.revision}"),
+        components=parts,
+    )
+    bom.metadata.component = kroute
+    bom.metadata.timestamp = datetime.fromtimestamp(source.epoch, UTC)
+    bom.register_dependency(kroute, parts)
+    path = output / f"kroute-{source.version}.cdx.json"
+    path.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
+    return path
+
+
+def _python_packages() -> Iterator[Component]:
+    for name in ("run.txt", "iptables.txt"):
+        for package, version in _PIN.findall((PROJECT / "requirements" / name).read_text()):
+            yield _component("pypi", None, package.lower(), version)
+
+
+def _debian_packages(root: Path) -> Iterator[Component]:
+    for paragraph in (root / "var/lib/dpkg/status").read_text().split("\n\n"):
+        fields = dict(re.findall(r"^([A-Z][A-Za-z-]+): (.+)$", paragraph, re.MULTILINE))
+        if fields.get("Status") == "install ok installed":
+            qualifiers = {"arch": fields["Architecture"], "distro": "debian-12"}
+            yield _component("deb", "debian", fields["Package"], fields["Version"], qualifiers)
+
+
+def _component(
+    system: str,
+    namespace: str | None,
+    name: str,
+    version: str,
+    qualifiers: dict[str, str] | None = None,
+    kind: ComponentType = ComponentType.LIBRARY,
+) -> Component:
+    purl = PackageURL(system, namespace, name, version, qualifiers)
+    return Component(name=name, version=version, purl=purl, type=kind, bom_ref=purl.to_string())

@@ -1,0 +1,48 @@
+"""The Debian package as a file. tests/machine/test_under_systemd.py installs it."""
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from release import debian
+from release.source import Source
+from tests.lab.container import image
+
+pytestmark = pytest.mark.release
+SOURCE = Source("1.2.3", "0123456789abcdef", 1_800_000_000)
+
+
+def test_a_second_build_elsewhere_is_the_same_and_has_what_it_promises(tmp_path: Path) -> None:
+    first = debian.build(SOURCE, tmp_path, image(), level=1)
+    other = tmp_path / "another/directory"
+    other.mkdir(parents=True)
+    umask = os.umask(0o077)
+    try:
+        second = debian.build(SOURCE, other, image(), level=1)
+    finally:
+        os.umask(umask)
+    digests = {hashlib.sha256(it.read_bytes()).hexdigest() for it in (first, second)}
+    assert len(digests) == 1
+    check_contents(first)
+
+
+def check_contents(package: Path) -> None:
+    def ask(*arguments: str) -> str:
+        return subprocess.run(["dpkg-deb", *arguments], check=True, capture_output=True, text=True).stdout
+
+    assert ask("--field", str(package), "Package", "Version") == "Package: kroute\nVersion: 1.2.3\n"
+    lines = [line.split() for line in ask("--contents", str(package)).splitlines()]
+    owners = {line[1] for line in lines}
+    assert owners == {"root/root"}
+    files = {line[5].removeprefix("."): line[0] for line in lines}
+    for name in ("/usr/lib/systemd/system/kroute.service", "/usr/lib/systemd/system/kroute-director.service"):
+        assert files[name] == "-rw-r--r--"
+    assert files["/usr/bin/kroute"].startswith("l")
+    assert {"/etc/kroute/kroute.yaml", "/etc/kroute/director.yaml"} <= files.keys()
+    assert not [name for name in files if name.startswith("/opt/kroute/bin/pip")]
+    for name in ("man8/kroute.8.gz", "man8/kroute-run.8.gz", "man8/kroute-director.8.gz"):
+        assert f"/usr/share/man/{name}" in files
+    assert len([name for name in files if "completion" in name and "kroute" in name]) == 3
