@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from tests.demo.rolling_update import REPLICAS, Deployment, rolling_update
-from tests.demo.screen import ENVIRONMENT, command, console, say, step, table
+from tests.demo.screen import command, console, say, step, table
+from tests.demo.terminal import Terminal
 from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
@@ -59,9 +60,9 @@ async def start_agents(cluster: Cluster, api: ApiServer) -> dict[str, KrouteProc
 async def ask(node: Node, *argv: str, code: int = 0) -> bool:
     """Print what `kroute ARGV...` says on a node; return whether it ended as it should."""
     command("kroute", *argv)
-    shown = await node.kroute(*argv, environment=ENVIRONMENT)
-    ended = await shown.wait()
-    say(shown.log.read_text())
+    with Terminal.opened() as terminal:
+        ended = await (await terminal.kroute(node, *argv)).wait()
+        say(terminal.read())
     return ended == code
 
 

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from tests.demo.screen import ENVIRONMENT, command, say
+from tests.demo.screen import command, say
+from tests.demo.terminal import Terminal
 from tests.lab import objects
 from tests.lab.api_server import ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
-from tests.lab.kroute_process import KrouteProcess
 from tests.lab.load import Load, Way, constant_load
 
 REPLICAS = 6
-GRACE = 2.0
+GRACE = 1.5
 """Seconds for which a terminating pod still answers."""
 PACE = 0.05
 INTERVAL = 2.0
@@ -67,10 +67,9 @@ class Deployment:
 class Report:
     """The numbers of a load, said every `INTERVAL` seconds, with what `kroute show -w` says meanwhile."""
 
-    def __init__(self, load: Load, watch: KrouteProcess) -> None:
+    def __init__(self, load: Load, watch: Terminal) -> None:
         self._load = load
         self._watch = watch
-        self._shown = 0
         self._began = time.monotonic()
 
     async def keep_reporting(self) -> None:
@@ -81,9 +80,7 @@ class Report:
 
     def say(self) -> None:
         """Print what `kroute show -w` has printed since the last time, and a line of numbers."""
-        printed = self._watch.log.read_text()
-        say(printed[self._shown :])
-        self._shown = len(printed)
+        say(self._watch.read())
         seconds = time.monotonic() - self._began
         versions = ", ".join(f"{name}: {count}" for name, count in sorted(by_version(self._load).items()))
         calls = self._load.calls.total()
@@ -112,17 +109,17 @@ async def rolling_update(
 ) -> bool:
     """Call on all `ways` while every pod is replaced, and report; return whether no call failed."""
     command("kroute show -w", "   (on node2, meanwhile)")
-    watch = await node.kroute("show", "-w", "--interval", f"{INTERVAL:.0f}s", environment=ENVIRONMENT)
     began = time.monotonic()
-    async with constant_load(ways, pace=PACE) as load:
-        report = Report(load, watch)
-        reporting = asyncio.create_task(report.keep_reporting())
-        async with asyncio.timeout(LONGEST):
-            await replace_all()
-            while not is_over(load):  # noqa: ASYNC110  nothing signals that a pod was asked
-                await asyncio.sleep(0.1)
-        reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await reporting
-    await watch.terminate()
+    with Terminal.opened() as terminal:
+        watch = await terminal.kroute(node, "show", "-w", "--interval", f"{INTERVAL:.0f}s")
+        async with constant_load(ways, pace=PACE) as load:
+            reporting = asyncio.create_task(Report(load, terminal).keep_reporting())
+            async with asyncio.timeout(LONGEST):
+                await replace_all()
+                while not is_over(load):  # noqa: ASYNC110  nothing signals that a pod was asked
+                    await asyncio.sleep(0.1)
+            reporting.cancel()
+            with suppress(asyncio.CancelledError):
+                await reporting
+        await watch.terminate()
     return verdict(load, time.monotonic() - began)

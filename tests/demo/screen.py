@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 WIDTH = 80
-ENVIRONMENT = {"COLUMNS": str(WIDTH), "NO_COLOR": "1"}
-"""The variables by which the commands that the demo runs know how wide its screen is."""
 
 console = Console(width=WIDTH, highlight=False, soft_wrap=True)
 

@@ -5,6 +5,7 @@ import pytest
 from tests.demo import __main__ as story
 from tests.demo import rolling_update
 from tests.demo.screen import WIDTH, fitted
+from tests.demo.terminal import readable
 from tests.lab.kernel_state import Snapshot
 from tests.lab.load import Load, Way
 
@@ -50,6 +51,13 @@ def test_no_line_is_longer_than_the_screen(line: str, column: int) -> None:
     assert all(len(part) <= WIDTH for part in parts)
     assert all(part.startswith(" " * column) for part in parts[1:])
     assert "".join("".join(parts).split()) == "".join(line.split())
+
+
+def test_of_a_live_table_the_last_is_read_and_no_control_sequence() -> None:
+    again = "\r\x1b[2K\x1b[1A\x1b[2K"
+    assert readable(f"\x1b[?25l\x1b[1mService\x1b[0m\r\nweb 1{again}Service\r\nweb 2{again}") == "Service\nweb 2"
+    assert readable("one\r\ntwo\r\n") == "one\ntwo\n"
+    assert readable("") == ""
 
 
 def test_pods_that_came_and_went_are_no_difference_but_what_kroute_left_is() -> None:
