@@ -1,6 +1,7 @@
 """The comments of the rules, which say why a packet fares as it does. Every backend's rules have the same.
 
-At most 127 bytes each: nf_tables' tools print no longer ones.
+At most 127 bytes each: nf_tables' tools print no longer ones. A changed comment would make an upgrade rewrite the rules
+of every node, so what people read is in `IN_WORDS`.
 """
 
 NOT_BEGUN = "of a connection that conntrack did not see begin"
@@ -25,3 +26,19 @@ ANSWERS = "kroute: answers"
 FROM_ELSEWHERE = "kroute: Services, for packets from elsewhere"
 OF_THIS_NODE = "kroute: Services, for packets of this node"
 """These four are of rules that only lead to others."""
+
+IN_WORDS = {
+    NOT_BEGUN: "the connection is older than the rules",
+    EXEMPT: "--masquerade-exempt names this source and destination",
+    EVERYTHING_TO_CLUSTER_IP: "--masquerade-all",
+    OTHERS_TO_CLUSTER_IP: "the client is not a pod, and calls a ClusterIP",
+    TO_EXTERNAL: "a node port or external address, with policy Cluster",
+    HAIRPIN: "hairpin: the pod reaches itself through the Service",
+    OUTSIDE_RANGES: "the Service's loadBalancerSourceRanges do not include this client",
+    NO_ENDPOINT: "no endpoint of the Service can serve this port",
+    NO_LOCAL: "the traffic policy is Local, and no endpoint is on this node",
+    SERVED: "a Service has this port",
+    PING: "a VIP answers ping",
+    HOST_PORT: "no Service has this port of the VIP, and the node's own ports are not reached by it",
+}
+"""What `kroute explain` says in place of a comment."""

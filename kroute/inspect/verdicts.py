@@ -1,8 +1,6 @@
 """What happens to a client's first packet on this node, in the order of docs/design.md.
 
-The verdict follows import msgspec
-
-from kroute's rules and from the kernel's state.
+The verdict follows from kroute's rules and from the kernel's state.
 """
 
 from enum import StrEnum
@@ -10,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from kroute.firewall.packets import Packet, Rules, Ruling, SourceChoice
+from kroute.firewall.reasons import IN_WORDS
 from kroute.inspect.applied_state import AppliedState
 from kroute.model.addresses import host_port
 from kroute.model.plan import VirtualServerKey
@@ -50,6 +49,7 @@ def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: R
     """Trace the client's first packet."""
     packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
     fate, why = _fate(packet, applied, rules)
+    why = IN_WORDS.get(why, why)
     masquerade = _masquerade(packet, applied, rules) if fate is Fate.SERVED else ""
     return Verdict(client, fate, why, masquerade)
 
@@ -80,7 +80,7 @@ def _masquerade(packet: Packet, applied: AppliedState, rules: Rules) -> str:
 
 
 def _source(choice: SourceChoice) -> str:
-    why = f" ({choice.why})" if choice.why else ""
+    why = f" ({IN_WORDS.get(choice.why, choice.why)})" if choice.why else ""
     if choice.is_kept:
         return f"the client's address is kept{why}"
     return f"source {choice.address}{why}" if choice.address else f"masqueraded{why}"

@@ -15,6 +15,7 @@ from kroute.cli.main import COMMANDS, load
 from kroute.cli.parameters.options import ListOption
 from kroute.cli.run import run
 from kroute.firewall.iptables.rules import family_rules
+from kroute.firewall.reasons import IN_WORDS
 from kroute.inspect.verdicts import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -56,8 +57,8 @@ def test_every_command_that_a_page_names_exists() -> None:
         assert set(named) <= COMMANDS.keys(), page
 
 
-def test_troubleshooting_quotes_the_rules_own_words() -> None:
-    """The reason that `kroute explain` prints is a rule's comment."""
+def test_troubleshooting_quotes_the_words_of_explain() -> None:
+    """The reason that `kroute explain` prints is a rule's comment, in other words."""
     exempt = (Exemption("10.0.0.0/8", "10.0.0.0/8"), Exemption("fd00::/8", "fd00::/8"))
     node = NodeFacts("node1", "192.168.1.5", "fd00::5")
     comments = set()
@@ -67,12 +68,13 @@ def test_troubleshooting_quotes_the_rules_own_words() -> None:
         )
         for table in (table for family in Family for table in family_rules(settings, family, node).tables):
             comments |= {text.split('"')[1] for text in table.texts()}
+    assert IN_WORDS.keys() <= comments
     page = (DOCS / "troubleshooting.md").read_text()
     quoted = re.findall(r"`(?:refused|dropped|served): ([^`]+)`", page)
     quoted += re.findall(r"`(?:masqueraded|the client's address is kept) \(([^`]+)\)`", page)
     assert len(quoted) >= 8
     for text in quoted:
-        assert any(comment.startswith(text.removesuffix(" ...")) for comment in comments), text
+        assert any(words.startswith(text.removesuffix(" ...")) for words in IN_WORDS.values()), text
     assert {fate.value for fate in Fate} <= set(
         re.findall(r"^\| ([a-z ]+) \|", (DOCS / "operate.md").read_text(), re.MULTILINE)
     )

@@ -197,7 +197,7 @@ async def test_it_is_printed_for_a_person(node: FakeNode) -> None:
         f"for this node by {DUMMY}, source {NODE_IPV4}",
         "in  10.244.1.1:8080 on node2: ready, weight 1",
         "out 10.244.2.1:8080 on node2: not ready",
-        "masqueraded (to a ClusterIP, not from a local pod: masqueraded)",
+        "masqueraded (the client is not a pod, and calls a ClusterIP)",
     ):
         assert line in text
 

@@ -1,0 +1,94 @@
+"""What the pages show of a command's output is what the command prints, for the values in it."""
+
+import io
+import textwrap
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any
+
+import pytest
+
+from kroute import __version__
+from kroute.cli.explain import print_explanations
+from kroute.cli.kubectl.printing import Fleet, FleetNode, print_fleet
+from kroute.cli.status import print_status
+from kroute.cli.terminal.screen import Screen
+from kroute.firewall.reasons import IN_WORDS, OTHERS_TO_CLUSTER_IP
+from kroute.firewall.reasons import SERVED as HAS_PORT
+from kroute.inspect.explain import Explanation, ExplanationList, RouteView
+from kroute.inspect.snapshot import RealServerView
+from kroute.inspect.status import Served, Source, State, Status, with_problems
+from kroute.inspect.status_problems import of_plan
+from kroute.inspect.verdicts import Client, Fate, Verdict
+from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from tests.unit.documented_commands import ROOT, blocks
+
+[BAD_SCHEDULER] = apply_annotations(Options(), {"kube-router.io/service.scheduler": "fast"})[1]
+STATUS = with_problems(
+    Status(
+        node="node1",
+        state=State.READY,
+        version=__version__,
+        started="2026-11-22T18:00:00Z",
+        firewall="nftables",
+        served=Served(12, 30, 71, 2, 0, 0, 103, 20),
+        last_resync="2026-11-22T19:12:31Z",
+        source=Source("api", connected=True, objects={"Service": 12, "EndpointSlice": 17, "Node": 3}),
+    ),
+    [of_plan("default/web", BAD_SCHEDULER)],
+)
+EXPLANATION = Explanation(
+    *("TCP", "10.96.0.10", 80, "agent", "default/web"),
+    FrontendView(
+        *("TCP", "10.96.0.10", 80, "", "clusterIP", "Cluster", ""),
+        [
+            EndpointView("172.20.166.2", 8080, "node1", True, "ready"),
+            EndpointView("172.20.104.2", 8080, "node2", False, "not ready"),
+        ],
+    ),
+    *(True, RouteView(True, "lo", "192.168.123.250"), "rr"),
+    real_servers=[RealServerView("172.20.166.2", 8080, 1, 3, 0)],
+    verdicts=[
+        Verdict(
+            Client("192.168.123.50", "192.168.123.50", "eth0"),
+            Fate.SERVED,
+            IN_WORDS[HAS_PORT],
+            f"masqueraded ({IN_WORDS[OTHERS_TO_CLUSTER_IP]})",
+        )
+    ],
+    differences=[],
+    problems=[],
+)
+
+MISSED = "TCP 10.96.0.10:80 (default/web) lacks the real servers 10.244.2.5:8080=1"
+
+
+def node(name: str, real_servers: int, *differences: str) -> FleetNode:
+    status = Status(
+        node=name,
+        state=State.READY,
+        version=__version__,
+        firewall="nftables",
+        served=Served(12, 30, real_servers),
+    )
+    return FleetNode(name, f"kroute-{name}", "pods/exec", status, "", list(differences))
+
+
+FLEET = Fleet([node("node1", 71), node("node2", 71), node("node3", 70, MISSED)])
+
+SHOWN: dict[tuple[str, str], tuple[Any, Callable[[Any, Screen], None]]] = {
+    ("operate.md", "# kroute status"): (STATUS, print_status),
+    ("operate.md", "# kroute explain"): (ExplanationList([EXPLANATION]), print_explanations),
+    ("kubectl.md", "$ kubectl kroute status"): (FLEET, print_fleet),
+}
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_the_page_shows_what_the_command_prints(page: str, command: str) -> None:
+    [block] = [it for it in blocks((ROOT / "docs" / page).read_text()) if it.strip().startswith(command)]
+    found, draw = SHOWN[page, command]
+    written = io.StringIO()
+    with redirect_stdout(written):
+        draw(found, Screen(116))
+    assert textwrap.dedent(block).strip().splitlines()[1:] == written.getvalue().splitlines()
