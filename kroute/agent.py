@@ -72,7 +72,7 @@ class Agent:
     `firewall` is the backend that was chosen, which the settings name. `follow` delivers changes. `events` writes
     Events; None: they are only logged. `loop_watch` watches the event loop in which the agent runs. `watches` returns
     the counters of each watch, `requests` those of the requests to the API server. `keep_to` takes the node's own
-    addresses, whenever they change.
+    addresses, whenever they change. `faults` says what of the source cannot be read.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Agent:
         requests: Callable[[], list[RequestSeries]] = list,
         follow_api: FollowApi | None = None,
         keep_to: Callable[[frozenset[str]], None] | None = None,
+        faults: Callable[[], list[str]] = list,
     ) -> None:
         self._settings = settings
         self._kernel = kernel
@@ -107,15 +108,8 @@ class Agent:
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
-        self._observation = Observation(
-            settings,
-            self._broadcaster,
-            self._controllers,
-            self._recorder,
-            self._changes,
-            self._statistics,
-            self._catalog,
-        )
+        parts = self._broadcaster, self._controllers, self._recorder, self._changes
+        self._observation = Observation(settings, *parts, self._statistics, self._catalog, faults)
         self._answers = {
             **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers.set_fills).by_question,
             **self._observation.answers,
@@ -267,8 +261,16 @@ async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stac
     kernel = await stack.enter_async_context(open_kernel(settings.proc_sys, only=node_clients(settings)))
     directory = settings.manifests
     if directory is not None:
-        manifests = partial(ManifestWatcher, directory)
-        return Agent(settings, interfaces, kernel, choice, lambda sink: manifests(sink).run(), loop_watch=loop_watch)
+        files: list[ManifestWatcher] = []
+
+        async def follow_files(sink: Sink) -> None:
+            files.append(ManifestWatcher(directory, sink))
+            await files[0].run()
+
+        node = settings, interfaces, kernel, choice
+        return Agent(
+            *node, follow_files, loop_watch=loop_watch, faults=lambda: [it for one in files for it in one.faults]
+        )
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415

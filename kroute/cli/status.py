@@ -23,6 +23,8 @@ NO_AGENT = 2
 """The exit code if no agent answers."""
 POLL = 0.5
 """Seconds between two questions of `--wait`."""
+SHORTEST_LOOK = 2.0
+"""Seconds that an agent has for its answer at least, also at the end of `--wait`."""
 SHOWN = 12
 """Problems on the screen. JSON and YAML have up to `inspect.status.MOST_PROBLEMS`."""
 
@@ -87,34 +89,39 @@ def waiting_for(found: Status) -> str:
 async def _status(state_dir: Path, wait: float | None) -> tuple[Status, str]:
     """The status, and what was waited for in vain. The digest lets `kubectl kroute` compare nodes."""
     if wait is not None:
-        return await wait_until_settled(lambda: read(state_dir), wait)
+        return await wait_until_settled(lambda left: read(state_dir, seconds=left), wait)
     return await read(state_dir, inspected.WITH_DIGEST), ""
 
 
 async def wait_until_settled(
-    look: Callable[[], Awaitable[Status]],
+    look: Callable[[float], Awaitable[Status]],
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[Status, str]:
     """Look until the node is ready with everything in the kernel, for so many seconds at most.
 
-    Returns the last status, and the reason if the time was over first.
+    `look` is told how many of them are left. Returns the last status, and the reason if the time was over first.
     """
     end = clock() + seconds
-    while reason := waiting_for(found := await look()):
+    while reason := waiting_for(found := await look(max(SHORTEST_LOOK, end - clock()))):
         if clock() >= end:
             break
         await sleep(min(POLL, max(0.0, end - clock())))
     return found, reason
 
 
-async def read(state_dir: Path, about: str = "") -> Status:
-    """The agent's status, or what the kernel serves if none answers."""
+async def read(state_dir: Path, about: str = "", *, seconds: float = agent_socket.ANSWER_TIMEOUT) -> Status:
+    """The agent's status, or what the kernel serves if none answers within so many seconds."""
     try:
-        return await inspected.ask(state_dir, about)
+        async with asyncio.timeout(seconds):
+            return await inspected.ask(state_dir, about)
     except (AgentUnreachableError, msgspec.DecodeError) as error:
         return await _without_agent(str(error))
+    except TimeoutError:
+        return await _without_agent(
+            f"the agent on {state_dir / agent_socket.NAME} has not answered within {seconds:g} s"
+        )
 
 
 async def _without_agent(why: str) -> Status:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 _LONGEST_COMPLAINT = 500
+MOST_BYTES = 64 << 20
+"""The most that one call may write: a node may be anybody's by now."""
 
 
 class KubectlError(Exception):
@@ -53,7 +55,8 @@ class Kubectl:
             )
             try:
                 async with asyncio.timeout(self._seconds):
-                    out, complaint = await process.communicate()
+                    out, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                    await process.wait()
             except TimeoutError:
                 raise KubectlError(f"no answer within {self._seconds:g} s") from None
             finally:
@@ -62,6 +65,18 @@ class Kubectl:
                         process.kill()
                     await process.wait()
         return Output(process.returncode or 0, out, _last_line(complaint))
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """Everything that comes, up to MOST_BYTES. Raises KubectlError for more."""
+    pieces: list[bytes] = []
+    left = MOST_BYTES
+    while stream is not None and (piece := await stream.read(1 << 16)):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise KubectlError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
+    return b"".join(pieces)
 
 
 def _last_line(complaint: bytes) -> str:

@@ -53,7 +53,7 @@ def director_status(parts: DirectorParts, table: Mapping[VirtualServerKey, Virtu
     return with_problems(
         found,
         [
-            *status_problems.of_source(source, (), ""),
+            *status_problems.of_source(source, ()),
             *status_problems.of_work((), {"director": parts.work}),
             *status_problems.of_kernel(served, "", is_settled=found.is_settled),
             *(_unanswered(each) for each in sorted(parts.failing)),

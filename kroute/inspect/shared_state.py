@@ -46,9 +46,18 @@ async def shared_state(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan])
     return SharedState(sorted([it async for it in _servers(catalog, plans.values())]))
 
 
-def digest(state: SharedState) -> str:
-    """A short text that is the same for equal states."""
-    return hashlib.sha256(msgspec.json.encode(state)).hexdigest()[:16]
+async def digest(state: SharedState) -> str:
+    """A short text that is the same for equal states. Other tasks run in between."""
+    found = hashlib.sha256()
+    async for batch in sliced(state.virtual_servers):
+        found.update(msgspec.json.encode(batch))
+    return found.hexdigest()[:16]
+
+
+async def encoded(state: SharedState) -> bytes:
+    """The state in JSON. Other tasks run in between."""
+    parts = [msgspec.json.encode(batch)[1:-1] async for batch in sliced(state.virtual_servers)]
+    return b'{"virtual_servers":[' + b",".join(parts) + b"]}"
 
 
 async def _servers(catalog: Catalog, plans: Collection[ServicePlan]) -> AsyncIterator[SharedServer]:

@@ -56,18 +56,25 @@ def of_work(complaints: Iterable[str], controllers: Mapping[str, ControllerStati
             )
 
 
-def of_source(source: Source, denied: Iterable[str], server: str) -> Iterator[StatusProblem]:
+def of_source(source: Source, denied: Iterable[str]) -> Iterator[StatusProblem]:
     """What keeps the agent from reading Services. `denied` are the kinds that it may not read."""
     for kind in denied:
         message = f"the API server does not let kroute list and watch every {kind}"
         yield _of_node("Denied", message, "compare the ClusterRole and the ServiceAccount with deploy/kustomize/base")
     if not source.connected:
-        message = f"the API server{f' {server}' if server else ''} does not answer; what is in the kernel stays"
+        message = "the API server does not answer; what is in the kernel stays"
         yield _of_node("ApiUnreachable", message, "run `kroute check` on the node: it asks the server and says why")
     waiting = sorted(kind for kind, version in source.resource_versions.items() if not version)
     if source.connected and waiting:
         message = f"not listed yet: {', '.join(waiting)}"
         yield _of_node("NotListed", message, "wait; if it lasts, see `list.failed` in the log of kroute")
+
+
+def of_manifests(faults: Iterable[str]) -> Iterator[StatusProblem]:
+    """What of the manifests cannot be read."""
+    for fault in faults:
+        step = "correct the file; what was read of it last is served until then"
+        yield StatusProblem(Severity.WARNING, "", "ManifestFaulty", fault, step)
 
 
 def of_kernel(served: Served, unreadable: str, *, is_settled: bool) -> Iterator[StatusProblem]:

@@ -66,6 +66,7 @@ class Observation:
         changes: ChangeObserver,
         statistics: Callable[[], Statistics],
         catalog: Catalog,
+        faults: Callable[[], list[str]] = list,
     ) -> None:
         self._changes = changes
         self._statistics = statistics
@@ -76,7 +77,9 @@ class Observation:
         self._report = recorder.report_on_node
         self._health = Health(controllers, changes.ineligible)
         self._kernel = KernelReader(lambda: list(broadcaster.services.values()), settings.metrics_services)
-        self._agent = AgentStatus(settings, catalog, broadcaster, controllers, changes, self._kernel, statistics)
+        self._agent = AgentStatus(
+            settings, catalog, broadcaster, controllers, changes, self._kernel, statistics, faults=faults
+        )
         self._page = StatusPage(
             catalog, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT, self._agent.status
         )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import click
 import msgspec
 
 from kroute.cli.status import print_problem
@@ -13,7 +14,6 @@ from kroute.fleet.comparison import usual
 from kroute.fleet.kubectl import KubectlError, Output
 from kroute.fleet.survey import Survey
 from kroute.inspect.status import Status, StatusProblem
-from kroute.logs import printable
 from kroute.model.document import Document, View
 
 SHOWN = 20
@@ -52,11 +52,12 @@ class Fleet(Document):
 
 
 class Answer(View):
-    """One node's output of a command: its text, or the JSON document. `error` says why there is none."""
+    """One node's output of a command: its document, or the lines of its text. `error` says why there is none."""
 
     node: str
     exit_code: int = 0
-    output: Any = None
+    document: Any = None
+    lines: list[str] = msgspec.field(default_factory=list)
     error: str = ""
     differences: list[str] = msgspec.field(default_factory=list)
 
@@ -87,8 +88,8 @@ def answer(node: str, found: Output | KubectlError, differences: Sequence[str]) 
     if isinstance(found, KubectlError):
         return Answer(node, error=str(found), differences=list(differences))
     value = decoded(found.out)
-    text = found.out.decode(errors="replace") if value is None else value
-    return Answer(node, found.code, text, differences=list(differences))
+    lines = found.out.decode(errors="replace").splitlines() if value is None else []
+    return Answer(node, found.code, value, lines, differences=list(differences))
 
 
 def marked(answers: list[Answer]) -> list[Answer]:
@@ -157,5 +158,5 @@ def print_answers(answers: Answers, screen: Screen) -> None:
         screen.line(f"== {each.node} =={mark}", bold=True, fg="yellow" if mark else None)
         if each.error:
             screen.line(f"no answer: {each.error}", fg="red")
-        for line in str(each.output or "").splitlines():
-            screen.line(printable(line))
+        for line in each.lines:
+            click.echo(line)

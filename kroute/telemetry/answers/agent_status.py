@@ -1,5 +1,7 @@
 """The answer of a running agent to `kroute status`."""
 
+import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -9,6 +11,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import shared_state, status_problems
+from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import WITH_DIGEST, Served, Source, State, Status, rfc3339, with_problems
 from kroute.kernel.errors import KernelError
 from kroute.model.document import encode
@@ -20,9 +23,15 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.metrics.process import process_figures
 from kroute.telemetry.statistics import Statistics
 
+SHORTEST = 0.25
+"""Seconds for which what nodes share is kept at least. It is asked for twice, with more time between."""
+
 
 class AgentStatus:
-    """Collects the status of one agent. `statistics` gives its current counts."""
+    """Collects the status of one agent.
+
+    `statistics` gives its current counts, `faults` what of the source cannot be read.
+    """
 
     def __init__(
         self,
@@ -33,6 +42,9 @@ class AgentStatus:
         changes: ChangeObserver,
         kernel: KernelReader,
         statistics: Callable[[], Statistics],
+        *,
+        faults: Callable[[], list[str]] = list,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -41,6 +53,11 @@ class AgentStatus:
         self._changes = changes
         self._kernel = kernel
         self._statistics = statistics
+        self._faults = faults
+        self._clock = clock
+        self._comparing = asyncio.Lock()
+        self._shared: SharedState | None = None
+        self._good_until = 0.0
 
     async def answer(self, about: str) -> bytes:
         """The status in JSON, with the digest if `about` asks for it."""
@@ -48,7 +65,7 @@ class AgentStatus:
 
     async def answer_shared(self, _about: str) -> bytes:
         """What every node should plan, in JSON."""
-        return msgspec.json.encode(await shared_state.shared_state(self._catalog, self._broadcaster.services))
+        return await shared_state.encoded(await self._shared_state())
 
     async def status(self, *, with_digest: bool = False) -> Status:
         """The status now. The kernel's counts may be some seconds old."""
@@ -75,7 +92,8 @@ class AgentStatus:
         return with_problems(
             found,
             [
-                *status_problems.of_source(source, denied, self._settings.master or ""),
+                *status_problems.of_source(source, denied),
+                *status_problems.of_manifests(self._faults()),
                 *status_problems.of_work(self._controllers.complaints(), counted.controllers),
                 *status_problems.of_kernel(served, unreadable, is_settled=found.is_settled),
                 *status_problems.of_eligibility(self._changes.ineligible()),
@@ -121,4 +139,13 @@ class AgentStatus:
         ), ""
 
     async def _digest(self) -> str:
-        return shared_state.digest(await shared_state.shared_state(self._catalog, self._broadcaster.services))
+        return await shared_state.digest(await self._shared_state())
+
+    async def _shared_state(self) -> SharedState:
+        """What every node should plan: once at a time, and kept as long as it took, whoever asks how often."""
+        async with self._comparing:
+            began = self._clock()
+            if self._shared is None or began >= self._good_until:
+                self._shared = await shared_state.shared_state(self._catalog, self._broadcaster.services)
+                self._good_until = self._clock() + max(SHORTEST, self._clock() - began)
+            return self._shared

@@ -50,6 +50,11 @@ class ManifestWatcher:
         self._passed_on: Objects = {}
         self._is_listed = False
 
+    @property
+    def faults(self) -> list[str]:
+        """What cannot be read now, one sentence for each fault of a file."""
+        return [f"{self._directory / name}: {each}" for name, some in self._complaints.items() for each in some]
+
     async def run(self) -> None:
         """Follow until cancelled.
 

@@ -169,7 +169,13 @@ VIEWS = {
     "status": Shown(STATUS, print_status),
     "kubectl kroute status": Shown(FLEET, print_fleet),
     "kubectl kroute show": Shown(
-        Answers([Answer("node1", 0, f"web {IPV6}"), Answer("node2", error="its pod is Pending")]), print_answers
+        Answers(
+            [
+                Answer("node1", 0, lines=["Service  Virtual server", f"web      {IPV6}"]),
+                Answer("node2", error="its pod is Pending"),
+            ]
+        ),
+        print_answers,
     ),
     "show": Shown(SNAPSHOT, print_snapshot),
     "show services": Shown(snapshot.services(SNAPSHOT), print_services),

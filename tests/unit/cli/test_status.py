@@ -112,10 +112,11 @@ async def test_a_kernel_that_does_not_answer_either_is_said(
 
 async def waited(*looks: Status, seconds: float = 10.0) -> tuple[Status, str, float]:
     """Wait with these statuses, one after the other, the last one for ever; return the time as well."""
-    now, left = 0.0, list(looks)
+    now, more = 0.0, list(looks)
 
-    async def look() -> Status:
-        return left.pop(0) if len(left) > 1 else left[0]
+    async def look(left: float) -> Status:
+        assert 2.0 <= left <= max(2.0, seconds)
+        return more.pop(0) if len(more) > 1 else more[0]
 
     async def sleep(pause: float) -> None:
         nonlocal now

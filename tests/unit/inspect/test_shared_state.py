@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
-from kroute.inspect.shared_state import SharedState, digest, shared_state
+from kroute.inspect.shared_state import SharedState, digest, encoded, shared_state
 from kroute.model.objects import Applied, KubernetesObject, Service
 from kroute.model.plan import NodePlan
 from kroute.planning.catalog import Catalog
@@ -40,7 +41,8 @@ async def test_what_nodes_have_for_themselves_makes_no_difference(objects: Itera
     first, second = await on("node1", *objects), await on("node2", *objects)
     assert first == second
     assert first.virtual_servers
-    assert digest(first) == digest(second)
+    assert await digest(first) == await digest(second)
+    assert msgspec.json.decode(await encoded(first), type=SharedState) == first
 
 
 async def test_a_policy_inside_leaves_the_addresses_outside_comparable() -> None:
@@ -58,4 +60,4 @@ async def test_a_node_that_has_missed_a_change_differs() -> None:
         await on("node2", service(annotations={"kube-router.io/service.scheduler": "lc"}), ENDPOINTS),
         await on("node2", service(), ENDPOINTS, service("other", "10.96.0.11")),
     ]
-    assert len({digest(it) for it in states}) == len(states)
+    assert len({await digest(it) for it in states}) == len(states)

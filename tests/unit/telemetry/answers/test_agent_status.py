@@ -1,8 +1,13 @@
 """A running agent says what it serves, what is wrong, and what to do about it."""
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
 
+from kroute.inspect import shared_state
+from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import State, Status
 from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
@@ -82,3 +87,31 @@ async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) 
     assert {(it.severity, it.service) for it in found.problems[1:]} == {("WARNING", "default/web")}
     assert "kubectl describe service -n default web" in found.problems[1].next_step
     assert (len(found.problems), found.problems_total) == (100, 151)
+
+
+async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> None:
+    agent.observation._agent._faults = lambda: ["/manifests/a.yaml: an object without a kind"]
+    [problem] = (await status(agent)).problems
+    assert (problem.severity, problem.reason) == ("WARNING", "ManifestFaulty")
+    assert problem.message == "/manifests/a.yaml: an object without a kind"
+
+
+async def test_what_nodes_share_is_found_out_once_however_many_ask(
+    agent: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, now = [], 100.0
+    whole = shared_state.shared_state
+
+    async def counted(*arguments: Any) -> SharedState:
+        nonlocal now
+        now += 2.0
+        found.append(await whole(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(shared_state, "shared_state", counted)
+    agent.observation._agent._clock = lambda: now
+    await asyncio.gather(*(agent.observation.answers["shared"]("") for _ in range(5)))
+    assert len(found) == 1
+    now += 2.1
+    await status(agent, "shared")
+    assert len(found) == 2

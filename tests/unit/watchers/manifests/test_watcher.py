@@ -159,6 +159,23 @@ async def test_a_file_is_read_when_its_writer_has_closed_it(tmp_path: Path) -> N
     assert events(logs, "manifest.unreadable") == []
 
 
+async def test_the_faults_that_are_there_now_can_be_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", service("a"))
+    follower = Follower()
+    watcher = ManifestWatcher(tmp_path, follower)
+    async with running(watcher.run()):
+        await follower.until(lambda: "a" in follower.names)
+        assert watcher.faults == []
+        (tmp_path / "a.json").write_text("{")
+        write(tmp_path, "b.json", service("b"))
+        await follower.until(lambda: "b" in follower.names)
+        [fault] = watcher.faults
+        assert fault.startswith(f"{tmp_path}/a.json: ")
+        write(tmp_path, "a.json", service("c"))
+        await follower.until(lambda: "c" in follower.names)
+        assert watcher.faults == []
+
+
 async def test_a_file_that_is_moved_or_replaced_loses_nothing_on_the_way(tmp_path: Path) -> None:
     path = write(tmp_path, "b.json", service("a"))
     with capture_logs() as logs:
