@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,15 +30,22 @@ class _Nodes(msgspec.Struct):
 _decode_nodes = msgspec.json.Decoder(_Nodes).decode
 
 
-async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
-    """Check access, permissions and clock of the API server.
+class Known(NamedTuple):
+    """What the API server says of this node. `unknown` is why it does not say whether there is a Node; else empty."""
 
-    Also returns the Node object, or None if it cannot be had.
-    """
+    node: Node | None
+    unknown: str = ""
+
+
+NO_API = Known(None, "no API server answers")
+
+
+async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
+    """Check access, permissions and clock of the API server. Also returns what it says of this node."""
     try:
         api = await Api.open(settings)
     except ConfigurationError as error:
-        return [failed(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], None
+        return [failed(API, str(error), "correct --kubeconfig, --master or the Pod's service account")], NO_API
     async with api:
         try:
             before = time.time()
@@ -45,7 +53,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Node | None]:
             findings = [ok(API, f"{api.server} answers"), compare_clocks(theirs, before, time.time())]
         except ApiError as error:
             next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
-            return [failed(API, str(error), next_step)], None
+            return [failed(API, str(error), next_step)], NO_API
         findings += await _permissions(api)
         return findings, await _node(api, settings.node_name)
 
@@ -81,11 +89,11 @@ def _missing(permissions: Iterable[Permission]) -> list[Finding]:
     ]
 
 
-async def _node(api: Requests, name: str) -> Node | None:
-    """The Node object, by a list, since kroute has no permission to get. None on errors, which other checks report."""
+async def _node(api: Requests, name: str) -> Known:
+    """The Node object, by a list, since kroute has no permission to get."""
     try:
         answer = await api.get(NODES.path, {"fieldSelector": f"metadata.name={name}"})
         nodes = decoded(_decode_nodes, answer).items
-    except (ApiError, msgspec.DecodeError):
-        return None
-    return nodes[0] if nodes else None
+    except (ApiError, msgspec.DecodeError) as error:
+        return Known(None, f"the API server does not list Nodes: {error}")
+    return Known(nodes[0] if nodes else None)

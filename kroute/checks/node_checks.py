@@ -1,6 +1,7 @@
 """The checks of `kroute check` on the node. They change nothing, but load modules and tables as a start does."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kroute.checks import preflight
 from kroute.checks.bridges import check_bridges
@@ -15,6 +16,7 @@ from kroute.kernel import modules
 from kroute.kernel.clients import IpvsClient, SysctlClient
 from kroute.kernel.iptables.installed import missing_libraries
 from kroute.kernel.iptables.tools import XtablesTools
+from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import ClientName, NodeKernel, open_kernel
@@ -23,9 +25,9 @@ from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Node
 from kroute.reconcile.ledger import Ledger, LedgerError
-from kroute.settings import Settings
+from kroute.settings import DEFAULTS, Settings
 
-BACKEND, SYSCTL, PROXIES, NODE = "backend", "sysctls", "proxies", "node"
+BACKEND, SYSCTL, PROXIES, NODE, STATE = "backend", "sysctls", "proxies", "node", "state"
 
 
 async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
@@ -40,7 +42,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         if not any(each.check == name for each in failures)
     ]
     findings += [ok(BACKEND, str(choice))] if choice is not None else []
-    findings += await check_scheduler(settings.scheduler)
+    findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.scheduler)]
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if failures or choice is None:
@@ -60,6 +62,17 @@ def _clients(settings: Settings) -> set[ClientName]:
     """Those of the firewall, and those that show what other programs have; legacy tables only with their libraries."""
     found: set[ClientName] = {"ipvs", "links", "ipset", *clients_of(settings)}
     return found if missing_libraries() else found | {"xtables"}
+
+
+def check_state_directory(path: Path) -> list[Finding]:
+    """Whether the ledger is lost with the kernel's state, as it must be."""
+    kind = file_system_of(path)
+    if not kind or kind in VOLATILE:
+        return []
+    message = (
+        f"--state-dir {path} is on {kind}, which survives a reboot: its ledger would name what the kernel has lost"
+    )
+    return [warning(STATE, message, f"use a directory on a tmpfs, such as {DEFAULTS.state_dir}")]
 
 
 async def check_scheduler(name: str) -> list[Finding]:
@@ -142,16 +155,23 @@ async def check_virtual_servers(ledger: Ledger, ipvs: IpvsClient) -> list[Findin
     ]
 
 
-def check_node_addresses(node: Node | None, facts: NodeFacts, interfaces: NodeInterfaces) -> list[Finding]:
-    """Whether the Node object exists and its addresses are on the node."""
+def check_node_addresses(
+    node: Node | None, facts: NodeFacts, interfaces: NodeInterfaces, unknown: str = ""
+) -> list[Finding]:
+    """Whether the Node object exists and its addresses are on the node.
+
+    `unknown` is why it is not known whether the Node exists, empty if it is known.
+    """
     findings = []
-    if node is None:
+    if unknown:
+        findings.append(warning(NODE, f"whether there is a Node {facts.name} is not known: {unknown}", "see above"))
+    elif node is None:
         message = f"there is no Node {facts.name}: zone and podCIDRs are not known"
         findings.append(
             failed(NODE, message, "give the Node's name with --node-name, or wait until the kubelet made it")
         )
     own = [address for address in (facts.ipv4, facts.ipv6) if address is not None]
-    if not own:
+    if not own and not unknown:
         message = "no address of this node is known: its own calls to Services will have a VIP as their source"
         findings.append(failed(NODE, message, "give --node-ip, or an address to an interface"))
     for address in own:

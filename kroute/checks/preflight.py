@@ -8,9 +8,10 @@ from kroute.checks.finding import Finding, failed
 from kroute.firewall import backend
 from kroute.firewall.backend import Choice
 from kroute.kernel import modules
-from kroute.settings import Settings
+from kroute.kernel.net.links import DUMMY, Links
+from kroute.settings import DEFAULTS, Settings
 
-CAPABILITIES, MODULES, LIBRARIES = "capabilities", "modules", "libraries"
+CAPABILITIES, MODULES, LIBRARIES, INTERFACE = "capabilities", "modules", "libraries", "interface"
 
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 CAPABILITY_NUMBERS = {"NET_ADMIN": CAP_NET_ADMIN, "NET_RAW": 13}
@@ -52,7 +53,7 @@ async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]
 
     The backend is None while so much is missing that the kernel cannot be asked. Raises KernelError as `choose` does.
     """
-    missing = await findings(NODE)
+    missing = await findings(NODE) + await interface_findings(settings)
     if missing:
         return None, missing
     choice = await backend.choose(settings)
@@ -61,7 +62,7 @@ async def look_at_node(settings: Settings) -> tuple[Choice | None, list[Finding]
 
 async def missing_for_undoing(settings: Settings) -> list[str]:
     """What is missing for undoing what kroute did on this node: also what each present firewall backend needs."""
-    missing = await findings(NODE)
+    missing = await findings(NODE) + await interface_findings(settings)
     if not missing:
         for name in await backend.present(settings):
             missing += await firewall_findings(name)
@@ -75,6 +76,17 @@ async def firewall_findings(name: str) -> list[Finding]:
         message, _, next_step = sentence.rpartition("; ")
         missing.append(failed(LIBRARIES, f"{message} (--firewall {name})", next_step))
     return missing + await findings(of_firewall(name))
+
+
+async def interface_findings(settings: Settings) -> list[Finding]:
+    """Whether the interface for VIPs is one: of any other interface kroute would take the node's addresses for VIPs."""
+    name = settings.dummy_interface
+    async with Links() as links:
+        state = await links.read(name)
+    if state is None or state.kind == DUMMY:
+        return []
+    message = f"--dummy-interface {name}: that is an interface of this node ({state.kind or 'a device'}), not a dummy"
+    return [failed(INTERFACE, message, f"name one that kroute can make, such as {DEFAULTS.dummy_interface}")]
 
 
 async def findings(required: Required = NODE) -> list[Finding]:

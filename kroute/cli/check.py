@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from kroute import logs
-from kroute.checks.api_checks import check_api
+from kroute.checks.api_checks import NO_API, Known, check_api
 from kroute.checks.finding import Finding, Level, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
@@ -22,6 +22,7 @@ from kroute.settings import Settings
 from kroute.watchers.initial_sync import InitialSyncError, node_object
 from kroute.watchers.node import read_node_interfaces
 
+MANIFESTS = "manifests"
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
 
 
@@ -57,19 +58,20 @@ async def findings_of(settings: Settings) -> list[Finding]:
     """All findings, those of the node first."""
     findings: list[Finding] = []
     cluster: list[Finding] = []
-    node = None
+    known = NO_API
     if settings.manifests is None:
-        cluster, node = await check_api(settings)
+        cluster, known = await check_api(settings)
     else:
         try:
-            node = await node_object(settings)
+            known = Known(await node_object(settings))
         except InitialSyncError as error:
-            cluster = [failed(NODE, str(error), "correct --manifests")]
+            cluster = [failed(MANIFESTS, str(error), "correct it: what it said last is served, or nothing")]
+            known = Known(None, "the manifests cannot be read")
     try:
         interfaces = await read_node_interfaces(settings.dummy_interface)
-        facts = node_facts(settings, node, interfaces)
+        facts = node_facts(settings, known.node, interfaces)
         findings += await check_node(settings, ipv6=facts.ipv6 is not None)
-        cluster += check_node_addresses(node, facts, interfaces)
+        cluster += check_node_addresses(known.node, facts, interfaces, known.unknown)
     except KernelError as error:
         findings.append(failed(NODE, str(error), "run kroute as root, in the host's network namespace"))
     return findings + cluster

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from kroute import logs
 from kroute.cli.parameters.config_file import CONFIG, tell_of_unused_fields
@@ -35,6 +36,7 @@ from kroute.cli.parameters.options import (
     list_option,
     option,
 )
+from kroute.cli.parameters.settings_log import log_settings
 from kroute.director.director import serve
 from kroute.director.settings import (
     DEFAULTS,
@@ -187,6 +189,7 @@ def director(**values: Any) -> int:
     """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
     chosen = director_settings(values)
     logs.configure(chosen.common.log_format, chosen.common.log_level)
+    log_settings(text.differing(chosen.common, DEFAULTS.common) | _own_flags(chosen))
     tell_of_unused_fields(click.get_current_context())
     return run_to_the_end(serve(chosen))
 
@@ -238,3 +241,18 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         lease,
         ProbeSettings(*checks),
     )
+
+
+def _own_flags(chosen: DirectorSettings) -> dict[str, str]:
+    """The flags that only a director has, if they are not the defaults."""
+    parts = [
+        ("", chosen, DEFAULTS),
+        ("lease-", chosen.lease, DEFAULTS.lease),
+        ("check-", chosen.probes, DEFAULTS.probes),
+    ]
+    return {
+        f"{prefix}{field.replace('_', '-')}": str(value)
+        for prefix, struct, usual in parts
+        for field in struct.__struct_fields__
+        if not isinstance(value := getattr(struct, field), msgspec.Struct) and value != getattr(usual, field)
+    }

@@ -4,6 +4,7 @@ Only the module of the command that is called is imported. Therefore a module ma
 top.
 """
 
+import os
 import sys
 from importlib import import_module
 from typing import NamedTuple
@@ -11,11 +12,16 @@ from typing import NamedTuple
 import click
 
 from kroute import __version__
+from kroute.cli.parameters.variables import check_variables
 from kroute.cli.terminal import output
 
 PROGRAM = "kroute"
 COMPLETION_VARIABLE = "_KROUTE_COMPLETE"
 """The variable by which a shell's script asks for completions, as click derives it from the program's name."""
+
+
+MANUAL = "kroute.cli.manual."
+"""Commands in there help whatever the variables are."""
 
 
 class Entry(NamedTuple):
@@ -84,9 +90,14 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name."""
+        """Find the command that the arguments name. Raises UsageError, also for a variable that no command reads."""
         name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed if name is None else load(name), rest
+        if name is None:
+            return name, listed, rest
+        command = load(name)
+        if not ctx.resilient_parsing and not COMMANDS[name].module.startswith(MANUAL):
+            check_variables(os.environ, command, lambda: map(load, COMMANDS))
+        return name, command, rest
 
 
 @click.group(

@@ -5,6 +5,7 @@ import asyncio
 import click
 
 from kroute import logs
+from kroute.checks import preflight
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.cli.terminal.formats import output_option, show
@@ -55,6 +56,8 @@ async def plans_of(settings: Settings) -> list[Plan]:
 
 async def changes_of(settings: Settings) -> PlannedChanges:
     """What an agent with these settings would change now. Raises as `initial_sync` does, and KernelError."""
+    for finding in await preflight.interface_findings(settings):
+        raise KernelError(str(finding))
     plans = await plans_of(settings)
     settings = settled(settings, await choose(settings))
     async with open_kernel(settings.proc_sys, only=node_clients(settings)) as kernel:

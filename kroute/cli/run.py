@@ -9,7 +9,9 @@ from kroute.agent import serve
 from kroute.cli.parameters.config_file import tell_of_unused_fields
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.run_options import run_options, settings_of
+from kroute.cli.parameters.settings_log import log_settings
 from kroute.runtime.runner import run_to_the_end
+from kroute.settings import text
 from kroute.telemetry.loop_watch import LoopWatch
 
 
@@ -19,6 +21,7 @@ def run(**values: Any) -> int:
     """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""
     settings = settings_of(values)
     logs.configure(settings.log_format, settings.log_level)
+    log_settings(text.differing(settings))
     tell_of_unused_fields(click.get_current_context())
     loop_watch = LoopWatch()
     return run_to_the_end(serve(settings, loop_watch), loop_watch.new_loop)

@@ -86,13 +86,26 @@ async def ask(state_dir: Path, question: str) -> bytes:
                 writer.write(question.encode() + b"\n")
                 answer = await reader.read()
     except (OSError, TimeoutError) as error:
-        raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {error}") from None
+        raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {_why(error)}") from None
     if answer == UNKNOWN_QUESTION:
         raise AgentUnreachableError(
             f"what runs on {state_dir / NAME} does not know the question {question.partition(' ')[0]!r}: "
             "it is of an older version (upgrade it), or a director"
         )
     return answer
+
+
+def _why(error: OSError) -> str:
+    match error:
+        case FileNotFoundError():
+            return "it does not exist"
+        case PermissionError():
+            return "run this as root"
+        case ConnectionRefusedError():
+            return "nobody listens there any more"
+        case TimeoutError():
+            return f"nothing came within {ANSWER_TIMEOUT:.0f} s"
+    return error.strerror or type(error).__name__
 
 
 async def ask_for(state_dir: Path, question: str, read: Callable[[bytes], T]) -> T:

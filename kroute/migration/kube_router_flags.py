@@ -89,7 +89,7 @@ _FLAGS: dict[str, Flag] = {
     ),
     "ipvs-graceful-termination": either(_DRAINS, default=False),
     "ipvs-permit-all": either("kroute leaves what Services serve to the node's own rules", default=True),
-    "run-service-proxy": needed("kroute is a service proxy and nothing else: do not run it"),
+    "run-service-proxy": needed("kroute always serves Services: leave this out here, and keep it with kube-router"),
     "run-firewall": refused(_POLICIES, True),
     "run-loadbalancer": refused(_LOADBALANCER, False),
     "enable-ipv4": needed(_FAMILIES),

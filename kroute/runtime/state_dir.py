@@ -7,13 +7,30 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
+import structlog
+
+from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.runtime import namespace_lock
 from kroute.runtime.namespace_lock import NamespaceInUseError, Role
+
+log = structlog.get_logger(__name__)
 
 _LOCK = "lock"
 _READY = "ready"
 IDENTITY = "identity"
 """The file that tells a director from others of its name."""
+
+
+def tell_if_lasting(path: Path) -> None:
+    """Log a warning if a reboot does not empty the directory: the ledger must be lost with the kernel's state."""
+    kind = file_system_of(path)
+    if kind and kind not in VOLATILE:
+        log.warning(
+            "state_dir.survives_reboot",
+            path=str(path),
+            file_system=kind,
+            consequence="after a reboot the ledger names what the kernel has lost: use a tmpfs, such as /run",
+        )
 
 
 class StateDirectoryError(Exception):

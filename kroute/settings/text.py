@@ -7,7 +7,18 @@ function does the opposite; the command line shows the defaults of `Settings` wi
 import re
 from ipaddress import ip_address, ip_network
 
-from kroute.settings import PRIMARY, ConntrackSettings, Exemption, IpvsTimeouts, ListenAddress, PortRange, Settings
+import msgspec
+
+from kroute.settings import (
+    DEFAULTS,
+    PRIMARY,
+    ConntrackSettings,
+    Exemption,
+    IpvsTimeouts,
+    ListenAddress,
+    PortRange,
+    Settings,
+)
 
 _LONGEST_TIMEOUT = (1 << 31) // 1000
 """Seconds. The kernel counts these timeouts in jiffies in 31 bits (`proc_dointvec_jiffies`), at most 1,000 a second."""
@@ -16,6 +27,7 @@ INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _BIND_ADDRESS = re.compile(r"(?:\[(?P<ip6>[^\]]+)\]|(?P<ip4>[^\[\]:]*)):(?P<port>\d{1,5})")
+_USER = re.compile(r"(?<=//)[^/@]*@")
 _PAIR = re.compile(r"(?P<source>[^/]+(?:/\d+)?):(?P<destination>[^/]+(?:/\d+)?)")
 
 
@@ -66,7 +78,7 @@ def parse_network(text: str) -> str:
 
 def parse_nodeport_addresses(text: str) -> tuple[str, ...]:
     """Read networks as `parse_networks` does, or the word `primary` alone."""
-    if set(_elements(text)) == {PRIMARY}:
+    if set(_elements(text.lower())) == {PRIMARY}:
         return (PRIMARY,)
     try:
         return parse_networks(text)
@@ -99,7 +111,7 @@ def parse_listen_address(text: str) -> ListenAddress | None:
 
     `0.0.0.0` and `::` both mean every address of both families, as in kube-proxy: Go listens that way.
     """
-    if text == "off":
+    if text.lower() == "off":
         return None
     match = _BIND_ADDRESS.fullmatch(text)
     host, port = (match["ip6"] or match["ip4"] or "", int(match["port"])) if match else ("", 0)
@@ -204,6 +216,18 @@ def as_flags(settings: Settings) -> dict[str, str]:
         else:
             written[_NAMES.get(field, field.replace("_", "-"))] = _written(field, value)
     return written
+
+
+def differing(settings: Settings, defaults: Settings = DEFAULTS) -> dict[str, str]:
+    """The flags of `kroute run` whose values are not the defaults, as `as_flags` writes them, without a password."""
+    usual = as_flags(defaults)
+    return {name: value for name, value in as_flags(without_password(settings)).items() if value != usual[name]}
+
+
+def without_password(settings: Settings) -> Settings:
+    """The settings without a name and password in the API server's address."""
+    master = _USER.sub("", settings.master) if settings.master else settings.master
+    return msgspec.structs.replace(settings, master=master)
 
 
 def _written(field: str, value: object) -> str:

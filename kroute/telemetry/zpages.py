@@ -6,7 +6,6 @@ hold only the names of files that do, and a password in a URL is left out.
 """
 
 import platform
-import re
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import msgspec
 
 from kroute import __version__
 from kroute.settings import Settings
-from kroute.settings.text import as_flags
+from kroute.settings.text import as_flags, without_password
 from kroute.telemetry.metrics.process import process_figures
 
 CONFIGURATION = "kroute.io"
@@ -29,7 +28,6 @@ PATHS = ("/configz", "/flagz", "/healthz", "/livez", "/metrics", "/proxyMode", "
 
 _GROUP, _VERSION = "config.k8s.io", "v1beta1"
 _HEAD = "\nkroute {}\nWarning: for people who debug; its form may change, and no program should read it.\n\n"
-_USER = re.compile(r"(?<=//)[^/@]*@")
 
 
 class Page(NamedTuple):
@@ -61,7 +59,7 @@ def page(path: str, accept: str, settings: Settings) -> Page | None:
 
 def configz(settings: Settings) -> bytes:
     """The settings in JSON."""
-    return msgspec.json.encode({CONFIGURATION: _without_password(settings)}, enc_hook=str)
+    return msgspec.json.encode({CONFIGURATION: without_password(settings)}, enc_hook=str)
 
 
 def _media_types(accept: str) -> list[tuple[str, Mapping[str, str]]]:
@@ -101,14 +99,9 @@ def _statusz() -> str:
 
 def _flags(settings: Settings) -> dict[str, str]:
     """Every flag of `kroute run` with its value, whether it was given or is the default."""
-    return dict(sorted(as_flags(_without_password(settings)).items()))
+    return dict(sorted(as_flags(without_password(settings)).items()))
 
 
 def _flagz(settings: Settings) -> str:
     lines = "".join(f"{name}={value}\n" for name, value in _flags(settings).items())
     return _HEAD.format("flagz") + lines
-
-
-def _without_password(settings: Settings) -> Settings:
-    master = _USER.sub("", settings.master) if settings.master else settings.master
-    return msgspec.structs.replace(settings, master=master)

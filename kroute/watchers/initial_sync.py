@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 
 from kroute.model.kinds import InitialSync
 from kroute.model.node_facts import NO_API, ApiFacts
@@ -28,7 +29,7 @@ async def initial_sync(settings: Settings) -> list[Change]:
     directory = settings.manifests
     try:
         if directory is not None:
-            return await _collect(lambda sink: ManifestWatcher(directory, sink).run())
+            return await _from_manifests(directory)
         return await _from_api(settings)
     except* (ConfigurationError, ApiError) as group:
         raise InitialSyncError(str(group.exceptions[0])) from None
@@ -50,6 +51,20 @@ async def node_object(settings: Settings) -> Node | None:
     """This node's Node object, or None. Raises as `initial_sync` does."""
     nodes = [it.item for it in await initial_sync(settings) if isinstance(it, Applied) and isinstance(it.item, Node)]
     return next((node for node in nodes if node.key.name == settings.node_name), None)
+
+
+async def _from_manifests(directory: Path) -> list[Change]:
+    """Every object of the files. An agent goes on with what it read last; here nothing was read before."""
+    watchers: list[ManifestWatcher] = []
+
+    def follow(sink: Sink) -> Coroutine[None, None, None]:
+        watchers.append(ManifestWatcher(directory, sink))
+        return watchers[0].run()
+
+    changes = await _collect(follow)
+    for name, why in watchers[0].unreadable.items():
+        raise ConfigurationError(f"{directory / name} cannot be read: {why}")
+    return changes
 
 
 async def _from_api(settings: Settings) -> list[Change]:

@@ -35,7 +35,8 @@ async def test_a_missing_verb_is_named_and_all_else_is_right(world: World, tmp_p
         server.stop()
     code, report = await ask_json(node1, *argv)
     assert code == 1
-    assert {check for check, _ in said(report, "FAIL")} == {"api", "node"}
+    assert {check for check, _ in said(report, "FAIL")} == {"api"}
+    assert any("whether there is a Node node1 is not known" in message for _, message in said(report, "WARNING"))
 
 
 @pytest.mark.legacy

@@ -13,6 +13,7 @@ from kroute.migration.kube_proxy_configuration import (
     is_kube_proxy_configuration,
     translate,
 )
+from kroute.settings.wording import in_words
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +30,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise click.BadParameter(f"cannot read {path}: {' '.join(str(error).split())}", ctx, param) from None
+        raise click.BadParameter(f"cannot read {path}: {in_words(error)}", ctx, param) from None
     if is_kube_proxy_configuration(content):
         _use_kube_proxy_configuration(ctx, param, path, content)
         return path

@@ -22,6 +22,10 @@ class Parsed(click.ParamType[Any]):
         self.name = name
         self._parse = parse
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:  # noqa: ARG002
+        """The name as it is: click would show the word `off` as OFF."""
+        return self.name
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse one value. A value that is not text has been parsed already."""
         if not isinstance(value, str):

@@ -41,6 +41,9 @@ def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
             found.append(("", [word]))
             continue
         is_switch = tables[0].flags[name].is_switch
+        if not (equals or is_switch or rest) and f"--{name}" in own:
+            found.append(("", [word]))  # click says that its value is missing
+            continue
         if not equals:
             value = "true" if is_switch else (rest.pop(0) if rest else "")
         if is_switch:
@@ -59,3 +62,14 @@ def _translate(name: str, value: str, tables: Sequence[OtherFlags]) -> list[str]
         except ValueError as error:
             reasons.append(f"--{name} is {table.proxy}'s: {error}")
     raise click.UsageError(reasons[0])
+
+
+def hint(option: str, command: str) -> str:
+    """What to do about an option that a command does not have, if it is another proxy's; else empty."""
+    name = option.lstrip("-").replace("_", "-")
+    proxies = " and ".join(sorted({table.proxy for table in TABLES if name in table.flags}))
+    if not proxies:
+        return ""
+    return (
+        f"--{name} is a flag of {proxies}, which `kroute {command}` does not take; `kroute run` and `plan` translate it"
+    )

@@ -118,7 +118,7 @@ OPTIONS = (
     ),
     option(
         "--strict-arp",
-        type=click.Choice(["on", "off"]),
+        type=click.Choice(["on", "off"], case_sensitive=False),
         default=write_switch(DEFAULTS.strict_arp),
         show_default=True,
         help="Answer ARP only for addresses of the interface that receives the request, and not for VIPs.",
@@ -160,7 +160,7 @@ OPTIONS = (
     ),
     option(
         "--hairpin",
-        type=click.Choice(["on", "off"]),
+        type=click.Choice(["on", "off"], case_sensitive=False),
         default=write_switch(DEFAULTS.hairpin),
         show_default=True,
         help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
@@ -209,7 +209,7 @@ OPTIONS = (
     ),
     option(
         "--ipvs-estimation",
-        type=click.Choice(["on", "off", "leave"]),
+        type=click.Choice(["on", "off", "leave"], case_sensitive=False),
         default=write_switch(DEFAULTS.ipvs_estimation),
         show_default=True,
         help="Whether IPVS sums up the statistics of all its servers every two seconds.",

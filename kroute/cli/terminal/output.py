@@ -60,6 +60,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _of_another_proxy(error: click.ClickException) -> str:
+    """The sentence about an option that is not the command's, but kube-proxy's or kube-router's; else empty."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    from kroute.cli.parameters.other_proxies_flags import hint  # noqa: PLC0415  few mistakes need these tables
+
+    return hint(error.option_name, error.ctx.info_name or "" if error.ctx is not None else "")
+
+
 def run(command: click.Command, arguments: list[str] | None, program: str = "kroute") -> int:
     """Run a command line and return its exit code. An error becomes one line."""
     try:
@@ -68,7 +77,7 @@ def run(command: click.Command, arguments: list[str] | None, program: str = "kro
         complain(refusal)
         return FAILURE
     except click.ClickException as error:
-        complain(" ".join(error.format_message().split()))
+        complain(_of_another_proxy(error) or " ".join(error.format_message().split()))
         return USAGE
     except click.Abort:
         return FAILURE

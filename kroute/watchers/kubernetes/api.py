@@ -13,6 +13,7 @@ import aiohttp
 from kroute import __version__
 from kroute.backoff import exhaustion
 from kroute.settings import Settings
+from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.client_package import RESTClientObject
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
@@ -276,5 +277,5 @@ def _tls_settings(configuration: Any) -> tuple[Any, ...]:
 
 
 def _what(error: BaseException) -> str:
-    words, next_step = str(error) or type(error).__name__, exhaustion(error)
+    words, next_step = in_words(error), exhaustion(error)
     return f"{words}; {next_step}" if next_step else words

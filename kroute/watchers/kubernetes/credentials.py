@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from kroute.settings import Settings
+from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.client_package import (
     ConfigException,
@@ -229,7 +230,7 @@ def _check_kubeconfig(path: Path) -> None:
     except OSError as error:
         raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, *_FAILURES) as error:
-        raise ConfigurationError(f"{where} is not YAML: {_sentence(error)}") from error
+        raise ConfigurationError(f"{where} is not YAML: {in_words(error)}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{where} is not a kubeconfig: it must be a mapping with clusters and contexts")
     for name in ("clusters", "contexts", "current-context"):

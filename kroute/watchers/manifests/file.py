@@ -12,6 +12,7 @@ import msgspec
 from kroute.backoff import exhaustion
 from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import KubernetesObject, ObjectKey
+from kroute.settings.wording import in_words
 from kroute.watchers.json_text import decoded
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -118,7 +119,7 @@ def _parse_yaml(text: bytes) -> list[Any]:
     try:
         return yaml_loader.load(text)
     except yaml_loader.FAILURES as error:
-        raise UnreadableError(f"it is not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise UnreadableError(f"it is not YAML: {in_words(error)}") from error
 
 
 def _parts(document: Any, kind_of_items: str, depth: int = 0) -> Iterator[Part]:

@@ -46,6 +46,8 @@ class ManifestWatcher:
         self._files: dict[str, Objects] = {}
         self._vanished: set[str] = set()
         self._complaints: dict[str, list[str]] = {}
+        self.unreadable: dict[str, str] = {}
+        """Why the files that cannot be read as a whole cannot, by name."""
         self._holders: dict[ObjectId, set[str]] = {}
         self._passed_on: Objects = {}
         self._is_listed = False
@@ -114,6 +116,7 @@ class ManifestWatcher:
 
     async def _read(self, name: str, before: Objects) -> None:
         """Read a file. If it cannot be read, or has just disappeared, its previous objects are kept."""
+        self.unreadable.pop(name, None)
         try:
             parts = await asyncio.to_thread(read_manifest, self._directory / name)
         except FileNotFoundError:
@@ -125,6 +128,7 @@ class ManifestWatcher:
                 self._vanished.add(name)
             return
         except UnreadableError as error:
+            self.unreadable[name] = str(error)
             self._complain("manifest.unreadable", name, [str(error)])
             return
         self._vanished.discard(name)

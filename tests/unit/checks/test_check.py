@@ -54,14 +54,34 @@ async def test_with_all_verbs_nothing_is_missing_and_the_node_is_found(tmp_path:
         server.apply({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}})
         findings, found = await api_checks.check_api(settings_for(server, tmp_path))
     assert set(levels(findings)) == {Level.OK}
-    assert found is not None
-    assert found.key.name == "node1"
+    assert found.unknown == ""
+    assert found.node is not None
+    assert found.node.key.name == "node1"
 
 
 async def test_a_server_out_of_reach_is_one_failure(tmp_path: Path) -> None:
     async with ApiServer() as server, server.out_of_reach():
-        findings, _ = await api_checks.check_api(settings_for(server, tmp_path))
+        findings, known = await api_checks.check_api(settings_for(server, tmp_path))
     assert [(finding.check, finding.level) for finding in findings] == [("api", Level.FAIL)]
+    assert findings[0].message.endswith("does not answer: Connection refused")
+    assert known == api_checks.NO_API
+
+
+async def test_no_such_node_is_not_taken_for_no_api(tmp_path: Path) -> None:
+    async with ApiServer(token="secret") as server:
+        settings = settings_for(server, tmp_path)
+        _, there_is_none = await api_checks.check_api(settings)
+        server.access.forbid("list", "nodes")
+        _, forbidden = await api_checks.check_api(settings)
+    facts = NodeFacts("node1")
+    for known, level, words in (
+        (there_is_none, Level.FAIL, "there is no Node node1"),
+        (forbidden, Level.WARNING, "is not known: the API server does not list Nodes"),
+        (api_checks.NO_API, Level.WARNING, "is not known: no API server answers"),
+    ):
+        finding = node_checks.check_node_addresses(known.node, facts, NodeInterfaces(), known.unknown)[0]
+        assert (finding.check, finding.level) == ("node", level)
+        assert words in finding.message
 
 
 @pytest.mark.parametrize(

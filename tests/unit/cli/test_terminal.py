@@ -1,7 +1,7 @@
 """What people see at 80 and 120 columns, and in a pipe: every column is there, and no digit is cut.
 
 The golden files are in `tests/unit/golden/terminal/`. After a change that is meant, write them again with
-`KROUTE_GOLDEN=write make unit`, and read the difference.
+`KROUTE_WRITE_GOLDEN=1 make unit`, and read the difference.
 """
 
 import io
@@ -34,7 +34,7 @@ def printed(view: str, screen: Screen) -> str:
 def test_it_is_printed_as_in_the_golden_file(view: str, screen: str) -> None:
     path = GOLDEN / f"{view.replace(' ', '_')}.{screen}"
     text = printed(view, SCREENS[screen])
-    if os.environ.get("KROUTE_GOLDEN") == "write":
+    if "KROUTE_WRITE_GOLDEN" in os.environ:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()

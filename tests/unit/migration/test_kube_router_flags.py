@@ -36,7 +36,7 @@ ACCEPTED: dict[str, tuple[list[str], dict[str, object]]] = {
 """Each accepted flag, as kube-router's users write it, with the settings that result."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "run-service-proxy": ("=false", "do not run it"),
+    "run-service-proxy": ("=false", "leave this out here"),
     "run-router": ("=perhaps", "'perhaps' is neither true nor false"),
     "run-loadbalancer": ("", "keep kube-router --run-service-proxy=false"),
     "enable-ipv4": ("=false", "--node-ip says which"),

@@ -1,0 +1,63 @@
+"""Variables KROUTE_… that no command reads: a misspelled setting must not be ignored silently.
+
+Kubernetes puts variables into each pod for every Service of its namespace (`enableServiceLinks`), named like the
+Service: for one called `kroute` or `kroute-…` they begin with KROUTE_ as well. Those are recognised by name and value.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+import click
+
+PREFIX = "KROUTE_"
+OF_THE_REPOSITORY = ("KROUTE_CACHE", "KROUTE_FEED", "KROUTE_FUZZ_", "KROUTE_IMAGE_", "KROUTE_KERNEL", "KROUTE_LAB",
+                     "KROUTE_WRITE_GOLDEN")  # fmt: skip
+"""How the names of the variables begin that the tools of kroute's repository read; scripts/setup names some."""
+
+_OF_SERVICES = (
+    (re.compile(r"KROUTE(_\w+)?_SERVICE_HOST"), re.compile(r"[0-9a-fA-F.:]+")),
+    (re.compile(r"KROUTE(_\w+)?_SERVICE_PORT(_\w+)?"), re.compile(r"\d{1,5}")),
+    (re.compile(r"KROUTE(_\w+)?_PORT(_\d+_(TCP|UDP|SCTP))?"), re.compile(r"(tcp|udp|sctp)://\S+")),
+    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PROTO"), re.compile(r"tcp|udp|sctp")),
+    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PORT"), re.compile(r"\d{1,5}")),
+    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_ADDR"), re.compile(r"[0-9a-fA-F.:]+")),
+)
+"""Names and values of the variables that Kubernetes makes of a Service (pkg/kubelet/envvars)."""
+
+
+def variables_of(command: click.Command) -> set[str]:
+    """The variables that a command reads."""
+    return {name for it in command.params if isinstance(name := getattr(it, "envvar", None), str)}
+
+
+def check_variables(
+    environment: Mapping[str, str], command: click.Command, others: Callable[[], Iterable[click.Command]]
+) -> None:
+    """Raise UsageError if a variable begins with KROUTE_ and no command reads it.
+
+    `others` returns all commands; it is called only if there is a variable that this command does not read.
+    """
+    unknown = sorted(set(_ours(environment)) - variables_of(command))
+    if not unknown:
+        return
+    known = {name for each in others() for name in variables_of(each)}
+    for name in unknown:
+        if name not in known:
+            raise click.UsageError(_complaint(name, known))
+
+
+def _ours(environment: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environment.items():
+        if name.startswith(PREFIX) and not name.startswith(OF_THE_REPOSITORY) and not _is_of_a_service(name, value):
+            yield name
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    return any(names.fullmatch(name) and values.fullmatch(value) for names, values in _OF_SERVICES)
+
+
+def _complaint(name: str, known: Collection[str]) -> str:
+    meant = get_close_matches(name.removeprefix(PREFIX), sorted(it.removeprefix(PREFIX) for it in known), n=1)
+    hint = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/settings.md names all; remove it"
+    return f"the variable {name} is no setting of kroute's: {hint}"
