@@ -51,6 +51,9 @@ async def test_the_page_follows_services_connections_problems_and_health(shop: O
     shop.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
     await shows(lambda: page.text("#verdict"), "not healthy")
     assert (await page.text("#problems li")).splitlines()[1] == shop.workers.faults[0]
+    assert await page.script("return [...document.querySelectorAll('#problems li')].map((it) => it.className)") == [
+        "fail", "warning", "warning",
+    ]  # fmt: skip
 
     requested = await page.requested()
     assert all(url.startswith(f"http://127.0.0.1:{shop.metrics_port}/") for url in requested)

@@ -1,5 +1,6 @@
 """The kernel's figures of every Service, for the status page, and their rates: the difference of two readings."""
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from kroute.reconcile.batches import sliced
 from kroute.telemetry.kernel_reader import IpvsReader, KernelReader
 
 LONGEST_SPAN = 60.0
-"""Seconds between two readings beyond which their difference says nothing of now."""
+"""Seconds between two readings beyond which their difference says nothing of now, and after which both are dropped."""
 _WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
 
 
@@ -84,9 +85,13 @@ class Readings:
         self._before = NOTHING
         self._last = NOTHING
         self._good_until = 0.0
+        self._forgetting: asyncio.TimerHandle | None = None
 
     async def read(self) -> Reading:
         """The figures of all Services, some seconds old at most. Raises KernelError."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(LONGEST_SPAN, self._forget)
         if not self._last.time or self._clock() >= self._good_until:
             plans = list(self._plans())
             found = await self._kernel.read(lambda ipvs: figures_of(plans, ipvs))
@@ -107,6 +112,10 @@ class Readings:
         if not seen:
             return None
         return Rates(*map(sum, zip(*(msgspec.structs.astuple(it) for it in seen), strict=True)))
+
+    def _forget(self) -> None:
+        """Free both readings: nobody looks at the page any more."""
+        self._before = self._last = NOTHING
 
     def _rates(self, before: Traffic, now: Traffic) -> Rates | None:
         seconds = self._last.time - self._before.time

@@ -76,7 +76,7 @@ export function problems(list, found) {
   update(list, found.map((it) => {
     const where = it.service ? serviceLink(it.service) : element("span", "this node");
     const head = element("p", [where, " ", element("strong", it.reason)]);
-    return element("li", [head, element("p", it.message), element("p", withCode(it.nextStep), "quiet")], it.severity);
+    return element("li", [head, element("p", it.message), element("p", withCode(it.nextStep), "quiet")], it.severity.toLowerCase());
   }));
 }
 

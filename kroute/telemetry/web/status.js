@@ -20,7 +20,7 @@ function verdictOf(status, health) {
   if (!health.healthy) return ["not healthy", "bad"];
   if (status.state !== "ready") return ["starting", "warn"];
   const problems = status.problemsTotal;
-  if (problems) return [counted(problems, "problem"), status.problems[0].severity === "fail" ? "bad" : "warn"];
+  if (problems) return [counted(problems, "problem"), status.problems[0].severity === "FAIL" ? "bad" : "warn"];
   return ["all right", "good"];
 }
 

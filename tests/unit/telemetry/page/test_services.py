@@ -1,5 +1,7 @@
 """The list of Services on the status page: searched, filtered, sorted, with rates of two readings."""
 
+import asyncio
+
 import pytest
 
 from kroute.kernel.errors import KernelError
@@ -162,6 +164,16 @@ async def test_readings_long_apart_say_nothing_of_now() -> None:
     clock.now += LONGEST_SPAN + 1
     await read.read()
     assert read.total() is None
+
+
+async def test_when_nobody_looks_any_more_the_readings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kroute.telemetry.page.readings.LONGEST_SPAN", 0.01)
+    read = readings(kernel(), Clock())
+    await read.read()
+    async with asyncio.timeout(5):
+        while read._last.services:  # noqa: ASYNC110  nothing signals it
+            await asyncio.sleep(0.01)
+    assert (await read.read()).services
 
 
 async def test_those_who_ask_soon_after_each_other_share_a_reading() -> None:
