@@ -55,7 +55,7 @@ RUN_BY = {
     "kubectl patch": "tests/unit/test_documented_commands.py",
     "kubectl rollout": A_CLUSTER,
     "kubectl set": A_CLUSTER,
-    "docker build": "not run: there is no docker; tests/scenarios/test_daemonset.py runs what the same steps make",
+    "docker build": "not run by docker: buildah builds the same file, for tests/scenarios/test_image.py",
     "docker buildx": "not run: there is no docker; one architecture of it is what docker build makes",
     "docker push": "not run: there is no registry",
     "make release": "not run: it takes minutes; tests/release/ builds its files",
