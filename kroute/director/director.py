@@ -232,7 +232,7 @@ class Director:
             queues=self._broadcaster.statistics(),
             work=self._routing.statistics(),
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
-            is_away=self._is_away(),
+            is_away=self._is_away() or self._election.has_missed,
         )
         return encode(director_status(parts, table))
 

@@ -91,7 +91,7 @@ class Election:
         self._seen: LeaseSpec | None = None
         self._seen_at = clock()
         self._read_at = clock()
-        self._has_missed = False
+        self.has_missed = False  # whether the last attempt had no answer that it could use
         self._renewed_at = clock()
         self._is_overdue = False
 
@@ -210,10 +210,10 @@ class Election:
 
     def _observe(self, lease: Lease) -> None:
         now = self._clock()
-        could_not_look = self._has_missed and now - self._read_at >= self._promised(lease)
+        could_not_look = self.has_missed and now - self._read_at >= self._promised(lease)
         if lease.spec != self._seen or could_not_look:
             self._seen, self._seen_at = lease.spec, now
-        self._lease, self._read_at, self._has_missed = lease, now, False
+        self._lease, self._read_at, self.has_missed = lease, now, False
 
     def _is_mine(self, lease: Lease) -> bool:
         return lease.spec.holder_identity == self._identity
@@ -284,7 +284,7 @@ class Election:
 
     def _missed(self, reason: str) -> None:
         """Record a failed attempt, and log once that the Lease was not renewed in time (the module's second rule)."""
-        self._has_missed = True
+        self.has_missed = True
         late = self._clock() - self._renewed_at
         if self.role is Role.ACTIVE and late >= self._settings.renew_deadline and not self._is_overdue:
             self._is_overdue = True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kroute.inspect import status as inspected
 from tests.lab import objects
 from tests.lab.api_server import ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
@@ -148,6 +149,17 @@ def weights_are(machine: DirectorMachine, expected: dict[str, int], vip: str = I
     assert weights(machine, vip) == expected
 
 
+async def status_of(machine: DirectorMachine) -> tuple[int, list[inspected.StatusProblem]]:
+    """Run `kroute status` beside a director; return its exit code, and the problems that the director has named."""
+    process = await machine.run("status")
+    code = await process.wait()
+    problems = (await inspected.ask(machine.state_dir)).problems
+    printed = process.log.read_text()
+    assert "active director" in printed
+    assert all(it.message in printed for it in problems)
+    return code, problems
+
+
 def connections_of(host: Host, vip: str) -> int:
     return sum(it.active + it.inactive for it in host.ipvs()[key_of(vip)].real_servers.values())
 
@@ -208,6 +220,8 @@ async def test_a_failing_node_has_weight_0_until_it_is_well_again(stage: Stage) 
     stage.nodes[2].run(tool("IPv4"), "-I", *rule)
     try:
         await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 0}))
+        code, problems = await status_of(director)
+        assert (code, [(it.reason, node3 in it.message) for it in problems]) == (1, [("NodeFailing", True)])
     finally:
         stage.nodes[2].run(tool("IPv4"), "-D", *rule)
     await eventually(lambda: weights_are(director, {node1: 1, node2: 1, node3: 1}))
@@ -337,6 +351,10 @@ async def test_without_the_api_server_the_active_director_serves_and_the_standby
         await asyncio.sleep(8)
         has_vips(first)
         not_on(second)
+        for machine, role in ((first, "active"), (second, "standby")):
+            found = await inspected.ask(machine.state_dir)
+            assert (found.role, found.election, found.state) == ("director", role, inspected.State.READY)
+            assert [it.reason for it in found.problems] == ["ApiUnreachable"]
         assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
     await asyncio.sleep(4)
     has_vips(first)
