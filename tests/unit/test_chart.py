@@ -29,6 +29,14 @@ STRICT = {
     }
 }
 MONITORED = {"settings": {"metrics-bind-address": "0.0.0.0:9999"}, "podMonitor": {"enabled": True}}
+EVERY_VALUE = {
+    "image": {"pullPolicy": "Always", "pullSecrets": [{"name": "registry"}], "tag": "1.0"},
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "podAnnotations": {"example.com/owner": "network"},
+    "nodeSelector": {"pool": "web"},
+    "directors": [{"name": "front"}],
+    "maxUnavailable": 1,
+}
 SCHEMA = CHART / "values.schema.json"
 
 
@@ -141,6 +149,18 @@ class TestValues:
             f"registry.example/kroute@{digest}"
         }
 
+    def test_the_other_values_are_taken_as_they_are(self) -> None:
+        daemonset = the("DaemonSet", render_chart(EVERY_VALUE))["spec"]
+        pod = daemonset["template"]["spec"]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["affinity"] == EVERY_VALUE["affinity"]
+        assert pod["nodeSelector"]["pool"] == "web"
+        assert daemonset["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
+        assert daemonset["template"]["metadata"]["annotations"]["example.com/owner"] == "network"
+        assert {(it["image"], it["imagePullPolicy"]) for it in [*pod["initContainers"], *pod["containers"]]} == {
+            ("kroute:1.0", "Always")
+        }
+
     def test_a_change_of_a_setting_restarts_the_pods(self) -> None:
         def digest(values: dict[str, Any]) -> str:
             template = the("DaemonSet", render_chart(values))["spec"]["template"]
@@ -190,7 +210,9 @@ def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None
 
 @pytest.mark.parametrize("version", ["1.30.0", "1.37.0"])
 @pytest.mark.parametrize(
-    "values", [MONITORED, {"iptables": True, **DUAL_STACK}, {"mode": "uninstall", **STRICT}], ids=["a", "b", "c"]
+    "values",
+    [MONITORED, {"iptables": True, **DUAL_STACK}, {"mode": "uninstall", **STRICT}, EVERY_VALUE],
+    ids=["monitored", "dual stack with iptables", "uninstall", "every other value"],
 )
 def test_every_object_is_valid_by_the_schemas_of_kubernetes(values: dict[str, Any], version: str) -> None:
     for item in render_chart(values):

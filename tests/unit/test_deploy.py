@@ -238,7 +238,7 @@ class TestImage:
     def test_somebody_says_when_a_digest_is_out_of_date(self) -> None:
         updates = yaml.safe_load((DEPLOY.parent / ".github/dependabot.yml").read_text())["updates"]
         watched = {(it["package-ecosystem"], it["directory"]) for it in updates}
-        assert watched == {("docker", "/deploy"), ("pip", "/requirements")}
+        assert watched == {("docker", "/deploy"), ("pip", "/requirements"), ("github-actions", "/")}
 
     def test_it_starts_kroute_itself_and_not_as_root(self) -> None:
         assert 'ENTRYPOINT ["kroute"]' in self.DOCKERFILE
