@@ -31,7 +31,7 @@ from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
 from kroute.runtime.runner import opened, stop_signal
-from kroute.runtime.state_dir import StateDirectory, tell_if_lasting
+from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
@@ -233,7 +233,6 @@ async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
     async with AsyncExitStack() as claimed:
         state_dir = await patiently("locking", lambda: _claim(settings, claimed))
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
-        tell_if_lasting(settings.state_dir)
         log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
             agent = await patiently("starting", lambda: opened(stack, partial(_agent, settings, choice, loop_watch)))

@@ -164,7 +164,9 @@ def check_node_addresses(
     """
     findings = []
     if unknown:
-        findings.append(warning(NODE, f"whether there is a Node {facts.name} is not known: {unknown}", "see above"))
+        findings.append(
+            warning(NODE, f"whether there is a Node {facts.name} is not known: {unknown}", "first correct what failed")
+        )
     elif node is None:
         message = f"there is no Node {facts.name}: zone and podCIDRs are not known"
         findings.append(

@@ -68,6 +68,7 @@ class StateDirectory:
                 raise StateDirectoryError(str(error)) from None
             except OSError as error:
                 raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
+            tell_if_lasting(path)
             yield cls(path)
 
     def mark_ready(self) -> None:

@@ -76,7 +76,7 @@ async def _watch(state_dir: Path, how: str, interval: float) -> None:
         await _follow(state_dir, interval, _print_line)
     elif sys.stdout.isatty():
         with Live(console=Console(), auto_refresh=False) as live:
-            await _follow(state_dir, interval, lambda rates: live.update(_drawn(rates, how), refresh=True))
+            await _follow(state_dir, interval, lambda rates: live.update(drawn(rates, how), refresh=True))
     else:
         await _follow(state_dir, interval, lambda rates: print_rates(plain(rates), Screen.of_this_process(how)))
 
@@ -144,8 +144,8 @@ def rate_table(found: RateList) -> Table:
     return table
 
 
-def _drawn(found: RateList, how: str) -> Text:
+def drawn(found: RateList, how: str) -> Text:
     """The table of one interval for a terminal, which is redrawn in place."""
     screen, table = Screen.of_this_process(how), rate_table(plain(found))
     headings = [click.style(it, bold=True) for it in table.headings(screen.width)]
-    return Text.from_ansi("\n".join([*headings, *table.rows(screen.width)]), no_wrap=True)
+    return Text.from_ansi("\n".join([*headings, *table.rows(screen.width)]), overflow="fold")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.cli.parameters.arguments import parse_address, parse_frontend, parse_service
+from kroute.cli.parameters.arguments import ServicePorts, parse_address, parse_frontend, parse_service, parse_target
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
@@ -36,3 +36,34 @@ def test_a_service_has_a_namespace() -> None:
     for text in ("web", "/web", "default/", "a/b/c", "a b/c"):
         with pytest.raises(ValueError, match="NAMESPACE/NAME"):
             parse_service(text)
+
+
+WEB = ObjectKey("default", "web")
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("10.0.0.1:80", VirtualServerKey(Protocol.TCP, "10.0.0.1", 80)),
+        ("10.0.0.1:53/UDP", VirtualServerKey(Protocol.UDP, "10.0.0.1", 53)),
+        ("[fd00::1]:80", VirtualServerKey(Protocol.TCP, "fd00::1", 80)),
+        ("default/web", ServicePorts(WEB)),
+        ("default/web:http", ServicePorts(WEB, "http")),
+        ("default/web:53/udp", ServicePorts(WEB, "53", Protocol.UDP)),
+        ("web.default", ServicePorts(WEB, by_name=True)),
+        ("web.default:http", ServicePorts(WEB, "http", by_name=True)),
+        ("web.default:53/udp", ServicePorts(WEB, "53", Protocol.UDP, by_name=True)),
+        ("web.default.svc:80", ServicePorts(WEB, "80", by_name=True)),
+        ("web.default.svc.cluster.local:http", ServicePorts(WEB, "http", by_name=True)),
+    ],
+)
+def test_a_target_is_an_address_and_port_or_a_service(text: str, target: object) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1", "web", "web:80", "10.0.0.1:80/icmp", "a/b/c", "A.default:80", "fd00::1"]
+)
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a"):
+        parse_target(text)

@@ -11,7 +11,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
+from kroute.cli.show.live import drawn
 from kroute.cli.terminal.formats import FORMATS
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
@@ -69,3 +72,25 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 def test_every_listing_has_the_same_formats(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*command.split(), "-o", "xml") == 2
     assert "', '".join(FORMATS) in capsys.readouterr().err
+
+
+def test_the_width_is_that_of_the_terminal_and_a_pipe_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "97")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    piped = Screen.of_this_process()
+    assert (piped.width, piped.repeats) == (None, True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    terminal = Screen.of_this_process()
+    assert (terminal.width, terminal.repeats) == (97, False)
+    assert Screen.of_this_process("wide").width is None
+
+
+def test_rates_that_are_redrawn_lose_nothing_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(drawn(VIEWS["show -w"].found, "table"), refresh=True)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "".join(shown.split()).startswith("".join(printed("show -w", Screen(80)).split()))
