@@ -97,14 +97,14 @@ async def busy(made: Observed) -> AsyncIterator[None]:
     """Let packets pass the Services for the length of the block, more and less of them by turns."""
 
     async def pass_packets() -> None:
-        pace = {item.metadata.name: packets for item, _, packets in SERVICES}
+        packets = {item.metadata.name: count for item, _, count in SERVICES}
+        plans = list(made.broadcaster.services.values())
+        paces = {server.key: packets[plan.key.name] for plan in plans for server in plan.virtual_servers}
         for share in itertools.cycle((0.8, 1.0, 1.3, 1.1, 0.7)):
-            for plan in made.broadcaster.services.values():
-                for server in plan.virtual_servers:
-                    if (before := made.kernel.passed.get(server.key)) is not None:
-                        more = max(1, int(pace.get(plan.key.name, 0) * STEP * share))
-                        added = (max(1, more // 8), more, more, more * 90, more * 740)
-                        made.kernel.passed[server.key] = Traffic(*map(sum, zip(before, added, strict=True)))
+            for key, before in list(made.kernel.passed.items()):
+                more = max(1, int(paces[key] * STEP * share))
+                added = (max(1, more // 8), more, more, more * 90, more * 740)
+                made.kernel.passed[key] = Traffic(*map(sum, zip(before, added, strict=True)))
             await asyncio.sleep(STEP)
 
     passing = asyncio.create_task(pass_packets())

@@ -109,7 +109,7 @@ class StatusPage:
         return Content(
             health=self._health.look(HealthEndpoint.HEALTHZ),
             status=await self._node_status(),
-            rates=readings.total(),
+            rates=readings.total,
             services=await services_page(self._broadcaster.services, reading.services, readings.rates_of, question),
             controllers=self._controller_rows(),
             changes=list(self._recent.newest_first),

@@ -85,6 +85,8 @@ class Readings:
         self._before = NOTHING
         self._last = NOTHING
         self._good_until = 0.0
+        self.total: Rates | None = None
+        """What passes all Services in a second; None before there are two readings."""
         self._forgetting: asyncio.TimerHandle | None = None
 
     async def read(self) -> Reading:
@@ -97,6 +99,7 @@ class Readings:
             found = await self._kernel.read(lambda ipvs: figures_of(plans, ipvs))
             self._before, self._last = self._last, Reading(self._clock(), found)
             self._good_until = self._last.time + self._kernel.worth
+            self.total = await self._total()
         return self._last
 
     def rates_of(self, key: ObjectKey) -> Rates | None:
@@ -106,16 +109,19 @@ class Readings:
             return None
         return self._rates(before.traffic, now.traffic)
 
-    def total(self) -> Rates | None:
-        """What passes all Services in a second; None before there are two readings."""
-        seen = [rates for key in self._last.services if (rates := self.rates_of(key)) is not None]
-        if not seen:
-            return None
-        return Rates(*map(sum, zip(*(msgspec.structs.astuple(it) for it in seen), strict=True)))
+    async def _total(self) -> Rates | None:
+        """The sum of all Services' rates. Other tasks run in between."""
+        total, is_known = [0.0] * len(Traffic._fields), False
+        async for batch in sliced(self._last.services):
+            for rates in filter(None, map(self.rates_of, batch)):
+                is_known = True
+                total = [sum(pair) for pair in zip(total, msgspec.structs.astuple(rates), strict=True)]
+        return Rates(*total) if is_known else None
 
     def _forget(self) -> None:
         """Free both readings: nobody looks at the page any more."""
         self._before = self._last = NOTHING
+        self.total = None
 
     def _rates(self, before: Traffic, now: Traffic) -> Rates | None:
         seconds = self._last.time - self._before.time

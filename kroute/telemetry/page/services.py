@@ -103,11 +103,14 @@ async def services_page(
     matching: list[ServiceRow] = []
     async for batch in sliced(services):
         matching += _matching(batch, figures, rates_of, question)
-    matching.sort(key=lambda it: it.service)
+    if question.sort != "service":
+        matching.sort(key=ORDERS["service"])
     matching.sort(key=ORDERS[question.sort], reverse=question.descending)
     pages = max(1, -(-len(matching) // SERVICES_A_PAGE))
     page = min(max(1, question.page), pages)
     shown = matching[(page - 1) * SERVICES_A_PAGE : page * SERVICES_A_PAGE]
+    for row in shown:
+        row.address = _first_address(plans.get(ObjectKey.parse(row.service)))
     return ServicesPage(len(services), len(matching), page, pages, shown)
 
 
@@ -126,12 +129,16 @@ def _contains(plan: ServicePlan, search: str) -> bool:
     return search in str(plan.key) or any(search in server.key.address for server in plan.virtual_servers)
 
 
+def _first_address(plan: ServicePlan | None) -> str:
+    return str(plan.virtual_servers[0].key) if plan is not None and plan.virtual_servers else ""
+
+
 def _row(plan: ServicePlan, figures: Figures | None, rates: Rates | None) -> ServiceRow:
     known = figures or (_UNREAD if plan.virtual_servers else Figures())
     return ServiceRow(
         service=str(plan.key),
         state=known.state,
-        address=str(plan.virtual_servers[0].key) if plan.virtual_servers else "",
+        address="",  # only for those that are shown
         virtual_servers=len(plan.virtual_servers),
         serving=known.serving,
         draining=known.draining,

@@ -137,14 +137,14 @@ async def test_rates_are_the_difference_of_two_readings() -> None:
     source, clock = kernel(), Clock()
     read = readings(source, clock)
     await read.read()
-    assert (read.rates_of(PLANS[0].key), read.total()) == (None, None)
+    assert (read.rates_of(PLANS[0].key), read.total) == (None, None)
     clock.now += 10
     source.passed[key(1)] = Traffic(110, 600, 1200, 11_000, 22_000)
     await read.read()
     rates = Rates(10.0, 50.0, 100.0, 1000.0, 2000.0)
     assert read.rates_of(PLANS[0].key) == rates
     assert read.rates_of(PLANS[1].key) == Rates()
-    assert read.total() == rates
+    assert read.total == rates
 
 
 async def test_a_virtual_server_that_was_added_again_has_no_negative_rate() -> None:
@@ -163,7 +163,7 @@ async def test_readings_long_apart_say_nothing_of_now() -> None:
     await read.read()
     clock.now += LONGEST_SPAN + 1
     await read.read()
-    assert read.total() is None
+    assert read.total is None
 
 
 async def test_when_nobody_looks_any_more_the_readings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
