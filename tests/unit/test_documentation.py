@@ -2,9 +2,11 @@
 
 import copy
 import re
+import shutil
 import textwrap
 from pathlib import Path
 
+import certifi
 import click
 import kubernetes_validate
 import pytest
@@ -22,6 +24,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.planning.annotations import ANNOTATIONS
 from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.settings import Exemption, Settings
+from kroute.watchers.kubernetes.credentials import load_credentials
 from tests.lab.manifests import KUSTOMIZE, render, the
 from tests.unit.documented_commands import PAGES, blocks
 
@@ -112,7 +115,7 @@ YAML = [
 def test_every_yaml_block_is_yaml_and_every_object_in_it_is_valid(block: str) -> None:
     for item in yaml.safe_load_all(textwrap.dedent(block)):
         assert isinstance(item, dict)
-        if "kind" in item and "kustomize" not in item["apiVersion"]:
+        if "kind" in item and item["kind"] not in {"Config", "Kustomization"}:
             kubernetes_validate.validate(item, "1.37.0", strict=True)
 
 
@@ -142,3 +145,13 @@ def test_the_init_container_of_a_migration_makes_a_valid_daemonset(page: str) ->
     kubernetes_validate.validate(daemonset, "1.37.0", strict=True)
     assert container["command"][0] == "kroute"
     load(container["command"][1]).make_context("migrate", container["command"][2:])
+
+
+async def test_the_kubeconfig_of_the_page_is_read(tmp_path: Path) -> None:
+    [example] = [it for it in blocks((DOCS / "systemd.md").read_text()) if "kind: Config" in it]
+    shutil.copy(certifi.where(), tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "kubeconfig").write_text(textwrap.dedent(example).replace("/etc/kroute", str(tmp_path)))
+    read = await load_credentials(Settings("node1", kubeconfig=tmp_path / "kubeconfig"))
+    assert read.configuration.host == "https://192.168.123.2:6443"
+    assert await read.headers() == {"authorization": "Bearer secret"}

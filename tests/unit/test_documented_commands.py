@@ -64,6 +64,12 @@ RUN_BY = {
     "sed": "tests/scenarios/test_newcomer.py",
     "sha256sum": "tests/release/test_files.py",
     "systemctl enable": "tests/machine/under_systemd.py",
+    "systemctl status": ANOTHER_PROGRAM,
+    "journalctl": ANOTHER_PROGRAM,
+    "python3": "not run: pip would ask PyPI; deploy/install makes the image's /opt/kroute in the same way",
+    "/opt/kroute/bin/pip": "not run: pip would ask PyPI; deploy/install makes the image's /opt/kroute in the same way",
+    "ln": "not run: it would change this machine; deploy/debian has the same link",
+    "cp": "not run: it would change this machine; the file is looked up",
     "vi": "not run: it is for people; tests/scenarios/test_newcomer.py writes the file",
     "grep": ANOTHER_PROGRAM,
     "ip address": ANOTHER_PROGRAM,
@@ -99,7 +105,7 @@ def of(program: str) -> list[Command]:
 
 def verb(command: Command) -> str:
     """The program and its verb, as the table has them: `kubectl exec`."""
-    if command.words[0] in {"grep", "iptables-save", "sed", "sha256sum", "vi"}:
+    if command.words[0] in RUN_BY:
         return command.words[0]
     words = [*command.words]
     while len(words) > 2 and words[1].startswith("-"):
@@ -251,6 +257,14 @@ def test_helm_renders_the_chart_with_every_value(command: Command) -> None:
     done = helm("template", *words)
     assert done.returncode == 0, done.stderr
     assert f"name: kroute{'-uninstall' if 'mode=uninstall' in words else ''}\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", [*of("cp"), *of("/opt/kroute/bin/pip")], ids=str)
+def test_files_of_the_repository_and_of_a_release_have_the_names_in_the_page(command: Command) -> None:
+    for path in (word for word in command.words if word.startswith(("deploy/", "requirements/"))):
+        assert (ROOT / path).is_file()
+    for name in (word for word in command.words if word.endswith(".whl")):
+        assert name == f"kroute-{__version__}-py3-none-any.whl"
 
 
 @pytest.mark.parametrize("command", [*of("docker"), *of("make")], ids=str)
