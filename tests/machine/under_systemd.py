@@ -131,7 +131,7 @@ def check_a_start_that_fails(systemd: Systemd) -> None:
 
 
 def check_repair_and_restart(systemd: Systemd) -> None:
-    first = systemd.property("MainPID")
+    first, attempts = systemd.property("MainPID"), systemd.property("NRestarts")
     assert run("ipvsadm -C")
     assert run("ip link delete kube-ipvs0")
     eventually("what was deleted is put back", answers)
@@ -139,7 +139,7 @@ def check_repair_and_restart(systemd: Systemd) -> None:
     assert systemd.property("MainPID") != first
     eventually("a second agent is ready", systemd.is_ready)
     assert answers()
-    assert systemd.property("NRestarts") == "0", systemd.log()
+    assert systemd.property("NRestarts") in {attempts, "0"}, systemd.log()
 
 
 def check_upgrade(systemd: Systemd) -> None:
@@ -187,9 +187,6 @@ def main() -> None:
         check_installation(systemd)
         check_a_start_that_fails(systemd)
         check_restrictions(systemd)
-        systemd.ask("systemctl", "reset-failed", "kroute")
-        systemd.ask("systemctl", "restart", "kroute")
-        eventually("the agent is ready again", systemd.is_ready)
         check_repair_and_restart(systemd)
         check_upgrade(systemd)
         systemd.ask("systemctl", "stop", "kroute")
