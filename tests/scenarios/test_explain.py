@@ -25,7 +25,12 @@ WEB, EMPTY, LOCAL, LIMITED, ITSELF = (
     Addresses(f"10.254.0.{number}", f"fd00:10:254::{number}") for number in (20, 21, 22, 23, 24)
 )
 BALANCED = Addresses("203.0.113.11", "2001:db8::11")
-COMMENTS = {value for name, value in vars(reasons).items() if name.isupper()}
+COMMENTS = {
+    reasons.IN_WORDS.get(value, value): value
+    for name, value in vars(reasons).items()
+    if name.isupper() and isinstance(value, str)
+}
+"""The comment of each rule, by the words in which explain gives it."""
 TRACES = backend() == NFTABLES
 """Whether the kernel tells which rules a packet meets, and kroute when its sets are changed."""
 SHOWN = {reasons.OTHERS_TO_CLUSTER_IP, reasons.TO_EXTERNAL, reasons.HAIRPIN, reasons.HOST_PORT, reasons.NO_ENDPOINT,
@@ -118,7 +123,7 @@ async def explained(case: Case, world: World, family: Family) -> Explained:
     assert code == {SERVED: 0, HOST: 4}.get(verdict["fate"], 3), said
     masquerade = verdict["masquerade"]
     why = [verdict["why"].partition(" (")[0], *re.findall(r"\((.*)\)", masquerade)]
-    given = [it for it in why if it in COMMENTS]
+    given = [COMMENTS[it] for it in why if it in COMMENTS]
     if verdict["fate"] != SERVED or case.kept is None:
         return Explained(verdict["fate"], None, given)
     return Explained(SERVED, masquerade.startswith("the client's address is kept"), given)
@@ -182,6 +187,11 @@ async def test_each_endpoint_has_its_reason(world: World, deployment: Deployment
         leaving.ip: (False, "terminating"),
     }
     assert [it["address"] for it in said["realServers"]] == [ready.ip]
+    for name, meant in (("default/web", WEB), ("web.default:8080", WEB)):
+        code, found = await ask_json(world.cluster.node("node1"), "explain", name)
+        assert code == 0
+        assert {it["address"] for it in found["items"]} == {meant.ip, meant.ip6}
+        assert {it["service"] for it in found["items"]} == {"default/web"}
 
 
 async def test_what_differs_from_the_plan_is_named(world: World, deployment: Deployment) -> None:
