@@ -49,7 +49,8 @@ def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: R
     """Trace the client's first packet."""
     packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
     fate, why = _fate(packet, applied, rules)
-    why = IN_WORDS.get(why, why)
+    comment, *how = why.partition(" (")  # of a refusal, how it is refused is in brackets
+    why = "".join([IN_WORDS.get(comment, comment), *how])
     masquerade = _masquerade(packet, applied, rules) if fate is Fate.SERVED else ""
     return Verdict(client, fate, why, masquerade)
 

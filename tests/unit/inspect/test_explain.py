@@ -10,6 +10,7 @@ from kroute.broadcaster import Broadcaster
 from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanations
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
+from kroute.firewall.reasons import HOST_PORT, IN_WORDS
 from kroute.inspect import explain, planned_state
 from kroute.inspect.applied_state import AppliedState
 from kroute.inspect.explain import Explanation, ExplanationList
@@ -123,6 +124,7 @@ async def test_a_port_that_no_service_has_is_refused_on_a_vip(node: FakeNode) ->
     found = await explained(KEY._replace(port=22))
     assert (found.service, found.frontend) == ("", None)
     assert {fate for fate, _ in fates(found).values()} == {Fate.REFUSED}
+    assert {it.why.partition(" (")[0] for it in found.verdicts} == {IN_WORDS[HOST_PORT]}, "a refusal in words, too"
     assert found.differences == []
     assert exit_code(ExplanationList([found])) == NOT_SERVED
 
