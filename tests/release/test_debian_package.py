@@ -45,4 +45,9 @@ def check_contents(package: Path) -> None:
     assert not [name for name in files if name.startswith("/opt/kroute/bin/pip")]
     for name in ("man8/kroute.8.gz", "man8/kroute-run.8.gz", "man8/kroute-director.8.gz"):
         assert f"/usr/share/man/{name}" in files
-    assert len([name for name in files if "completion" in name and "kroute" in name]) == 3
+    for name in (
+        "bash-completion/completions/kroute",
+        "zsh/vendor-completions/_kroute",
+        "fish/vendor_completions.d/kroute.fish",
+    ):
+        assert f"/usr/share/{name}" in files
