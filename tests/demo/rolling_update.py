@@ -1,7 +1,7 @@
 """A rolling update under load, with its numbers: how many calls, how many failed, which version answered.
 
 The slices change as with the EndpointSlice controller: a new pod is ready when it serves, and only then an old one
-begins to terminate. It still answers for its grace period; then it leaves its slice and stops.
+begins to terminate. It still answers for its grace period; then it leaves its slice and stops. Real pods have 30 s.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.load import Load, Way, constant_load
 
 REPLICAS = 6
-GRACE = 1.5
-"""Seconds for which a terminating pod still answers."""
+GRACE, LONGEST_GRACE = 1.5, 30.0
+"""Seconds for which a terminating pod still answers: the shorter, unless this machine is so busy that an agent has not
+heard of it by then. 30 s is what Kubernetes gives a pod by default."""
 PACE = 0.05
 INTERVAL = 2.0
 """Seconds between two reports, and between two of `kroute show -w`."""
@@ -53,15 +54,33 @@ class Deployment:
         await self.add("v2", number)
         self.pods[old] = TERMINATING
         self._publish(api)
-        await asyncio.sleep(GRACE)
+        await self._grace_of(old)
         del self.pods[old]
         self._publish(api)
         await old.stop_serving()
         old.node.remove_pod(old)
 
+    async def _grace_of(self, old: Pod) -> None:
+        """Wait for the pod's grace period."""
+        end = time.monotonic() + LONGEST_GRACE
+        await asyncio.sleep(GRACE)
+        # The kernel announces no changes of weights.
+        while time.monotonic() < end and any(_gives_weight(node, old) for node in self._nodes):  # noqa: ASYNC110
+            await asyncio.sleep(PACE)
+
     def _publish(self, api: ApiServer) -> None:
         for made in self.slices():
             api.apply(made)
+
+
+def _gives_weight(node: Node, pod: Pod) -> bool:
+    """Whether the node's kernel may send new connections to the pod."""
+    addresses = (f"{pod.ip}:", f"[{pod.ip6}]:")
+    return any(
+        real.weight > 0 and name.startswith(addresses)
+        for server in node.ipvs().values()
+        for name, real in server.real_servers.items()
+    )
 
 
 class Report:
