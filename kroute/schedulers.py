@@ -12,6 +12,10 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq"
 SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
 """All other schedulers ignore flags, and the kernel does not show flags for them."""
 
+OBEY_WEIGHTS = ("wrr", "wlc", "sed", "nq", "lblc", "lblcr", "sh", "mh", "twos")
+"""The schedulers that give real servers shares by their weights. rr, lc and dh only leave out those with weight 0; fo
+takes the one with the greatest weight, and ovf fills it up to as many connections as its weight says."""
+
 
 class SchedulerFlag(NamedTuple):
     """A flag of a scheduler: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""

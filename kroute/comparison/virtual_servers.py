@@ -115,6 +115,11 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
     return options_of(desired) == applied.options
 
 
+def is_climbing(desired: VirtualServer, planned: int, applied: int) -> bool:
+    """Whether a real server with this planned weight may have this one in the kernel because of its slow start."""
+    return desired.slow_start > 0 and 0 < applied < planned
+
+
 def is_nothing(desired: VirtualServer) -> bool:
     """Whether the virtual server should not be in the kernel though a plan names it: it has no real servers."""
     return not desired.real_servers
@@ -145,7 +150,7 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
     weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
-    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(weights, applied.real_servers)]
+    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(weights, applied.real_servers, wanted)]
     if not found and wanted is None:
         draining = stale_real_servers(applied, desired)
         if desired is None or is_served_out(in_terms_of_plans(key, applied, draining), draining):
@@ -173,13 +178,17 @@ def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, appl
 
 
 def _differing_real_servers(
-    weights: Mapping[RealServerKey, int], applied: Mapping[RealServerKey, RealServerState]
+    weights: Mapping[RealServerKey, int],
+    applied: Mapping[RealServerKey, RealServerState],
+    wanted: VirtualServer | None,
 ) -> list[str]:
     found = [f"real server {address}:{port} is missing" for address, port in sorted(weights.keys() - applied.keys())]
     found += [
         f"real server {address}:{port} has weight {applied[address, port].weight}, not {weight}"
         for (address, port), weight in sorted(weights.items())
-        if (address, port) in applied and applied[address, port].weight != weight
+        if (address, port) in applied
+        and applied[address, port].weight != weight
+        and not (wanted is not None and is_climbing(wanted, weight, applied[address, port].weight))
     ]
     return found + [
         f"real server {address}:{port} takes new connections and was not planned"

@@ -14,6 +14,8 @@ from kroute.model.objects import ObjectKey
 
 T = TypeVar("T")
 
+SLOW_START_STEPS = 20
+"""In so many steps the weight of a real server climbs to its own, where a Service asks for a slow start."""
 LONGEST_QUOTE = 80
 """The most characters of an object's own text that a Problem repeats."""
 
@@ -54,13 +56,17 @@ class Persistence(NamedTuple):
 
 
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
-    """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits."""
+    """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits.
+
+    `slow_start` is for how many seconds the weight of a new real server climbs; 0: it has its whole weight at once.
+    """
 
     key: VirtualServerKey
     scheduler: str
     flags: int
     persistence: Persistence | None
     real_servers: tuple[RealServer, ...]
+    slow_start: int = 0
 
     def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""

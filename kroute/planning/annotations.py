@@ -4,14 +4,24 @@ An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else
 exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from kroute.model.addresses import canonical
-from kroute.model.plan import Persistence, Problem, quoted, shortened
-from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
+from kroute.model.plan import (
+    Persistence,
+    Problem,
+    RealServer,
+    VirtualServer,
+    VirtualServerKey,
+    quoted,
+    shortened,
+)
+from kroute.planning.weights.slow_start import in_steps
+from kroute.schedulers import OBEY_WEIGHTS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
 PREFIXES = ("kroute.io/", "kube-router.io/", "")
 
@@ -27,6 +37,7 @@ class Options(msgspec.Struct, frozen=True):
     Service's own, in the kernel's bits; None if it has none.
     `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
     leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
+    `slow_start` is for how many seconds the weight of a new real server climbs; 0: not at all.
     """
 
     scheduler: str = SCHEDULERS[0]
@@ -38,11 +49,18 @@ class Options(msgspec.Struct, frozen=True):
     hairpin: bool = True
     skip_load_balancer_ips: bool = False
     is_local: bool = False
+    slow_start: int = 0
 
     @property
     def flags(self) -> int:
         """The flags of the scheduler, in the kernel's bits."""
         return flag_bits(self.scheduler_flags, self.scheduler) if self.chosen_flags is None else self.chosen_flags
+
+    def virtual_server(self, key: VirtualServerKey, real_servers: tuple[RealServer, ...]) -> VirtualServer:
+        """The virtual server with these options."""
+        weighted = in_steps(real_servers) if self.slow_start else real_servers
+        persistence = self.persistence_for(key.address)
+        return VirtualServer(key, self.scheduler, self.flags, persistence, weighted, self.slow_start)
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address, or None."""
@@ -50,6 +68,11 @@ class Options(msgspec.Struct, frozen=True):
             return None
         return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)
 
+
+MAX_SLOW_START = 3600
+"""Seconds."""
+_SECONDS = re.compile(r"([0-9]{1,6})(s|m|h|)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 _SWITCH = {"on": True, "true": True, "": True, "off": False, "false": False}
 
@@ -139,6 +162,16 @@ def _apply_local(options: Options, value: str) -> Applied:
     return msgspec.structs.replace(options, is_local=switch), None
 
 
+def _apply_slow_start(options: Options, value: str) -> Applied:
+    match = _SECONDS.fullmatch(value)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else None
+    if seconds is None or seconds > MAX_SLOW_START:
+        return options, "is not a slow start; new endpoints get their whole share at once"
+    if seconds and options.scheduler not in OBEY_WEIGHTS:
+        return options, f"is not obeyed: the scheduler {options.scheduler} does not share by weights"
+    return msgspec.structs.replace(options, slow_start=seconds), None
+
+
 def _refuse_direct_return(options: Options, _value: str) -> Applied:
     return options, "is not obeyed: nodes have no direct server return, and serve by address translation"
 
@@ -197,6 +230,12 @@ ANNOTATIONS = (
         meaning="external clients are served as with externalTrafficPolicy Local, whatever that says",
         allowed="on, off",
         apply=_apply_local,
+    ),
+    Annotation(
+        name="slow-start",
+        meaning="for how long the share of a new endpoint climbs, beside those that serve already",
+        allowed=f"0 (at once), or 1s to 1h, with one of the schedulers {', '.join(OBEY_WEIGHTS)}",
+        apply=_apply_slow_start,
     ),
     Annotation(
         name="service.dsr",

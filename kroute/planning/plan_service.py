@@ -95,7 +95,7 @@ def planning(
         if frontend.is_bound and frontend.key.address not in vips:
             vips.add(frontend.key.address)
             entries.add(SetEntry(AddressSet.VIP, (frontend.key.address,)))
-        virtual_servers.append(_virtual_server(frontend.key, options, reach))
+        virtual_servers.append(options.virtual_server(frontend.key, reach.real_servers))
         count = len(entries)
         entries.update(_entries(frontend, options, reach, ranges))
         units += 1 + len(entries) - count
@@ -186,12 +186,6 @@ def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
     near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
     return _Reach(tuple([server for server, _ in chosen]), near, sets)
-
-
-def _virtual_server(key: VirtualServerKey, options: Options, reach: _Reach) -> VirtualServer:
-    return VirtualServer(
-        key, options.scheduler, options.flags, options.persistence_for(key.address), reach.real_servers
-    )
 
 
 def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:

@@ -64,7 +64,7 @@ class Drains:
         self._since = {key: since for key, since in self._since.items() if key in keys}
         self._look_at_ages()
 
-    def next_poll(self) -> float | None:
+    def next_due(self) -> float | None:
         """When to poll connections next; None if no real server drains."""
         if self._unseen:
             return self._polled
@@ -82,7 +82,7 @@ class Drains:
         A poll that has begun continues in the next passes, without a pause, until it has visited every virtual server.
         """
         if not self._unseen:
-            poll = self.next_poll()
+            poll = self.next_due()
             if poll is None or now < poll:
                 return []
             self._unseen = list(self._since)

@@ -35,6 +35,7 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     with_real_servers,
 )
 from kroute.controllers.service_proxy.schedulers import Schedulers
+from kroute.controllers.service_proxy.slow_starts import SlowStarts
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
@@ -46,7 +47,7 @@ from kroute.kernel.ipvs.client import (
     SetVirtualServer,
     VirtualServerState,
 )
-from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import DesiredState
@@ -88,6 +89,7 @@ class VirtualServers:
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
+        self._slow_starts = SlowStarts()
         self._foreign = ForeignServers(status, self.desired, report)
         self._ask_again = False
 
@@ -136,12 +138,16 @@ class VirtualServers:
         if self._ask_again:
             self._ask_again = False
             await self._ask_again_for_schedulers()
+        for key in self._slow_starts.advance(self._status.clock()):
+            self.desired.recheck(key)
         await self._write_due(is_leaving, is_held)
         await self._end_drains()
         await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
-        return self._drains.next_poll()
+        """When the next poll of drains, or the next step of a slow start, is due."""
+        dues = (self._drains.next_due(), self._slow_starts.next_due())
+        return min((due for due in dues if due is not None), default=None)
 
     def ours(self) -> Set[VirtualServerKey]:
         """The applied and the desired virtual servers, without foreign ones."""
@@ -160,7 +166,7 @@ class VirtualServers:
                 if desired is None:
                     must_wait = is_leaving(key.address)
                 else:
-                    must_wait = is_held(key) and not only_takes_away(applied, self._schedulers.effective(desired))
+                    must_wait = is_held(key) and not only_takes_away(applied, self._effective(desired))
                 if not must_wait and not self._status.is_waiting(key):
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
@@ -204,13 +210,17 @@ class VirtualServers:
         if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
         if desired.real_servers and desired.scheduler in self._schedulers.missing and self._schedulers.fail(desired):
-            self._report_problem(key, self._schedulers.problem(desired.scheduler))
-        return edit(self.desired.applied.get(key), self._schedulers.effective(desired), self._drains.of(key))
+            for owner in self.desired.owners(key):
+                self._report(owner, self._schedulers.problem(desired.scheduler))
+        applied, draining = self.desired.applied.get(key), self._drains.of(key)
+        self._slow_starts.begin(applied, desired, draining, self._status.clock())
+        return edit(applied, self._effective(desired), draining)
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
         desired = self.desired.desired(key)
         if desired is None or one.is_deletion:
             self._drains.forget(key)
+            self._slow_starts.forget(key)
             self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
@@ -220,7 +230,7 @@ class VirtualServers:
             self._drains.start(key, real_server, self._status.clock())
         # A virtual server that loses its last real server keeps its options in the kernel until it is deleted.
         served = with_real_servers(self.desired.applied[key], ()) if is_nothing(desired) else desired
-        self.desired.note_applied(key, self._schedulers.effective(served))
+        self.desired.note_applied(key, self._effective(served))
 
     async def _ask_for_schedulers(self, keys: Iterable[VirtualServerKey]) -> None:
         """Ask the kernel for each scheduler whose presence is unknown, with one virtual server."""
@@ -279,11 +289,11 @@ class VirtualServers:
         self._status.refused(refusals, {owner for key in changes.values() for owner in self.desired.owners(key)})
 
     def _is_as_desired(self, applied: VirtualServer, desired: VirtualServer) -> bool:
-        return agrees(applied, self._schedulers.effective(desired), self._drains.of(applied.key))
+        return agrees(applied, self._effective(desired), self._drains.of(applied.key))
 
-    def _report_problem(self, key: VirtualServerKey, problem: Problem) -> None:
-        for owner in self.desired.owners(key):
-            self._report(owner, problem)
+    def _effective(self, desired: VirtualServer) -> VirtualServer:
+        """The virtual server with the scheduler that the kernel has, and the weights of now."""
+        return self._slow_starts.effective(self._schedulers.effective(desired))
 
     def _fields(self, change: IpvsChange) -> dict[str, object]:
         key = planned_key(change.key)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kroute.model.plan import Persistence, Problem
+from kroute.model.plan import Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.schedulers import SCHEDULERS
+from kroute.schedulers import OBEY_WEIGHTS, SCHEDULERS
 
 DEFAULTS = Options("rr")
 
@@ -212,3 +212,37 @@ def test_a_bad_persistence_netmask_keeps_clients_apart(value: str) -> None:
 def test_every_annotation_says_what_it_means() -> None:
     assert all(row.meaning and row.allowed for row in ANNOTATIONS)
     assert len({row.name for row in ANNOTATIONS}) == len(ANNOTATIONS)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("30", 30), ("30s", 30), ("5m", 300), ("1h", 3600), ("0", 0)])
+def test_a_slow_start_is_a_time(value: str, seconds: int) -> None:
+    annotations = {"kroute.io/service.scheduler": "wlc", "kroute.io/slow-start": value}
+    options, problems = apply_annotations(DEFAULTS, annotations)
+    assert (options.slow_start, problems) == (seconds, [])
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5s", "2h", "3601", "٣", "30 s", "9" * 5000])
+def test_a_bad_slow_start_is_none(value: str) -> None:
+    annotations = {"kroute.io/service.scheduler": "wlc", "kroute.io/slow-start": value}
+    options, [problem] = apply_annotations(DEFAULTS, annotations)
+    assert options.slow_start == 0
+    assert "Allowed: 0 (at once), or 1s to 1h" in problem.message
+
+
+@pytest.mark.parametrize("scheduler", sorted(set(SCHEDULERS) - set(OBEY_WEIGHTS)))
+def test_a_slow_start_needs_a_scheduler_that_shares_by_weights(scheduler: str) -> None:
+    annotations = {"kroute.io/service.scheduler": scheduler, "kroute.io/slow-start": "30s"}
+    options, [problem] = apply_annotations(DEFAULTS, annotations)
+    assert options.slow_start == 0
+    assert f"the scheduler {scheduler} does not share by weights" in problem.message
+    assert "wrr, wlc, sed" in problem.message
+
+
+def test_with_a_slow_start_weights_are_multiplied_so_that_there_are_steps() -> None:
+    key = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
+    three, five = RealServer("10.1.0.1", 8080, 3), RealServer("10.1.0.2", 8080, 5)
+    slow = Options("wrr", slow_start=30)
+    assert [it.weight for it in slow.virtual_server(key, (three, five)).real_servers] == [60, 100]
+    assert Options("wrr").virtual_server(key, (three, five)).real_servers == (three, five)
+    heavy = (three._replace(weight=65535), five)
+    assert slow.virtual_server(key, heavy).real_servers == heavy

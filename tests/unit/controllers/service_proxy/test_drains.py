@@ -12,10 +12,10 @@ BUSY, IDLE = RealServerState(0, 1, 0), RealServerState(0, 0, 0)
 
 def test_nothing_drains_and_nothing_is_due() -> None:
     drains = Drains(0)
-    assert drains.next_poll() is None
+    assert drains.next_due() is None
     drains.start(WEB, ONE, 100.0)
     drains.stop(WEB, ONE)
-    assert drains.next_poll() is None
+    assert drains.next_due() is None
 
 
 def look(drains: Drains, now: float, *connections: RealServerState) -> list[tuple[VirtualServerKey, RealServerKey]]:
@@ -29,12 +29,12 @@ def look(drains: Drains, now: float, *connections: RealServerState) -> list[tupl
 def test_it_is_looked_at_soon_and_then_less_and_less() -> None:
     drains = Drains(0)
     drains.start(WEB, ONE, 100.0)
-    assert drains.next_poll() == 100.0 + FIRST_POLL
+    assert drains.next_due() == 100.0 + FIRST_POLL
     assert drains.to_look_at(100.0) == []
     assert drains.to_look_at(200.0) == [WEB]
-    assert drains.next_poll() == 210.0
+    assert drains.next_due() == 210.0
     assert drains.to_look_at(10_000.0) == [WEB]
-    assert drains.next_poll() == 10_000.0 + LAST_POLL
+    assert drains.next_due() == 10_000.0 + LAST_POLL
 
 
 def test_what_begins_to_drain_is_looked_at_soon_again() -> None:
@@ -42,7 +42,7 @@ def test_what_begins_to_drain_is_looked_at_soon_again() -> None:
     drains.start(WEB, ONE, 100.0)
     assert look(drains, 1000.0, BUSY) == []
     drains.start(OTHER, TWO, 1010.0)
-    assert drains.next_poll() == 1000.0 + FIRST_POLL
+    assert drains.next_due() == 1000.0 + FIRST_POLL
 
 
 def test_only_virtual_servers_with_something_that_drains_are_looked_at() -> None:
@@ -60,13 +60,13 @@ def test_a_long_look_goes_on_at_once_in_parts_and_ends() -> None:
         drains.start(key, ONE, 100.0)
     first = drains.to_look_at(102.0)
     assert len(first) == LOOKED_AT_TOGETHER
-    due = drains.next_poll()
+    due = drains.next_due()
     assert due is not None
     assert due <= 102.1
     drains.start(WEB, ONE, 102.1)  # the next poll visits it
     assert {*first, *drains.to_look_at(102.1)} == keys
     assert drains.to_look_at(102.2) == []
-    assert drains.next_poll() == 102.1 + FIRST_POLL
+    assert drains.next_due() == 102.1 + FIRST_POLL
 
 
 def test_what_has_no_connections_or_no_time_left_is_over() -> None:
@@ -74,7 +74,7 @@ def test_what_has_no_connections_or_no_time_left_is_over() -> None:
     drains.start(WEB, ONE, 100.0)
     drains.start(WEB, TWO, 130.0)
     assert look(drains, 159.0, BUSY, BUSY) == []
-    assert drains.next_poll() == 159.0 + FIRST_POLL
+    assert drains.next_due() == 159.0 + FIRST_POLL
     assert look(drains, 161.0, BUSY, BUSY) == [(WEB, ONE)]
     assert look(drains, 163.0, BUSY, IDLE) == [(WEB, ONE), (WEB, TWO)]
 
@@ -87,4 +87,4 @@ def test_a_reading_keeps_the_time_of_what_drained_and_drops_what_does_not() -> N
     drains.keep_only({WEB})
     assert look(drains, 161.0, BUSY, BUSY) == [(WEB, ONE)]
     drains.found(WEB, (), 170.0)
-    assert drains.next_poll() is None
+    assert drains.next_due() is None
