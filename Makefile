@@ -32,6 +32,7 @@ bench: ## measure kroute and the batch tools in C, and write docs/performance.md
 	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(ARGS)
 	@$(if $(QUICK),,.venv/bin/python -m bench.firewalls --publish)
 	@$(if $(QUICK),,.venv/bin/python -m bench.outage --publish)
+	@$(if $(QUICK),,.venv/bin/python -m bench.hashing --publish)
 
 lint: ## check style, types and the direction of imports
 	@scripts/setup unit

@@ -17,6 +17,11 @@ OBEY_WEIGHTS = ("wrr", "wlc", "sed", "nq", "lblc", "lblcr", "sh", "mh", "twos")
 takes the one with the greatest weight, and ovf fills it up to as many connections as its weight says."""
 
 
+SCHEDULERS_BY_ORDER = frozenset({"mh", "sh"})
+"""Those that choose by the client's address from a table that the kernel fills in the order of the real servers. Nodes
+choose alike only if that order is the same on all of them."""
+
+
 class SchedulerFlag(NamedTuple):
     """A flag of a scheduler: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""
 

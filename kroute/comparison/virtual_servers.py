@@ -3,6 +3,9 @@
 A virtual server that is desired without real servers must not be in the kernel: there it would take packets before the
 filter could refuse them. It stays only while old real servers of it have TCP connections. A real server with weight 0
 that is not desired drains, and comparisons ignore it.
+
+The order of real servers matters to the schedulers of SCHEDULERS_BY_ORDER alone. A plan's real servers are sorted, and
+must have been added in that order. The kernel lists the newest first (net/netfilter/ipvs/ip_vs_ctl.c, list_add_rcu).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-from kroute.schedulers import SCHEDULERS_WITH_FLAGS
+from kroute.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
 
 
 class Condition(StrEnum):
@@ -82,11 +85,24 @@ def options_of(server: VirtualServer) -> VirtualServerOptions:
     return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
 
 
+def in_order_of_addition(applied: Mapping[RealServerKey, RealServerState]) -> list[RealServerKey]:
+    """The real servers of a virtual server, as the kernel lists them, from the oldest to the newest."""
+    return list(applied)[::-1]
+
+
 def in_terms_of_plans(
     key: VirtualServerKey, applied: VirtualServerState, draining: Collection[RealServerKey]
 ) -> VirtualServer:
-    """The kernel's virtual server as a plan would have it: without draining real servers, the others sorted."""
+    """The kernel's virtual server as a plan would have it: without draining real servers, the others sorted.
+
+    If the scheduler goes by their order, they are in the order of their addition.
+    """
     options = applied.options
+    real_servers = [
+        RealServer(*real_server, applied.real_servers[real_server].weight)
+        for real_server in in_order_of_addition(applied.real_servers)
+        if real_server not in draining
+    ]
     return VirtualServer(
         key,
         scheduler=options.scheduler,
@@ -94,13 +110,7 @@ def in_terms_of_plans(
         persistence=Persistence(options.persistence_timeout, options.persistence_prefix)
         if options.persistence_timeout
         else None,
-        real_servers=tuple(
-            sorted(
-                RealServer(*real_server, real.weight)
-                for real_server, real in applied.real_servers.items()
-                if real_server not in draining
-            )
-        ),
+        real_servers=tuple(real_servers if options.scheduler in SCHEDULERS_BY_ORDER else sorted(real_servers)),
     )
 
 
@@ -112,7 +122,16 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
         real = applied.real_servers.get((address, port))
         if real is None or real.weight != weight:
             return False
-    return options_of(desired) == applied.options
+    if options_of(desired) != applied.options:
+        return False
+    return desired.scheduler not in SCHEDULERS_BY_ORDER or is_in_order(applied.real_servers, desired)
+
+
+def is_in_order(applied: Mapping[RealServerKey, RealServerState], desired: VirtualServer) -> bool:
+    """Whether those desired real servers that the kernel has were added in the plan's order."""
+    planned = [(address, port) for address, port, _ in desired.real_servers if (address, port) in applied]
+    there = set(planned)
+    return [it for it in in_order_of_addition(applied) if it in there] == planned
 
 
 def is_climbing(desired: VirtualServer, planned: int, applied: int) -> bool:
@@ -131,7 +150,7 @@ def is_served_out(applied: VirtualServer, draining: Collection[RealServerKey]) -
 
 
 def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[RealServerKey] = ()) -> bool:
-    """Whether both serve in the same way; the order of real servers does not matter.
+    """Whether both serve in the same way; for most schedulers the order of real servers does not matter.
 
     `draining` are real servers that the kernel has in addition to those of `applied`, with weight 0.
     """
@@ -140,8 +159,14 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
     return applied == desired or (
         options_of(applied) == options_of(desired)
         and len(applied.real_servers) == len(desired.real_servers)
-        and set(applied.real_servers) == set(desired.real_servers)
+        and _are_as_good(applied, desired)
     )
+
+
+def _are_as_good(applied: VirtualServer, desired: VirtualServer) -> bool:
+    if desired.scheduler in SCHEDULERS_BY_ORDER:
+        return applied.real_servers == desired.real_servers
+    return set(applied.real_servers) == set(desired.real_servers)
 
 
 def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: VirtualServerState | None) -> list[str]:
@@ -151,6 +176,8 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
         return [f"virtual server {key} is missing"] if wanted else []
     weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
     found = [*_differing_options(key, wanted, applied), *_differing_real_servers(weights, applied.real_servers, wanted)]
+    if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
+        found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     if not found and wanted is None:
         draining = stale_real_servers(applied, desired)
         if desired is None or is_served_out(in_terms_of_plans(key, applied, draining), draining):
@@ -163,7 +190,14 @@ def describe_drift(key: VirtualServerKey, applied: VirtualServer | None, desired
     if applied is None:
         return f"virtual server {key} was missing"
     is_wanted = desired is not None and not is_nothing(desired)
+    if is_wanted and desired is not None and _is_only_out_of_order(applied, desired):
+        return f"virtual server {key} had its real servers in another order"
     return f"virtual server {key} was changed" if is_wanted else f"virtual server {key} is not wanted"
+
+
+def _is_only_out_of_order(applied: VirtualServer, desired: VirtualServer) -> bool:
+    """Whether nothing but the order differs of two virtual servers that do not agree."""
+    return options_of(applied) == options_of(desired) and sorted(applied.real_servers) == sorted(desired.real_servers)
 
 
 def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, applied: VirtualServerState) -> list[str]:

@@ -86,6 +86,7 @@ class DirectRouting(Controller):
             self.status,
             DirectIpvs(ipvs),
             ledger,
+            sysctls=sysctls,
             default_scheduler=settings.common.scheduler,
             drain_timeout=settings.common.drain_timeout,
             report=report,

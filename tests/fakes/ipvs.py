@@ -123,7 +123,7 @@ class FakeIpvs(FakeClient):
         if isinstance(change, AddRealServer):
             if exists:
                 return errno.EEXIST
-            real_servers[change.real_server] = RealServerState(change.weight, method=change.method)
+            self._add_in_front(change)
             return 0
         if not exists:
             return errno.ENOENT
@@ -132,8 +132,17 @@ class FakeIpvs(FakeClient):
                 weight=change.weight, method=change.method
             )
         else:
-            del real_servers[change.real_server]
+            self.kernel.real_server_trash[change.key, change.real_server] = real_servers.pop(change.real_server)
         return 0
+
+    def _add_in_front(self, change: AddRealServer) -> None:
+        """Add a real server in front of the others (`list_add_rcu`), with the connections that it had when it left."""
+        real_servers = self.kernel.virtual_servers[change.key].real_servers
+        before = self.kernel.real_server_trash.pop((change.key, change.real_server), RealServerState(0))
+        others = dict(real_servers)
+        real_servers.clear()
+        real_servers[change.real_server] = before._replace(weight=change.weight, method=change.method)
+        real_servers.update(others)
 
 
 def _as_read(options: VirtualServerOptions) -> VirtualServerOptions:

@@ -10,7 +10,13 @@ from typing import NamedTuple
 from kroute.kernel.conntrack import Flow
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import SetDefinition
-from kroute.kernel.ipvs.client import SyncDaemon, VirtualServerKey, VirtualServerState
+from kroute.kernel.ipvs.client import (
+    RealServerKey,
+    RealServerState,
+    SyncDaemon,
+    VirtualServerKey,
+    VirtualServerState,
+)
 from kroute.kernel.net.addresses import InterfaceAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun, RouteEvent
 from kroute.kernel.net.routes import LocalRoute
@@ -84,6 +90,8 @@ class FakeKernel:
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
         self.left_out: set[VirtualServerKey] = set()
         """Virtual servers that a scan omits, as the kernel's dump may."""
+        self.real_server_trash: dict[tuple[VirtualServerKey, RealServerKey], RealServerState] = {}
+        """Deleted real servers with the connections that they had, for their return."""
         self.timeouts = (900, 120, 300)
         self.sync_daemons: dict[int, SyncDaemon] = {}
         self.flows: list[tuple[int, Flow]] = []  # each with its protocol

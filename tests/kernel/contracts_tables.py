@@ -102,6 +102,21 @@ class IpvsContract:
         assert await node.ipvs.write(changes) == []
         assert (await node.ipvs.read())[KEY].real_servers == {other: RealServerState(0)}
 
+    async def test_a_new_real_server_is_listed_first_and_nothing_else_changes_the_order(self, node: Node) -> None:
+        first, second, third = (("10.1.0.2", 80), ("10.1.0.3", 80), ("10.1.0.1", 80))
+        changes: list[IpvsChange] = [
+            AddVirtualServer(KEY, VirtualServerOptions("mh", 0x8)),
+            *(AddRealServer(KEY, it, 1) for it in (first, second, third)),
+            SetRealServer(KEY, second, 0),
+            SetRealServer(KEY, first, 7),
+            SetVirtualServer(KEY, VirtualServerOptions("sh", 0x8)),
+        ]
+        assert await node.ipvs.write(changes) == []
+        assert list((await node.ipvs.read())[KEY].real_servers) == [third, second, first]
+        assert list((await node.ipvs.real_servers([KEY]))[KEY]) == [third, second, first]
+        await node.ipvs.write([DeleteRealServer(KEY, second), AddRealServer(KEY, second, 1)])
+        assert list((await node.ipvs.read())[KEY].real_servers) == [second, third, first]
+
     async def test_real_servers_are_routed_to_directly_if_asked_and_change_their_method_in_place(
         self, node: Node
     ) -> None:

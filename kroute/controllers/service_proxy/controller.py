@@ -90,6 +90,7 @@ class ServiceProxy(Controller):
             self.status,
             ipvs,
             ledger,
+            sysctls=sysctls,
             default_scheduler=settings.scheduler,
             drain_timeout=settings.drain_timeout,
             report=report,

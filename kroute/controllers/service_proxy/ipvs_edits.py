@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
+from kroute.controllers.service_proxy.server_order.placement import There, place, without_moves
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     AddRealServer,
@@ -19,6 +20,7 @@ from kroute.kernel.ipvs.client import (
     SetVirtualServer,
 )
 from kroute.model.plan import Protocol, RealServer, VirtualServer
+from kroute.schedulers import SCHEDULERS_BY_ORDER
 
 
 class Edit(NamedTuple):
@@ -35,7 +37,7 @@ class Edit(NamedTuple):
     @property
     def takes_away(self) -> bool:
         """Whether it deletes the virtual server or a real server, so that connections lose it."""
-        return any(isinstance(change, DeleteVirtualServer | DeleteRealServer) for change in self.changes)
+        return any(isinstance(it, DeleteVirtualServer | DeleteRealServer) for it in without_moves(self.changes))
 
 
 def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:
@@ -60,8 +62,15 @@ def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bo
     return options_of(applied) == options_of(desired) and set(desired.real_servers) <= set(applied.real_servers)
 
 
-def edit(applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> Edit:
+def edit(
+    applied: VirtualServer | None,
+    desired: VirtualServer,
+    draining: Collection[RealServerKey],
+    there: There | None = None,
+) -> Edit:
     """The edit from `applied` to `desired`. `draining` are further real servers in the kernel, with weight 0.
+
+    `there` are all of the kernel's, as it lists them, if the edit must put them in order.
 
     A TCP real server that leaves gets weight 0 first, so that its connections live on. If it comes back while it
     drains, it gets its weight back and is not deleted. A virtual server that should have no real servers first loses
@@ -70,7 +79,7 @@ def edit(applied: VirtualServer | None, desired: VirtualServer, draining: Collec
     if applied is not None and not desired.real_servers and is_served_out(applied, draining):
         return Edit([DeleteVirtualServer(desired.key)], [])
     before = _weights(applied.real_servers if applied else ())
-    changes = _additions(applied, desired, before, draining) if desired.real_servers else []
+    changes = _additions(applied, desired, before, draining, there) if desired.real_servers else []
     after = _weights(desired.real_servers)
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
@@ -83,6 +92,7 @@ def _additions(
     desired: VirtualServer,
     before: Mapping[RealServerKey, int],
     draining: Collection[RealServerKey],
+    there: There | None,
 ) -> list[IpvsChange]:
     key = desired.key
     changes: list[IpvsChange] = []
@@ -90,7 +100,12 @@ def _additions(
         changes.append(AddVirtualServer(key, options_of(desired)))
     elif options_of(applied) != options_of(desired):
         changes.append(SetVirtualServer(key, options_of(desired)))
+    placements = place(desired, there) if there is not None and desired.scheduler in SCHEDULERS_BY_ORDER else []
+    changes += placements
+    placed = {change.real_server for change in placements}
     for real_server, weight in _weights(desired.real_servers).items():
+        if real_server in placed:
+            continue
         if real_server not in before and real_server not in draining:
             changes.append(AddRealServer(key, real_server, weight))
         elif before.get(real_server) != weight:

@@ -35,9 +35,10 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     with_real_servers,
 )
 from kroute.controllers.service_proxy.schedulers import Schedulers
+from kroute.controllers.service_proxy.server_order.placement import There, without_moves
+from kroute.controllers.service_proxy.server_order.server_order import ServerOrder
 from kroute.controllers.service_proxy.slow_starts import SlowStarts
-from kroute.kernel.clients import VirtualServerTable
-from kroute.kernel.errors import Failure
+from kroute.kernel.clients import SysctlClient, VirtualServerTable
 from kroute.kernel.ipvs.client import (
     AddVirtualServer,
     DeleteRealServer,
@@ -76,6 +77,7 @@ class VirtualServers:
         ipvs: VirtualServerTable,
         ledger: Ledger,
         *,
+        sysctls: SysctlClient,
         default_scheduler: str,
         drain_timeout: float,
         report: Report,
@@ -84,6 +86,7 @@ class VirtualServers:
         self.desired: DesiredState[VirtualServerKey, VirtualServer] = DesiredState(self._is_as_desired, is_nothing)
         self._status = status
         self._ipvs = ipvs
+        self._order = ServerOrder(ipvs, sysctls)
         self._ledger = ledger
         self._report = report
         self._suspect = suspect
@@ -163,10 +166,8 @@ class VirtualServers:
             due = []
             for delta in deltas:
                 key, applied, desired = delta
-                if desired is None:
-                    must_wait = is_leaving(key.address)
-                else:
-                    must_wait = is_held(key) and not only_takes_away(applied, self._effective(desired))
+                is_free = desired is not None and only_takes_away(applied, self._effective(desired))
+                must_wait = is_leaving(key.address) if desired is None else is_held(key) and not is_free
                 if not must_wait and not self._status.is_waiting(key):
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
@@ -174,12 +175,13 @@ class VirtualServers:
 
     async def _write(self, keys: Sequence[VirtualServerKey]) -> None:
         await self._ask_for_schedulers(keys)
-        edits = {key: self._edit(key) for key in keys}
+        there = await self._order.read((self.desired.applied.get(key), self.desired.desired(key)) for key in keys)
+        edits = {key: self._edit(key, there.get(key)) for key in keys}
         made = [key for key in keys if key not in self.desired.applied and key not in self._ledger.virtual_servers]
         self._ledger.record([VirtualServerMade(key) for key in made])
         changes = [change for one in edits.values() for change in one.changes]
         self._suspect(key for key, one in edits.items() if one.takes_away)
-        failures = await self._make(changes)
+        failures = [it for it in await self._order.write(changes) if not is_absent(it)]
         # A virtual server's first refusal is the cause of its later ones, so report that one.
         refusals = {planned_key(failure.change.key): str(failure) for failure in reversed(failures)}
         taken = {failure.change.key for failure in failures if is_taken(failure)}
@@ -190,22 +192,13 @@ class VirtualServers:
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
         done = [change for change in changes if change.key not in refusals]
         self._status.wrote(len(done))
-        log_changes(log, done, event_of, self._fields)
+        log_changes(log, without_moves(done), event_of, self._fields)
         self._status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
         for key, one in edits.items():
             if key not in refusals:
                 self._remember(key, one)
 
-    async def _make(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
-        """Write changes. A virtual server that cannot be added may be foreign, so it gets no real servers."""
-        additions = [change for change in changes if isinstance(change, AddVirtualServer)]
-        failures = await self._ipvs.write(additions)
-        not_added = {failure.change.key for failure in failures}
-        others = [change for change in changes if not isinstance(change, AddVirtualServer)]
-        failures += await self._ipvs.write([change for change in others if change.key not in not_added])
-        return [failure for failure in failures if not is_absent(failure)]
-
-    def _edit(self, key: VirtualServerKey) -> Edit:
+    def _edit(self, key: VirtualServerKey, there: There | None) -> Edit:
         desired = self.desired.desired(key)
         if desired is None:
             return Edit([DeleteVirtualServer(key)], [])
@@ -214,7 +207,7 @@ class VirtualServers:
                 self._report(owner, self._schedulers.problem(desired.scheduler))
         applied, draining = self.desired.applied.get(key), self._drains.of(key)
         self._slow_starts.begin(applied, desired, draining, self._status.clock())
-        return edit(applied, self._effective(desired), draining)
+        return edit(applied, self._effective(desired), draining, there)
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
         desired = self.desired.desired(key)
@@ -261,7 +254,8 @@ class VirtualServers:
             self._status.wrote(1)
             if applied is None:
                 self._suspect([key])
-            self.desired.note_applied(key, with_real_servers(desired, applied.real_servers if applied else ()))
+            now = with_real_servers(desired, applied.real_servers if applied else ())
+            self.desired.note_applied(key, await self._order.as_found(now))
             for waiting in self._schedulers.found(desired.scheduler):
                 self.desired.recheck(waiting)
         elif failures[0].errno == ENOENT:
@@ -272,8 +266,7 @@ class VirtualServers:
     async def _end_drains(self) -> None:
         """Poll some of the draining real servers, and delete those that have drained."""
         now = self._status.clock()
-        keys = self._drains.to_look_at(now)
-        if not keys:
+        if not (keys := self._drains.to_look_at(now)):
             return
         over = self._drains.over(await self._ipvs.real_servers(keys), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}

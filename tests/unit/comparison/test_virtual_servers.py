@@ -34,6 +34,29 @@ def state(weights: dict[tuple[str, int], int], scheduler: str = "rr") -> Virtual
     return VirtualServerState(VirtualServerOptions(scheduler), {it: RealServerState(w) for it, w in weights.items()})
 
 
+@pytest.mark.parametrize(("scheduler", "does"), [("mh", False), ("sh", False), ("rr", True), ("dh", True)])
+def test_the_order_of_real_servers_matters_to_hashing_alone(scheduler: str, does: bool) -> None:
+    """The kernel lists the newest first."""
+    wanted = desired(ONE, TWO, scheduler=scheduler)
+    in_order, out_of_order = (state(dict.fromkeys(it, 1), scheduler) for it in ((TWO, ONE), (ONE, TWO)))
+    assert is_just(in_order, wanted)
+    assert is_just(out_of_order, wanted) is does
+    assert agrees(in_terms_of_plans(KEY, in_order, ()), wanted)
+    found = in_terms_of_plans(KEY, out_of_order, ())
+    assert agrees(found, wanted) is does
+    if not does:
+        said = "virtual server TCP 10.96.0.10:80 {} its real servers in another order"
+        assert describe_drift(KEY, found, wanted) == said.format("had")
+        assert differences(KEY, wanted, out_of_order) == [said.format("has") + ": nodes choose differently"]
+
+
+def test_one_that_drains_may_stand_anywhere() -> None:
+    wanted = desired(ONE, TWO, scheduler="mh")
+    kernel = state({TWO: 1, ("10.244.1.9", 8080): 0, ONE: 1}, "mh")
+    assert agrees(in_terms_of_plans(KEY, kernel, stale_real_servers(kernel, wanted)), wanted)
+    assert differences(KEY, wanted, kernel) == []
+
+
 @pytest.mark.parametrize(
     ("wanted", "applied", "said"),
     [
