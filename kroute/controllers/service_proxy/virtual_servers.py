@@ -35,7 +35,7 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     with_real_servers,
 )
 from kroute.controllers.service_proxy.schedulers import Schedulers
-from kroute.controllers.service_proxy.server_order.placement import There, without_moves
+from kroute.controllers.service_proxy.server_order.placement import There, moves_in, without_moves
 from kroute.controllers.service_proxy.server_order.server_order import ServerOrder
 from kroute.controllers.service_proxy.slow_starts import SlowStarts
 from kroute.kernel.clients import SysctlClient, VirtualServerTable
@@ -193,6 +193,9 @@ class VirtualServers:
         done = [change for change in changes if change.key not in refusals]
         self._status.wrote(len(done))
         log_changes(log, without_moves(done), event_of, self._fields)
+        for key, moved in moves_in(done).items():
+            names = " ".join(names_of(self.desired.responsible(planned_key(key))))
+            log.info("real_servers.ordered", service=names, virtual_server=str(planned_key(key)), moved=moved)
         self._status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
         for key, one in edits.items():
             if key not in refusals:

@@ -4,6 +4,7 @@ import asyncio
 from errno import EIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kroute.broadcaster import Broadcaster
@@ -165,6 +166,24 @@ async def test_roles_change_hands_with_addresses_and_daemons(state_dir: Path) ->
     await director.lead(False)
     assert (director.bound, director.daemons) == (set(), {SyncDaemon(SyncRole.BACKUP, "eth0", 7)})
     assert (6, VIP, 80) in director.kernel.virtual_servers
+
+
+async def test_with_mh_a_director_that_heard_of_nodes_one_by_one_has_them_in_the_order_of_one_that_starts(
+    state_dir: Path,
+) -> None:
+    def with_mh(generation: int, *nodes: str) -> ServicePlan:
+        made = plan("web", *nodes, generation=generation)
+        [server] = made.virtual_servers
+        return msgspec.structs.replace(made, virtual_servers=(msgspec.structs.replace(server, scheduler="mh"),))
+
+    nodes = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    first = await FakeDirector(state_dir / "first").start(with_mh(1, *nodes[1:]))
+    first.broadcaster.publish([with_mh(2, *nodes)])
+    await first.routing.step()
+    second = await FakeDirector(state_dir / "second").start(with_mh(1, *nodes))
+    tables = [one.kernel.virtual_servers[6, VIP, 80].real_servers for one in (first, second)]
+    assert list(tables[0]) == list(tables[1]) == [(it, 80) for it in reversed(nodes)]
+    assert {it.method for it in tables[0].values()} == {DIRECT_ROUTING}
 
 
 async def test_an_address_that_was_there_before_is_neither_bound_nor_removed(state_dir: Path) -> None:

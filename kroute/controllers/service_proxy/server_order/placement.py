@@ -4,6 +4,7 @@ The kernel puts a new real server in front of the others, and nothing moves one 
 newcomer in the plan's middle costs two messages for each real server behind it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import TypeAlias
 
@@ -24,6 +25,11 @@ def without_moves(changes: Sequence[IpvsChange]) -> Sequence[IpvsChange]:
     """The changes that are more than the move of a real server in its list."""
     moved = moved_in(changes)
     return [it for it in changes if endpoint_of(it) not in moved] if moved else changes
+
+
+def moves_in(changes: Sequence[IpvsChange]) -> Counter[KernelKey]:
+    """How many real servers of each virtual server are moved in its list."""
+    return Counter(key for key, _ in moved_in(changes))
 
 
 def moved_in(changes: Sequence[IpvsChange]) -> Set[Endpoint]:

@@ -6,13 +6,11 @@ connection of which it sees a packet between the two. So that sysctl is 0 for th
 TCP repeats it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from errno import EPERM
 
 import msgspec
-import structlog
 
 from kroute.comparison.virtual_servers import in_order_of_addition, planned_key
 from kroute.controllers.service_proxy.server_order.placement import (
@@ -26,8 +24,6 @@ from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.client import AddRealServer, AddVirtualServer, IpvsChange
 from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.schedulers import SCHEDULERS_BY_ORDER
-
-log = structlog.get_logger(__name__)
 
 ENDS_CONNECTIONS = "net.ipv4.vs.expire_nodest_conn"
 
@@ -68,12 +64,9 @@ class ServerOrder:
         moved = moved_in(changes)
         if not moved:
             return await self._ipvs.write(changes)
-        keys = Counter(key for key, _ in moved)
+        keys = {key for key, _ in moved}
         added = {(it.key, it.real_server) for it in changes if isinstance(it, AddRealServer) and it.key in keys}
-        first = [it for it in changes if endpoint_of(it) in added]
-        failures = await self._move(first)
-        for key, count in keys.items():
-            log.info("real_servers.ordered", virtual_server=str(planned_key(key)), moved=count)
+        failures = await self._move([it for it in changes if endpoint_of(it) in added])
         return failures + await self._ipvs.write([it for it in changes if endpoint_of(it) not in added])
 
     async def _move(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:

@@ -68,8 +68,9 @@ async def test_a_newcomer_moves_those_behind_it_and_connections_are_kept_meanwhi
     assert node.kernel.virtual_servers[WEB].real_servers[pod(5)] == RealServerState(1, 4, 2)
     assert node.kernel.sysctls[ENDS_CONNECTIONS] == "1"
     names = [it["event"] for it in logs if it["event"].startswith("real_server")]
-    assert names == ["real_servers.ordered", "real_server.added"]
-    assert next(it for it in logs if it["event"] == "real_servers.ordered")["moved"] == 2
+    assert names == ["real_server.added", "real_servers.ordered"]
+    told = next(it for it in logs if it["event"] == "real_servers.ordered")
+    assert (told["service"], told["virtual_server"], told["moved"]) == ("default/web", "TCP 10.96.0.1:80", 2)
 
 
 async def test_the_last_of_the_plan_comes_without_a_move(tmp_path: Path) -> None:
