@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kroute.kernel.net.routes import LocalRoute
+from kroute.schedulers import SCHEDULERS_BY_ORDER
 from tests.examples import examples
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode
@@ -34,6 +35,11 @@ def picture(kernel: FakeKernel) -> dict[str, object]:
         "virtual servers": {
             key: (state.options, {real: it.weight for real, it in state.real_servers.items()})
             for key, state in kernel.virtual_servers.items()
+        },
+        "order": {
+            key: list(state.real_servers)
+            for key, state in kernel.virtual_servers.items()
+            if state.options.scheduler in SCHEDULERS_BY_ORDER
         },
         "addresses": {name: sorted(link.addresses) for name, link in kernel.links.items()},
         "sources": {
