@@ -22,6 +22,8 @@ class Condition(StrEnum):
     """What a virtual server or real server does now, in the words of `kroute show`, the status page and metrics."""
 
     SERVING = "serving"
+    CLIMBING = "climbing"
+    """A real server that serves with a part of its weight, because of its slow start."""
     DRAINING = "draining"
     """A real server without new connections."""
     REFUSING = "refusing"
@@ -37,8 +39,12 @@ def condition_of(desired: VirtualServer, applied: VirtualServerState | None) -> 
     return Condition.MISSING if applied is None else Condition.SERVING
 
 
+TAKES_CONNECTIONS = frozenset({Condition.SERVING, Condition.CLIMBING})
+"""The conditions of a real server that gets new connections."""
+
+
 def real_server_condition(applied: RealServerState) -> Condition:
-    """The condition of a real server that the kernel has."""
+    """The condition of a real server that the kernel has, as far as the kernel alone tells it."""
     return Condition.SERVING if applied.weight else Condition.DRAINING
 
 

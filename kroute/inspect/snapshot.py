@@ -6,8 +6,10 @@ from typing import ClassVar
 import msgspec
 
 from kroute.comparison.virtual_servers import (
+    TAKES_CONNECTIONS,
     Condition,
     condition_of,
+    is_climbing,
     missing_real_servers,
     options_of,
     real_server_condition,
@@ -39,7 +41,7 @@ class RealServerView(View):
 
 
 class RealServerRow(RealServerView):
-    """One real server. `state` is serving, draining, or missing (planned, and not in the kernel)."""
+    """One real server. `state` is serving, climbing, draining, or missing (planned, and not in the kernel)."""
 
     state: Condition
 
@@ -164,7 +166,7 @@ def services(snapshot: Snapshot) -> ServiceList:
         row = rows.setdefault(server.service, ServiceRow(server.service, 0, 0, 0, 0, Condition.SERVING, []))
         states = {row.state, server.state, *(it.state for it in server.real_servers if it.state == Condition.MISSING)}
         row.virtual_servers += 1
-        row.serving += sum(it.state == Condition.SERVING for it in server.real_servers)
+        row.serving += sum(it.state in TAKES_CONNECTIONS for it in server.real_servers)
         row.active += server.active
         row.inactive += server.inactive
         row.state = next(state for state in _WORST_FIRST if state in states)
@@ -199,6 +201,10 @@ def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState
     shown = state or VirtualServerState(options_of(planned), {})
     row = _row(service, planned.key, shown)
     row.state = condition_of(planned, state)
+    weights = {(it.address, it.port): it.weight for it in planned.real_servers} if planned.slow_start else {}
+    for it in row.real_servers:
+        if is_climbing(planned, weights.get((it.address, it.port), 0), it.weight):
+            it.state = Condition.CLIMBING
     row.real_servers += [
         RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING)
         for each in missing_real_servers(planned.real_servers, shown.real_servers)

@@ -18,6 +18,7 @@ from kroute.cli.show.table import ask_or_read
 from kroute.cli.terminal.output import DONE, plain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
+from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey
@@ -116,7 +117,7 @@ def rates(before: Sample, after: Sample) -> RateList:
                 row.protocol,
                 row.address,
                 row.port,
-                sum(it.state == "serving" for it in row.real_servers),
+                sum(it.state in TAKES_CONNECTIONS for it in row.real_servers),
                 row.active,
                 row.inactive,
                 connections=moved.connections / seconds,
