@@ -24,6 +24,7 @@ from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
+from kroute.model.kinds import watched
 from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
 from kroute.model.plan import NodePlan, Plan
@@ -263,14 +264,12 @@ async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stac
     if directory is not None:
         files: list[ManifestWatcher] = []
 
-        async def follow_files(sink: Sink) -> None:
-            files.append(ManifestWatcher(directory, sink))
+        async def read(sink: Sink) -> None:
+            files.append(ManifestWatcher(directory, sink, watched(settings)))
             await files[0].run()
 
         node = settings, interfaces, kernel, choice
-        return Agent(
-            *node, follow_files, loop_watch=loop_watch, faults=lambda: [it for one in files for it in one.faults]
-        )
+        return Agent(*node, read, loop_watch=loop_watch, faults=lambda: [it for one in files for it in one.faults])
     from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
     from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
@@ -279,7 +278,7 @@ async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stac
     reflectors: dict[str, Reflector] = {}
 
     async def follow(sink: Sink) -> None:
-        watcher = KubernetesWatcher(api, sink)
+        watcher = KubernetesWatcher(api, sink, kinds=watched(settings))
         reflectors.update(watcher.reflectors)
         await watcher.run()
 

@@ -9,13 +9,20 @@ from typing import NamedTuple
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos")
 """The schedulers (`net/netfilter/ipvs/ip_vs_*.c`), by the names that ipvsadm uses."""
 
+BY_SHARE = ("wrr", "wlc", "sed", "nq", "mh", "sh", "twos")
+"""Those that divide connections by weight."""
+
+HEEDLESS = frozenset({"rr", "lc", "dh"})
+"""Those to which every weight above 0 is the same. To the others weights mean something else: `fo` and `ovf` take the
+server with the greatest weight, `ovf` till it has as many connections; `lblc` and `lblcr` take a server as overloaded
+when it has more connections than its weight."""
+
 SCHEDULERS_WITH_FLAGS = frozenset({"mh", "sh"})
 """All other schedulers ignore flags, and the kernel does not show flags for them."""
 
-OBEY_WEIGHTS = ("wrr", "wlc", "sed", "nq", "lblc", "lblcr", "sh", "mh", "twos")
-"""The schedulers that give real servers shares by their weights. rr, lc and dh only leave out those with weight 0; fo
-takes the one with the greatest weight, and ovf fills it up to as many connections as its weight says."""
-
+IN_STEPS = tuple(scheduler for scheduler in BY_SHARE if scheduler != "sh")
+"""Those that divide connections by weights of any size, so that a slow start can climb in steps. `sh` has 256 places:
+one real server after the other gets as many as its weight, and for the last none are left (`ip_vs_sh_reassign`)."""
 
 SCHEDULERS_BY_ORDER = frozenset({"mh", "sh"})
 """Those that choose by the client's address from a table that the kernel fills in the order of the real servers. Nodes

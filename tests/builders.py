@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from kroute.model.kinds import WATCHED
+from kroute.model.kinds import PODS, WATCHED
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
     SERVICE_NAME_LABEL,
+    WEIGHT,
     ClientIPConfig,
     Endpoint,
     EndpointConditions,
@@ -19,16 +20,19 @@ from kroute.model.objects import (
     NamedHint,
     Node,
     NodeAddress,
+    NodeCondition,
     NodeMeta,
     NodeSpec,
     NodeStatus,
     ObjectKey,
     ObjectMeta,
+    Pod,
     Service,
     ServicePort,
     ServiceSpec,
     ServiceStatus,
     SessionAffinityConfig,
+    TargetRef,
 )
 from kroute.model.plan import (
     AddressSet,
@@ -47,6 +51,8 @@ from kroute.settings import Settings
 NODE = "node1"
 LISTED = tuple(Listed(kind.type) for kind in WATCHED)
 """The changes that complete the initial sync."""
+LISTED_WITH_PODS = (*LISTED, Listed(PODS.type))
+"""The same where pods are weighed."""
 NODE_IPV4 = "192.168.123.250"
 NODE_IPV6 = "fd00:123::250"
 
@@ -72,14 +78,23 @@ def node(
     *addresses: tuple[str, str],
     name: str = NODE,
     labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     pod_cidrs: tuple[str, ...] | None = None,
+    ready: bool | None = None,
 ) -> Node:
-    """A Node. Each address is a pair of its type and itself."""
+    """A Node. Each address is a pair of its type and itself. `ready` None: it says nothing of that."""
+    conditions = () if ready is None else (NodeCondition("Ready", str(ready)),)
     return Node(
-        NodeMeta(name=name, labels=dict(labels or {})),
+        NodeMeta(name=name, labels=dict(labels or {}), annotations=dict(annotations) if annotations else None),
         NodeSpec(pod_cidrs=pod_cidrs),
-        NodeStatus(addresses=tuple(NodeAddress(*pair) for pair in addresses)),
+        NodeStatus(tuple(NodeAddress(*pair) for pair in addresses), conditions),
     )
+
+
+def pod(name: str, weight: str, *, uid: str = "", namespace: str = "default", annotation: str | None = None) -> Pod:
+    """A Pod whose label says what it weighs, and whose annotation may say something else."""
+    annotations = {WEIGHT: annotation} if annotation is not None else None
+    return Pod(ObjectMeta(name=name, namespace=namespace, uid=uid, labels={WEIGHT: weight}, annotations=annotations))
 
 
 def port(number: int = 80, name: str = "", protocol: str = "TCP", node_port: int = 0) -> ServicePort:
@@ -140,10 +155,18 @@ def endpoint(
     on: str | None = "node2",
     zones: Iterable[str] = (),
     nodes: Iterable[str] = (),
+    pod: str = "",
+    uid: str = "",
 ) -> Endpoint:
-    """An endpoint on another node, with the API's default conditions, and with hints if any are given."""
+    """An endpoint on another node, with the API's default conditions, and with hints if any are given.
+
+    `pod` and `uid` are of the Pod that it is.
+    """
+    ref = TargetRef("Pod", pod, uid) if pod else None
     hints = EndpointHints(tuple(map(NamedHint, zones)), tuple(map(NamedHint, nodes))) if zones or nodes else None
-    return Endpoint((address,), EndpointConditions(ready, serving, terminating), node_name=on, hints=hints)
+    return Endpoint(
+        (address,), EndpointConditions(ready, serving, terminating), node_name=on, hints=hints, target_ref=ref
+    )
 
 
 def endpoint_slice(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.checks.finding import Finding, failed, ok, warning
-from kroute.model.kinds import NODES
+from kroute.model.kinds import NODES, WatchedKind, watched
 from kroute.model.objects import Node
 from kroute.settings import Settings
 from kroute.watchers.json_text import decoded
@@ -54,7 +54,7 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
         except ApiError as error:
             next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
             return [failed(API, str(error), next_step)], NO_API
-        findings += await _permissions(api)
+        findings += await _permissions(api, watched(settings))
         return findings, await _node(api, settings.node_name)
 
 
@@ -68,9 +68,9 @@ def compare_clocks(theirs: float, before: float, after: float) -> Finding:
     return warning(CLOCK, message, "synchronize both (chrony, systemd-timesyncd): certificates and Events go by them")
 
 
-async def _permissions(api: access.Reviewer) -> list[Finding]:
+async def _permissions(api: access.Reviewer, kinds: Iterable[WatchedKind]) -> list[Finding]:
     try:
-        missing = await access.denied(api, [*access.needed(), access.SERVICE_CIDRS])
+        missing = await access.denied(api, [*access.needed(kinds), access.SERVICE_CIDRS])
     except ApiError as error:
         message = f"the API server does not say what kroute may do: {error}"
         return [failed(RBAC, message, "bind the ClusterRole system:basic-user to the service account")]

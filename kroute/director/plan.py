@@ -22,12 +22,14 @@ from kroute.model.plan import (
     shortened,
 )
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.annotations import PREFIXES
-from kroute.planning.backend_slices import BackendSlice
+from kroute.planning.annotations import PREFIXES, Options, apply_annotations
+from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, choose, external_policy, merge
 from kroute.planning.external_addresses import nodes_having
 from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.plan_service import plan_service
+from kroute.planning.weights.facts import Nodes, NodeTraits, WeightFacts, traits_of
+from kroute.planning.weights.rule import Weighing
 from kroute.settings import Settings
 
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -36,9 +38,6 @@ EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 WEIGHT_ANNOTATION = "service.director-weight"
 NOWHERE = NodeFacts("")
 """A director is no node: no endpoint is local to it, and no hint names it."""
-
-MAX_WEIGHT = 65535
-"""The greatest weight that IPVS accepts."""
 
 
 class ProbeKind(StrEnum):
@@ -62,11 +61,13 @@ class Probe(NamedTuple):
 
 
 class DirectorNode(NamedTuple):
-    """A Node as a director sees it: the first InternalIP of each family."""
+    """A Node as a director sees it: the first InternalIP of each family, and what it is weighed by."""
 
     name: str
     ipv4: str | None
     ipv6: str | None
+    weight: int = 1
+    zone: str | None = None
 
     def address_for(self, vip: str) -> str | None:
         """The node's address of the VIP's family."""
@@ -87,7 +88,9 @@ def director_node(node: Node) -> DirectorNode | None:
         return None
     own = [canonical(it.address) for it in node.status.addresses or () if it.type == "InternalIP"]
     first = {family_of(address): address for address in reversed(list(filter(None, own)))}
-    return DirectorNode(node.metadata.name, first.get(Family.IPV4), first.get(Family.IPV6)) if first else None
+    traits = traits_of(node)
+    addresses = first.get(Family.IPV4), first.get(Family.IPV6)
+    return DirectorNode(node.metadata.name, *addresses, traits.weight, traits.zone) if first else None
 
 
 def external_frontends(service: Service, settings: Settings, machine: NodeFacts, owners: AddressOwners) -> Frontends:
@@ -127,11 +130,16 @@ def plan_director(
     """Plan one Service for a director. `nodes` are those that take traffic, `failing` the checks that fail.
 
     Scheduler, flags and persistence are those of the nodes' own plans. The real servers are nodes: all of them with
-    policy Cluster, those with a local endpoint with policy Local. A node whose check fails has weight 0.
+    policy Cluster, those with a local endpoint with policy Local. They are weighed as on a node, but for locality: a
+    director is no node. A node whose check fails has weight 0.
     """
     base = plan_service(service, slices, NOWHERE, settings, held, frontends)
     problems = Problems(base.problems)
     by_endpoints = _weighs_endpoints(service, problems)
+    known = Nodes({it.name: NodeTraits(it.weight, it.zone) for it in nodes})
+    options, _ = apply_annotations(Options(), service.metadata.annotations)
+    if base.virtual_servers and options.locality is not None:
+        problems.append(_no_locality())
     ports = {frontend.key: frontend.port for frontend in frontends.served}
     local_only = external_policy(service) == LOCAL
     bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
@@ -142,18 +150,23 @@ def plan_director(
         key = server.key
         backends = merged[family_of(key.address)].backends.get(ports[key], {})
         endpoints = Counter(it.node_name for _, it in choose(backends, NOWHERE))
-        real_servers = []
+        chosen: dict[RealServer, Traits] = {}
+        counts: dict[RealServer, int] = {}
+        failed: set[RealServer] = set()
         for node in nodes:
             address, count = node.address_for(key.address), endpoints[node.name]
             if address is None or (local_only and not count):
                 continue
+            real_server = RealServer(address, key.port)
+            chosen[real_server] = _traits(node.name)
+            counts[real_server] = count if by_endpoints else 1
             probe = _probe(service, key, address)
-            weight = min(count, MAX_WEIGHT) if by_endpoints else 1
-            if probe is not None:
-                probes.add(probe)
-                weight = 0 if probe in failing else weight
-            real_servers.append(RealServer(address, key.port, weight))
-        servers.append(msgspec.structs.replace(server, real_servers=tuple(sorted(real_servers))))
+            probes |= {probe} if probe is not None else set()
+            failed |= {real_server} if probe in failing else set()
+        weighing = Weighing(NOWHERE, WeightFacts(known, counts), server.scheduler, options.weights)
+        weighed = zip(chosen, weighing.weigh(list(chosen.items())), strict=True)
+        real_servers = sorted(after._replace(weight=0) if before in failed else after for before, after in weighed)
+        servers.append(msgspec.structs.replace(server, real_servers=tuple(real_servers)))
     plan = ServicePlan(
         service.key,
         virtual_servers=tuple(servers),
@@ -161,6 +174,24 @@ def plan_director(
         problems=problems.all(),
     )
     return DirectorPlan(plan, frozenset(probes))
+
+
+def _traits(node: str) -> Traits:
+    """A node as a real server."""
+    return Traits(
+        node,
+        is_ready=True,
+        is_leaving=False,
+        preference=(True, True, True),
+        has_hints=False,
+        for_nodes=frozenset(),
+        for_zones=frozenset(),
+    )
+
+
+def _no_locality() -> Problem:
+    subject = "annotation kroute.io/locality"
+    return Problem("NoLocality", subject, f"{subject} has no effect on a director, which is near no node.")
 
 
 def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | None:

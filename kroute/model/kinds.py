@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from kroute.model.objects import (
     HEADLESS_LABEL,
+    WEIGHT,
     EndpointSlice,
     KubernetesObject,
     Node,
+    Pod,
     Service,
 )
+from kroute.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class WatchedKind:
     """One kind of object: the type that it is decoded into, its place in the API, and which objects are watched.
 
     `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the
-    selectors; `selects` applies the same conditions to an object from any other source.
+    selectors; `selects` applies the same conditions to an object from any other source. `only_metadata`: the API
+    server is asked for `PartialObjectMetadata` instead of whole objects.
     """
 
     type: type[KubernetesObject]
@@ -37,6 +41,7 @@ class WatchedKind:
     is_namespaced: bool = True
     label_selector: str = ""
     field_selector: str = ""
+    only_metadata: bool = False
 
     @property
     def name(self) -> str:
@@ -88,8 +93,24 @@ NODES = WatchedKind(
     is_namespaced=False,
 )
 
+PODS = WatchedKind(
+    type=Pod,
+    group="",
+    version="v1",
+    plural="pods",
+    selects=lambda item: isinstance(item, Pod) and WEIGHT in (item.metadata.labels or {}),
+    label_selector=WEIGHT,
+    field_selector="status.phase!=Failed,status.phase!=Succeeded",
+    only_metadata=True,
+)
+
 WATCHED = (SERVICES, ENDPOINT_SLICES, NODES)
 """Everything that an agent watches. All Nodes are watched because no Service may have another Node's address."""
+
+
+def watched(settings: Settings) -> tuple[WatchedKind, ...]:
+    """What an agent with these settings watches: Pods with a weight only if they are asked for."""
+    return (*WATCHED, PODS) if settings.pod_weights else WATCHED
 
 
 class InitialSync:

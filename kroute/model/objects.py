@@ -1,4 +1,4 @@
-"""Services, EndpointSlices and Nodes as kroute reads them.
+"""Services, EndpointSlices, Nodes and Pods as kroute reads them.
 
 The structs mirror the JSON of the Kubernetes API (`v1` Service and Node, `discovery.k8s.io/v1` EndpointSlice), so that
 msgspec decodes a response's bytes straight into them; fields that kroute does not read are skipped by the decoder.
@@ -13,6 +13,8 @@ SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
+WEIGHT = "kroute.io/weight"
+"""The label or annotation of a Node or a Pod that has its weight."""
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """A 32-bit number, as the API has it. Numbers in JSON and in Python have no bound."""
@@ -151,6 +153,14 @@ class EndpointHints(_Struct, frozen=True):
     for_nodes: tuple[NamedHint, ...] | None = None
 
 
+class TargetRef(_Struct, frozen=True):
+    """`targetRef` of an endpoint: the Pod behind it. Only Pods of the slice's own namespace count."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
 class Endpoint(_Struct, frozen=True):
     """One of `endpoints`. Only the first address counts, as in kube-proxy."""
 
@@ -158,6 +168,7 @@ class Endpoint(_Struct, frozen=True):
     conditions: EndpointConditions = EndpointConditions()
     node_name: str | None = None
     hints: EndpointHints | None = None
+    target_ref: TargetRef | None = None
 
 
 class EndpointPort(_Struct, frozen=True):
@@ -241,7 +252,18 @@ class Node(_Struct, frozen=True):
         return self.metadata.key
 
 
-KubernetesObject = Service | EndpointSlice | Node
+class Pod(_Struct, frozen=True):
+    """The metadata of a `v1` Pod (`PartialObjectMetadata` of `meta.k8s.io`). Only its weight is of interest."""
+
+    metadata: ObjectMeta
+
+    @property
+    def key(self) -> ObjectKey:
+        """The Pod's namespace and name."""
+        return self.metadata.key
+
+
+KubernetesObject = Service | EndpointSlice | Node | Pod
 
 
 class Applied(NamedTuple):

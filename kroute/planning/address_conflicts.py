@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from kroute.model.addresses import canonical
 from kroute.model.objects import ObjectKey, Service
-from kroute.model.plan import VirtualServerKey
+from kroute.model.plan import Problem, VirtualServerKey
 from kroute.planning.frontends import Frontend, Kind
 from kroute.planning.service_addresses import load_balancer_ips
 
@@ -125,3 +125,10 @@ class AddressClaims:
             return ()
         self._renamed[key] = None
         return (before, after)
+
+
+def conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:
+    """The Problem of a Service that asks for an address and port that `holder` has."""
+    subject = f"address {key}"
+    message = f"{subject} is not served for this Service: Service {holder} has it. Change one of the two."
+    return Problem("AddressConflict", subject, message)

@@ -1,7 +1,8 @@
 """The annotations of a Service that kroute reads, as a table, and the options that they set.
 
 An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`. The first that
-exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem.
+exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem. Names that
+kube-router does not have are looked up as `kroute.io/NAME` alone.
 """
 
 import re
@@ -21,7 +22,8 @@ from kroute.model.plan import (
     shortened,
 )
 from kroute.planning.weights.slow_start import in_steps
-from kroute.schedulers import OBEY_WEIGHTS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
+from kroute.planning.weights.text import MAX_WEIGHT, Locality, ServiceWeights, read_locality, read_weights
+from kroute.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
 PREFIXES = ("kroute.io/", "kube-router.io/", "")
 
@@ -38,6 +40,7 @@ class Options(msgspec.Struct, frozen=True):
     `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
     leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: not at all.
+    `weights` and `locality` are explained in docs/weights.md.
     """
 
     scheduler: str = SCHEDULERS[0]
@@ -50,6 +53,8 @@ class Options(msgspec.Struct, frozen=True):
     skip_load_balancer_ips: bool = False
     is_local: bool = False
     slow_start: int = 0
+    weights: ServiceWeights | None = None
+    locality: Locality | None = None
 
     @property
     def flags(self) -> int:
@@ -87,6 +92,7 @@ class Annotation(NamedTuple):
     meaning: str
     allowed: str
     apply: Callable[[Options, str], Applied]
+    prefixes: tuple[str, ...] = PREFIXES
 
 
 def _apply_scheduler(options: Options, value: str) -> Applied:
@@ -167,13 +173,23 @@ def _apply_slow_start(options: Options, value: str) -> Applied:
     seconds = int(match[1]) * _UNITS[match[2]] if match else None
     if seconds is None or seconds > MAX_SLOW_START:
         return options, "is not a slow start; new endpoints get their whole share at once"
-    if seconds and options.scheduler not in OBEY_WEIGHTS:
-        return options, f"is not obeyed: the scheduler {options.scheduler} does not share by weights"
+    if seconds and options.scheduler not in IN_STEPS:
+        return options, f"is not obeyed: with the scheduler {options.scheduler} a share cannot climb in steps"
     return msgspec.structs.replace(options, slow_start=seconds), None
 
 
 def _refuse_direct_return(options: Options, _value: str) -> Applied:
     return options, "is not obeyed: nodes have no direct server return, and serve by address translation"
+
+
+def _apply_weights(options: Options, value: str) -> Applied:
+    weights, complaint = read_weights(value)
+    return msgspec.structs.replace(options, weights=weights), complaint
+
+
+def _apply_locality(options: Options, value: str) -> Applied:
+    locality, complaint = read_locality(value)
+    return msgspec.structs.replace(options, locality=locality), complaint
 
 
 def _number(text: str) -> int | None:
@@ -234,8 +250,22 @@ ANNOTATIONS = (
     Annotation(
         name="slow-start",
         meaning="for how long the share of a new endpoint climbs, beside those that serve already",
-        allowed=f"0 (at once), or 1s to 1h, with one of the schedulers {', '.join(OBEY_WEIGHTS)}",
+        allowed=f"0 (at once), or 1s to 1h, with one of the schedulers {', '.join(IN_STEPS)}",
         apply=_apply_slow_start,
+    ),
+    Annotation(
+        name="weights",
+        meaning="what the real servers of a zone or a node weigh, for this Service",
+        allowed=f"zone/NAME=WEIGHT and node/NAME=WEIGHT, separated by commas, with weights from 0 to {MAX_WEIGHT}",
+        apply=_apply_weights,
+        prefixes=PREFIXES[:1],
+    ),
+    Annotation(
+        name="locality",
+        meaning="real servers on the client's node, or in its zone, come first, till their share is used up",
+        allowed="prefer-node or prefer-zone, and behind a comma spill with 1% to 100%",
+        apply=_apply_locality,
+        prefixes=PREFIXES[:1],
     ),
     Annotation(
         name="service.dsr",
@@ -246,7 +276,7 @@ ANNOTATIONS = (
 )
 """Every annotation, in the order of application: the flags are read after the scheduler is known."""
 
-ANNOTATION_NAMES = frozenset(prefix + row.name for prefix in PREFIXES for row in ANNOTATIONS)
+ANNOTATION_NAMES = frozenset(prefix + row.name for row in ANNOTATIONS for prefix in row.prefixes)
 """The full names of all annotations that kroute reads."""
 
 
@@ -259,7 +289,7 @@ def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -
     if not annotations:
         return options, problems
     for row in ANNOTATIONS:
-        key = next((prefix + row.name for prefix in PREFIXES if prefix + row.name in annotations), None)
+        key = next((prefix + row.name for prefix in row.prefixes if prefix + row.name in annotations), None)
         if key is None:
             continue
         value = annotations[key].strip()

@@ -5,7 +5,7 @@ all endpoints that are equal in these share one `Traits`, and plans hold the sam
 Each version of a slice is read once. A real server that the previous version had stays the same object.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import msgspec
 
 from kroute.model.addresses import Family, unicast
 from kroute.model.bounds import NO_BOUND
-from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice
+from kroute.model.objects import EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ObjectKey
 from kroute.model.plan import RealServer, quoted
 
 _KINDS_OF_ENDPOINTS = 1 << 14
@@ -70,6 +70,13 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
         return not self.preference[0]
 
 
+class PodRef(NamedTuple):
+    """The Pod behind an endpoint, in the slice's own namespace. An empty uid fits any Pod of the name."""
+
+    name: str
+    uid: str
+
+
 class SlicePort(NamedTuple):
     """One of a slice's ports: the real server of each of its endpoints, unless the slice is a large one."""
 
@@ -83,6 +90,7 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
 
     `family` is None for a slice of names; `refused` are the invalid addresses and ports. A large slice has `addresses`:
     it is kept as its endpoints and its ports, and not as all combinations of both, of which there may be millions.
+    `pods` are in the order of `traits`, or empty if nobody asks for the weights of pods.
     """
 
     name: str
@@ -91,6 +99,7 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
     traits: tuple[Traits, ...]
     refused: tuple[str, ...]
     addresses: tuple[str, ...] = ()
+    pods: tuple[PodRef | None, ...] = ()
 
     def real_servers(self, port: SlicePort, most: int) -> Sequence[RealServer]:
         """The first real servers of one of the ports; `traits` are in the same order, and may be more."""
@@ -98,10 +107,60 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
             return [RealServer(address, port.number) for address in self.addresses[:most]]
         return port.real_servers[:most]
 
+    def real_servers_at(self, number: int) -> Iterator[RealServer]:
+        """The real servers of one endpoint, by its number among `traits`."""
+        for port in self.ports:
+            yield RealServer(self.addresses[number], port.number) if self.addresses else port.real_servers[number]
+
     @property
     def has_hints(self) -> bool:
         """Whether the choice among these endpoints may depend on where a node is."""
         return any(traits.has_hints for traits in self.traits)
+
+
+class SlicesOfServices:
+    """The slices of each Service, by the Service that they name. `with_pods` as at `read_slice`."""
+
+    def __init__(self, *, with_pods: bool = False) -> None:
+        self._with_pods = with_pods
+        self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
+        self._service_of: dict[ObjectKey, ObjectKey] = {}
+
+    @property
+    def by_service(self) -> Mapping[ObjectKey, tuple[BackendSlice, ...]]:
+        return self._slices
+
+    def of(self, service: ObjectKey) -> tuple[BackendSlice, ...]:
+        return self._slices.get(service, ())
+
+    def with_hints(self) -> list[ObjectKey]:
+        """The Services some of whose endpoints have hints."""
+        return [key for key, slices in self._slices.items() if any(piece.has_hints for piece in slices)]
+
+    def place(self, key: ObjectKey, piece: EndpointSlice | None) -> Iterable[ObjectKey]:
+        """Put a slice under the Service that it names, and remove it from the one that it named before.
+
+        Returns these Services, each once.
+        """
+        replaced: BackendSlice | None = None
+        affected: dict[ObjectKey, None] = {}
+        owner = self._service_of.pop(key, None)
+        if owner is not None:
+            [replaced] = [it for it in self._slices[owner] if it.name == key.name]
+            self._set(owner, (it for it in self._slices[owner] if it is not replaced))
+            affected[owner] = None
+        service = piece.service_key if piece is not None else None
+        if piece is not None and service is not None:
+            self._service_of[key] = service
+            read = read_slice(piece, replaced, with_pods=self._with_pods)
+            self._set(service, (*self._slices.get(service, ()), read))
+            affected[service] = None
+        return affected
+
+    def _set(self, service: ObjectKey, slices: Iterable[BackendSlice]) -> None:
+        self._slices[service] = tuple(slices)
+        if not self._slices[service]:
+            del self._slices[service]
 
 
 def addresses_of(slices: Iterable[BackendSlice]) -> frozenset[str]:
@@ -111,8 +170,8 @@ def addresses_of(slices: Iterable[BackendSlice]) -> frozenset[str]:
     )
 
 
-def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> BackendSlice:
-    """Validate a slice. `before` is the version that it replaces.
+def read_slice(piece: EndpointSlice, before: BackendSlice | None = None, *, with_pods: bool = False) -> BackendSlice:
+    """Validate a slice. `before` is the version that it replaces. `with_pods`: keep which Pod each endpoint is.
 
     Absent conditions mean ready, serving and not terminating. Only the first address of an endpoint counts. A port
     without a number is not served, nor is a slice without ports. kube-proxy does the same. A port without a name has
@@ -133,6 +192,7 @@ def read_slice(piece: EndpointSlice, before: BackendSlice | None = None) -> Back
         tuple([traits for _, traits in endpoints]),
         tuple(refused),
         tuple([address for address, _ in endpoints]) if is_large else (),
+        _pods(piece, endpoints) if with_pods else (),
     )
 
 
@@ -164,6 +224,20 @@ def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Trai
         if traits.preference > known.preference:
             endpoints[address] = traits
     return endpoints
+
+
+def _pods(piece: EndpointSlice, endpoints: Iterable[tuple[str, Traits]]) -> tuple[PodRef | None, ...]:
+    """The Pods of these endpoints, in their order; empty if none is one. Of two copies the better one names it."""
+    pods: dict[str, tuple[tuple[bool, bool, bool], PodRef]] = {}
+    for endpoint in piece.endpoints or ():
+        ref, address = endpoint.target_ref, unicast(endpoint.addresses[0]) if endpoint.addresses else None
+        if ref is None or ref.kind != "Pod" or address is None:
+            continue
+        candidate = _traits(None, endpoint.conditions, None).preference, PodRef(ref.name, ref.uid)
+        known = pods.setdefault(address, candidate)
+        if candidate[0] > known[0]:
+            pods[address] = candidate
+    return tuple([pods[address][1] if address in pods else None for address, _ in endpoints]) if pods else ()
 
 
 def _slice_port(

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from kroute.model.addresses import family_of
 from kroute.model.bounds import Batch, Meter, Steps, finished
-from kroute.model.kinds import InitialSync
+from kroute.model.kinds import InitialSync, watched
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
     Applied,
@@ -23,18 +23,20 @@ from kroute.model.objects import (
     Listed,
     Node,
     ObjectKey,
+    Pod,
     Service,
 )
 from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
-from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slice
+from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
 from kroute.planning.endpoint_reasons import ServiceView, view_service
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
 from kroute.planning.plan_node import plan_node
-from kroute.planning.plan_service import planning
+from kroute.planning.plan_service import planning, weighing_for
 from kroute.planning.service_addresses import has_family, has_node_ports
+from kroute.planning.weights.sources import WeightSources, node_problems
 from kroute.settings import Settings
 
 
@@ -50,10 +52,10 @@ class Catalog:
         self._interfaces = node.interfaces
         self._api = ApiFacts(node.api_servers, node.service_ranges)
         self._node_object: Node | None = None
-        self._initial_sync = InitialSync()
+        self._initial_sync = InitialSync(watched(settings))
         self._services: dict[ObjectKey, Service] = {}
-        self._slices: dict[ObjectKey, tuple[BackendSlice, ...]] = {}
-        self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
+        self._slices = SlicesOfServices(with_pods=settings.pod_weights)
+        self._weights = WeightSources()
         self._claims = AddressClaims()
         self._owners = AddressOwners()
         self._node_plan: NodePlan | None = None
@@ -68,7 +70,7 @@ class Catalog:
     @property
     def has_marked(self) -> bool:
         """Whether the node or a Service is to be planned."""
-        return self._is_node_marked or bool(self._marked) or self._batch is not None
+        return bool(self._is_node_marked or self._marked or self._weights.has_affected or self._batch is not None)
 
     @property
     def ready(self) -> bool:
@@ -104,11 +106,12 @@ class Catalog:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
-        return view_service(service, slices, self._node, frontends.served, held, plan)
+        weighing = weighing_for(service, self._node, self._settings, self._weights.facts(key, slices))
+        return view_service(service, slices, self._node, frontends.served, held, plan, weighing)
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
         """The Service of this name, or None, and its slices as planning reads them."""
-        return self._services.get(key), self._slices.get(key, ())
+        return self._services.get(key), self._slices.of(key)
 
     def holder_of(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None."""
@@ -145,9 +148,7 @@ class Catalog:
         self._mark(*self._owners.naming((before.own ^ node.own) | (before.needed ^ node.needed)))
         self._mark(*self._owners.having((before.own ^ node.own) | (before.of_kernel ^ node.of_kernel)))
         if before.zone != node.zone:
-            for key, slices in self._slices.items():
-                if any(piece.has_hints for piece in slices):
-                    self._marked.setdefault(key, False)
+            self._mark_slices(self._slices.with_hints())
 
     def _renew_node(self) -> None:
         self.set_node(node_facts(self._settings, self._node_object, self._interfaces, self._api))
@@ -167,6 +168,7 @@ class Catalog:
         """
         if not self.ready:
             return []
+        self._mark_slices(self._weights.take_affected(self._slices.by_service))
         meter = Meter(work)
         plans: list[Plan] = [*self._commit_node()]
         if self._batch is None:
@@ -181,7 +183,7 @@ class Catalog:
         if not self._is_node_marked:
             return []
         self._is_node_marked = False
-        plan = plan_node(self._settings, self._node, is_known=self._node_object is not None)
+        plan = plan_node(self._settings, self._node, node_problems(self._node_object, self._settings))
         if self._node_plan is not None and plan.same_as(self._node_plan):
             return []
         self._generation += 1
@@ -211,46 +213,47 @@ class Catalog:
             case Service():
                 key = item.key  # all indexes share this one object
                 self._services[key] = interned(item)
+                self._weights.place_service(key, item)
                 self._mark(key, *self._owners.place_service(key, item))
             case EndpointSlice():
                 self._place_slice(item.key, item)
             case Node():
                 self._mark(*self._owners.place_node(item))
+                self._weights.place_node(item.key.name, item)
                 if item.key.name == self._settings.node_name:
-                    self._is_node_marked |= self._node_object is None
-                    self._node_object = item
+                    self._node_object, self._is_node_marked = item, True  # its weight may be no longer wrong
                     self._renew_node()
+            case Pod():
+                self._weights.place_pod(item.key, item)
             case _:
                 assert_never(item)
 
     def _delete(self, kind: type[KubernetesObject], key: ObjectKey) -> None:
         """Delete an object. When a Node object is deleted, the node keeps its addresses, and so does the catalog."""
         if kind is Service and self._services.pop(key, None) is not None:
+            self._weights.place_service(key, None)
             self._mark(key, *self._owners.forget_service(key))
         elif kind is EndpointSlice:
             self._place_slice(key, None)
         elif kind is Node:
             self._mark(*self._owners.forget_node(key.name))
+            self._weights.place_node(key.name, None)
+        elif kind is Pod:
+            self._weights.place_pod(key, None)
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
-        """Put a slice under the Service that it names, and remove it from the one that it named before."""
-        replaced: BackendSlice | None = None
-        owner = self._service_of_slice.pop(key, None)
-        if owner is not None:
-            [replaced] = [it for it in self._slices[owner] if it.name == key.name]
-            self._set_slices(owner, (it for it in self._slices[owner] if it is not replaced))
-        service = piece.service_key if piece is not None else None
-        if piece is not None and service is not None:
-            self._service_of_slice[key] = service
-            self._set_slices(service, (*self._slices.get(service, ()), read_slice(piece, replaced)))
+        """Put a slice under the Service that it names, and mark all that this affects."""
+        for service in self._slices.place(key, piece):
+            if self._settings.pod_weights:
+                self._weights.place_slices(service, self._slices.of(service))
+            if service == API_SERVER:
+                self._mark(*self._owners.place_api_servers(addresses_of(self._slices.of(service))))
+            self._mark_slices([service])
 
-    def _set_slices(self, service: ObjectKey, slices: Iterable[BackendSlice]) -> None:
-        self._slices[service] = tuple(slices)
-        if not self._slices[service]:
-            del self._slices[service]
-        if service == API_SERVER:
-            self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(service, ()))))
-        self._marked.setdefault(service, False)
+    def _mark_slices(self, services: Iterable[ObjectKey]) -> None:
+        """Mark Services to be planned, whose claims stay as they are."""
+        for service in services:
+            self._marked.setdefault(service, False)
 
     def _take_marked(self, limit: int | None, meter: Meter) -> dict[ObjectKey, Frontends | None]:
         """Take marked Services, oldest mark first, and renew their claims.
@@ -287,9 +290,10 @@ class Catalog:
         return frontends, self._claims.claim(Claimant.of(key, service), ranked(service, frontends.served))
 
     def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
-        service, slices = self._services.get(key), self._slices.get(key, ())
+        service, slices = self._services.get(key), self._slices.of(key)
         if service is None:
             return finished(ServicePlan(key))
         held = self._claims.held_by_others(key)
         frontends = frontends or frontends_of(service, self._node, self._settings, self._owners)
-        return planning(service, slices, self._node, self._settings, held, frontends)
+        facts = self._weights.facts(key, slices)
+        return planning(service, slices, self._node, self._settings, held, frontends, facts)

@@ -10,8 +10,9 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, SetEntry, VirtualServerKey
 from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.endpoints import LOCAL, Backends, choice_steps, external_policy, merge
+from kroute.planning.endpoints import LOCAL, Backends, Chosen, choice_steps, external_policy, merge
 from kroute.planning.frontends import Frontend
+from kroute.planning.weights.rule import Weighing
 
 
 class EndpointView(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,14 +62,16 @@ def view_service(
     frontends: Iterable[Frontend],
     held: Mapping[VirtualServerKey, ObjectKey],
     plan: ServicePlan,
+    weighing: Weighing | None = None,
 ) -> ServiceView:
-    """Explain the `plan` of a Service by the objects that it was made from."""
+    """Explain the `plan` of a Service by the objects that it was made from, and by how they are weighed."""
     views = []
     for frontend in frontends:
         merged = merge(slices, family_of(frontend.key.address))
         backends = merged.backends.get(frontend.port, {})
         policy = _policy(service, frontend)
-        endpoints = view_endpoints(backends, node, only_local=policy == LOCAL and not _is_widened(frontend, plan))
+        is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
+        endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=weighing)
         holder = held.get(frontend.key)
         protocol, address, port = frontend.key
         views.append(
@@ -86,13 +89,33 @@ def view_service(
     return ServiceView(service, views)
 
 
-def view_endpoints(backends: Backends, node: NodeFacts, *, only_local: bool) -> list[EndpointView]:
-    """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`."""
-    left = [{server for server, _ in step} for step in choice_steps(backends, node, only_local=only_local)]
+def view_endpoints(
+    backends: Backends, node: NodeFacts, *, only_local: bool, weighing: Weighing | None = None
+) -> list[EndpointView]:
+    """Each endpoint of a port, sorted, with the reason why it serves or does not. Takes the same steps as `choose`.
+
+    If the Service is weighed, the reason of one that serves ends with its weight: `ready, weight 12 = pod 4 x node 3`.
+    """
+    steps = choice_steps(backends, node, only_local=only_local)
+    left = [{server for server, _ in step} for step in steps]
+    weights = _weights(steps.chosen, weighing)
     return [
-        EndpointView(server.address, server.port, traits.node_name, server in left[-1], _reason(server, traits, left))
+        EndpointView(
+            server.address,
+            server.port,
+            traits.node_name,
+            server in left[-1],
+            _reason(server, traits, left) + weights.get(server, ""),
+        )
         for server, traits in sorted(backends.items(), key=itemgetter(0))
     ]
+
+
+def _weights(chosen: Chosen, weighing: Weighing | None) -> dict[RealServer, str]:
+    if weighing is None:
+        return {}
+    chosen = sorted(chosen, key=itemgetter(0))  # as they are planned
+    return {server: f", weight {it}" for (server, _), it in zip(chosen, weighing.of(chosen), strict=True)}
 
 
 def _policy(service: Service, frontend: Frontend) -> str:

@@ -14,7 +14,7 @@ from kroute.model.addresses import Family
 from kroute.model.bounds import NO_BOUND, Steps, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
-from kroute.model.plan import RealServer
+from kroute.model.plan import Problem, RealServer
 from kroute.planning.annotations import Options, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 
@@ -78,6 +78,34 @@ def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[
             else:
                 _add(known, servers, piece.traits)
     return MergedSlices(merged, tuple(refused), left_out)
+
+
+def ready_on(node: NodeFacts, merged: Iterable[MergedSlices]) -> int:
+    """How many ready endpoints are on this node, each once, whatever its ports. One with two families counts once."""
+    counts = [
+        len(
+            {
+                server.address
+                for backends in slices.backends.values()
+                for server, traits in backends.items()
+                if traits.node_name == node.name and traits.is_ready
+            }
+        )
+        for slices in merged
+    ]
+    return max(counts, default=0)
+
+
+def refusals(merged: Iterable[MergedSlices]) -> list[Problem]:
+    """One Problem for all of a Service's invalid endpoints: there may be thousands, and each Problem is an Event."""
+    refused = [text for each in merged for text in each.refused]
+    if not refused:
+        return []
+    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    message = (
+        f"{refused[0]}{more} cannot be served. Allowed: unicast addresses of the slice's addressType, ports to 65535."
+    )
+    return [Problem("InvalidEndpoint", refused[0], message)]
 
 
 class ChoiceSteps(NamedTuple):

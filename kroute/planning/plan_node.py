@@ -1,6 +1,6 @@
 """Plan the node itself: what the rules need to know that depends on no Service."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_network
 
 from kroute.model.node_facts import NodeFacts
@@ -8,9 +8,9 @@ from kroute.model.plan import AddressSet, NodePlan, Problem, SetEntry, quoted
 from kroute.settings import Settings
 
 
-def plan_node(settings: Settings, node: NodeFacts, *, is_known: bool = True) -> NodePlan:
-    """Plan the node itself. `is_known`: whether its Node object exists."""
-    problems = [] if is_known else [_missing(node)]
+def plan_node(settings: Settings, node: NodeFacts, known: Iterable[Problem] = ()) -> NodePlan:
+    """Plan the node itself. `known` is what is wrong with its Node object."""
+    problems = [*known]
     entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
     return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems))
 
@@ -34,12 +34,3 @@ def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) 
             continue
         # Not every type of ipset accepts a /0.
         yield from map(str, network.subnets() if network.prefixlen == 0 else [network])
-
-
-def _missing(node: NodeFacts) -> Problem:
-    subject = f"Node {node.name}"
-    message = (
-        f"{subject} does not exist yet: its zone and podCIDRs are not known, and its addresses are those of the "
-        "default routes' interfaces. All else is served. Check --node-name if the Node has another name."
-    )
-    return Problem("NodeNotFound", subject, message)

@@ -20,11 +20,24 @@ from kroute.model.plan import (
     VirtualServer,
     VirtualServerKey,
 )
+from kroute.planning.address_conflicts import conflict
 from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
-from kroute.planning.endpoints import LOCAL, Backends, Chosen, MergedSlices, choose, external_policy, merging
+from kroute.planning.endpoints import (
+    LOCAL,
+    Backends,
+    Chosen,
+    MergedSlices,
+    choose,
+    external_policy,
+    merging,
+    ready_on,
+    refusals,
+)
 from kroute.planning.frontends import Frontend, Frontends, frontends_of
 from kroute.planning.source_ranges import Ranges, source_ranges
+from kroute.planning.weights.facts import WeightFacts
+from kroute.planning.weights.rule import Weighing, problems_of, weighing_of
 from kroute.settings import Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
@@ -52,15 +65,16 @@ def plan_service(
     settings: Settings,
     held: Mapping[VirtualServerKey, ObjectKey] = NOTHING_HELD,
     frontends: Frontends | None = None,
+    facts: WeightFacts | None = None,
 ) -> ServicePlan:
     """Plan one Service for one node.
 
     `slices` are those of the Service. `held` names, for each address and port that another Service has, that Service.
-    `frontends` saves computing them again if the caller has them. Never fails: everything that cannot be done is a
-    Problem of the plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are
-    equal.
+    `frontends` saves computing them again if the caller has them. `facts` are what its real servers are weighed by.
+    Never fails: everything that cannot be done is a Problem of the plan, and the rest is planned. The parts of a plan
+    are sorted, so that plans of equal content are equal.
     """
-    return finish(planning(service, slices, node, settings, held, frontends))
+    return finish(planning(service, slices, node, settings, held, frontends, facts))
 
 
 def planning(
@@ -70,6 +84,7 @@ def planning(
     settings: Settings,
     held: Mapping[VirtualServerKey, ObjectKey],
     frontends: Frontends | None,
+    facts: WeightFacts | None = None,
 ) -> Steps[ServicePlan]:
     """As `plan_service`, in steps."""
     served, known_problems, more_problems = frontends or frontends_of(service, node, settings)
@@ -80,10 +95,12 @@ def planning(
     merged = {}
     for family in sorted({family_of(it.key.address) for it in served}):
         merged[family] = yield from merging(slices, family, settings.max_backends)
-    problems.extend(_endpoint_problems([text for each in merged.values() for text in each.refused]))
-    problems.extend(_conflict(it.key, held[it.key]) for it in served if it.key in held)
+    problems.extend(refusals(merged.values()))
+    weighing = weighing_of(node, facts, options.scheduler, options.weights, options.locality)
+    problems.extend(problems_of(weighing) if weighing is not None else ())
+    problems.extend(conflict(it.key, held[it.key]) for it in served if it.key in held)
     ranges = source_ranges(service, {family_of(it.key.address) for it in served if it.is_balanced}, problems)
-    answered = _Answered(service, merged, node, ranges, settings.max_backends)
+    answered = _Answered(service, merged, node, ranges, settings.max_backends, weighing)
 
     vips: set[str] = set()
     entries: set[SetEntry] = set()
@@ -107,7 +124,7 @@ def planning(
     if health_check is not None and not settings.protects(health_check.port):
         entries.update(_health_check_entries(health_check, node))
     if answered.left_out:
-        problems.put_first(_too_many_backends(answered, settings))
+        problems.put_first(_too_many_backends(answered, settings.max_backends))
 
     virtual_servers.sort(key=lambda server: server.key)
     return ServicePlan(
@@ -128,7 +145,13 @@ class _Answered:
     """
 
     def __init__(
-        self, service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts, ranges: Ranges, room: int
+        self,
+        service: Service,
+        merged: Mapping[Family, MergedSlices],
+        node: NodeFacts,
+        ranges: Ranges,
+        room: int,
+        weighing: Weighing | None,
     ) -> None:
         self.left_out = sum(each.left_out for each in merged.values())
         self._service = service
@@ -136,6 +159,7 @@ class _Answered:
         self._node = node
         self._ranges = ranges
         self._room = room
+        self._weighing = weighing
         self._known: dict[tuple[PortKey, Family, bool], _Reach] = {}
 
     def reach(self, frontend: Frontend) -> _Reach | None:
@@ -146,7 +170,7 @@ class _Answered:
         if reach is None:
             backends = self._merged[family].backends.get(frontend.port, {})
             reach_of = _reach_from_outside if frontend.is_external else _reach_inside
-            reach = self._known[question] = reach_of(self._service, backends, self._node)
+            reach = self._known[question] = reach_of(self._service, backends, self._node, self._weighing)
         count = len(reach.real_servers) + len(_networks(frontend, self._ranges) or ())
         if count > self._room:
             self.left_out += count
@@ -158,15 +182,15 @@ class _Answered:
         return tuple(sorted({family for (_, family, _), reach in self._known.items() if reach.lacks_local}))
 
 
-def _reach_inside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
+def _reach_inside(service: Service, backends: Backends, node: NodeFacts, weighing: Weighing | None) -> _Reach:
     """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
     is_local = service.spec.internal_traffic_policy == LOCAL
     chosen = choose(backends, node, only_local=is_local)
     lacks_local = is_local and not chosen and bool(choose(backends, node))
-    return _reach(chosen, node, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
+    return _reach(chosen, node, weighing, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
 
 
-def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -> _Reach:
+def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts, weighing: Weighing | None) -> _Reach:
     """Apply `externalTrafficPolicy`. Policy Local restricts outside clients; this node's clients may use any endpoint.
 
     A virtual server cannot tell the two kinds of clients apart. So when no endpoint is on this node, the virtual server
@@ -174,18 +198,19 @@ def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts) -
     without its black hole).
     """
     if external_policy(service) != LOCAL:
-        return _reach(choose(backends, node), node, AddressSet.EXTERNAL)
+        return _reach(choose(backends, node), node, weighing, AddressSet.EXTERNAL)
     local = choose(backends, node, only_local=True)
     if local:
-        return _reach(local, node, AddressSet.EXTERNAL_LOCAL)
-    return _reach(choose(backends, node), node, AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
+        return _reach(local, node, weighing, AddressSet.EXTERNAL_LOCAL)
+    return _reach(choose(backends, node), node, weighing, AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
 
 
-def _reach(chosen: Chosen, node: NodeFacts, *sets: AddressSet) -> _Reach:
+def _reach(chosen: Chosen, node: NodeFacts, weighing: Weighing | None, *sets: AddressSet) -> _Reach:
     if not chosen:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
     near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
-    return _Reach(tuple([server for server, _ in chosen]), near, sets)
+    servers = tuple([server for server, _ in chosen]) if weighing is None else weighing.weigh(chosen)
+    return _Reach(servers, near, sets)
 
 
 def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
@@ -216,22 +241,11 @@ def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
 
 
 def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
-    """The count of ready endpoints on this node, each once, whatever its ports. A pod with two families counts once."""
+    """Where load balancers ask for this node's endpoints; None if nowhere."""
     port = service.spec.health_check_node_port
     if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != LOCAL:
         return None
-    counts = [
-        len(
-            {
-                server.address
-                for backends in slices.backends.values()
-                for server, traits in backends.items()
-                if traits.node_name == node.name and traits.is_ready
-            }
-        )
-        for slices in merged.values()
-    ]
-    return HealthCheck(port, max(counts, default=0))
+    return HealthCheck(port, ready_on(node, merged.values()))
 
 
 def _health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEntry]:
@@ -251,6 +265,12 @@ def _options(service: Service, settings: Settings, problems: Problems) -> Option
     return options
 
 
+def weighing_for(service: Service, node: NodeFacts, settings: Settings, facts: WeightFacts | None) -> Weighing | None:
+    """How the Service's real servers are weighed; None: not at all."""
+    options = _options(service, settings, Problems())
+    return weighing_of(node, facts, options.scheduler, options.weights, options.locality)
+
+
 def _affinity_timeout(service: Service, problems: Problems) -> int:
     config = service.spec.session_affinity_config
     timeout = config.client_ip.timeout_seconds if config and config.client_ip else None
@@ -267,28 +287,7 @@ def _affinity_timeout(service: Service, problems: Problems) -> int:
     return timeout
 
 
-def _conflict(key: VirtualServerKey, holder: ObjectKey) -> Problem:
-    subject = f"address {key}"
-    message = f"{subject} is not served for this Service: Service {holder} has it. Change one of the two."
-    return Problem("AddressConflict", subject, message)
-
-
-def _endpoint_problems(refused: list[str]) -> list[Problem]:
-    """One Problem for all of a Service's invalid endpoints: there may be thousands, and each Problem is an Event."""
-    if not refused:
-        return []
-    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-    message = (
-        f"{refused[0]}{more} cannot be served. Allowed: unicast addresses of the slice's addressType, ports to 65535."
-    )
-    return [Problem("InvalidEndpoint", refused[0], message)]
-
-
-def _too_many_backends(answered: _Answered, settings: Settings) -> Problem:
-    most = settings.max_backends
+def _too_many_backends(answered: _Answered, most: int) -> Problem:
     subject = f"{answered.left_out} real servers and source ranges"
-    message = (
-        f"{subject} beyond the first {most} are not served, with the virtual servers that have them. "
-        "Split the Service, or raise --max-backends."
-    )
-    return Problem("TooManyBackends", subject, message)
+    beyond = f"beyond the first {most} are not served, with the virtual servers that have them"
+    return Problem("TooManyBackends", subject, f"{subject} {beyond}. Split the Service, or raise --max-backends.")

@@ -88,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True):
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
     Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
 
+    `pod_weights`: whether Pods with the label `kroute.io/weight` are watched.
+
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
     source ranges of all its virtual servers together.
 
@@ -134,6 +136,7 @@ class Settings(msgspec.Struct, frozen=True):
     pod_interface_name_prefix: str = ""
     snat_source: str = "masquerade"
     hairpin: bool = True
+    pod_weights: bool = False
     masquerade_exemptions: tuple[Exemption, ...] = ()
     masquerade_mark: int = 0x4000
     resync_period: float = 30.0

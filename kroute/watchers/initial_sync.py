@@ -1,10 +1,10 @@
 """The initial sync alone: read every object once, for commands that do not watch."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 
-from kroute.model.kinds import InitialSync
+from kroute.model.kinds import InitialSync, WatchedKind, watched
 from kroute.model.node_facts import NO_API, ApiFacts
 from kroute.model.objects import Applied, Change, Listed, Node
 from kroute.settings import Settings
@@ -26,10 +26,10 @@ async def initial_sync(settings: Settings) -> list[Change]:
     Raises:
         InitialSyncError: the source cannot be read.
     """
-    directory = settings.manifests
+    directory, kinds = settings.manifests, watched(settings)
     try:
         if directory is not None:
-            return await _from_manifests(directory)
+            return await _from_manifests(directory, kinds)
         return await _from_api(settings)
     except* (ConfigurationError, ApiError) as group:
         raise InitialSyncError(str(group.exceptions[0])) from None
@@ -53,15 +53,15 @@ async def node_object(settings: Settings) -> Node | None:
     return next((node for node in nodes if node.key.name == settings.node_name), None)
 
 
-async def _from_manifests(directory: Path) -> list[Change]:
+async def _from_manifests(directory: Path, kinds: Iterable[WatchedKind]) -> list[Change]:
     """Every object of the files. An agent goes on with what it read last; here nothing was read before."""
     watchers: list[ManifestWatcher] = []
 
     def follow(sink: Sink) -> Coroutine[None, None, None]:
-        watchers.append(ManifestWatcher(directory, sink))
+        watchers.append(ManifestWatcher(directory, sink, kinds))
         return watchers[0].run()
 
-    changes = await _collect(follow)
+    changes = await _collect(follow, kinds)
     for name, why in watchers[0].unreadable.items():
         raise ConfigurationError(f"{directory / name} cannot be read: {why}")
     return changes
@@ -73,13 +73,14 @@ async def _from_api(settings: Settings) -> list[Change]:
 
     async with await Api.open(settings) as api:
         await api.server_time()  # fails at once if there is no server; a reflector would wait for one
-        return await _collect(lambda sink: KubernetesWatcher(api, sink).run())
+        kinds = watched(settings)
+        return await _collect(lambda sink: KubernetesWatcher(api, sink, kinds=kinds).run(), kinds)
 
 
-async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> list[Change]:
+async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]], kinds: Iterable[WatchedKind]) -> list[Change]:
     """Follow until each kind has been listed."""
     changes: list[Change] = []
-    sync = InitialSync()
+    sync = InitialSync(kinds)
     complete = asyncio.Event()
 
     def take(some: Sequence[Change]) -> None:
@@ -96,8 +97,8 @@ async def _collect(follow: Callable[[Sink], Coroutine[None, None, None]]) -> lis
             async with asyncio.timeout(PATIENCE):
                 await complete.wait()
         except TimeoutError:
-            kinds = ", ".join(sync.missing)
-            raise ConfigurationError(f"no initial sync of {kinds} after {PATIENCE:.0f} s; see `kroute check`") from None
+            problem = f"no initial sync of {', '.join(sync.missing)} after {PATIENCE:.0f} s; see `kroute check`"
+            raise ConfigurationError(problem) from None
         finally:
             following.cancel()
     return changes

@@ -55,6 +55,13 @@ ENDPOINT_SLICES = ResourceType(
     zero={"addressType": "", "endpoints": None, "ports": None},
 )
 NODES = ResourceType("Node", "nodes", "v1", namespaced=False, zero={"spec": {}, "status": {}})
+PODS = ResourceType(
+    "Pod",
+    "pods",
+    "v1",
+    fields=frozenset({"spec.nodeName", "spec.restartPolicy", "status.phase"}),
+    zero={"spec": {"containers": None}, "status": {}},
+)
 LEASES = ResourceType(
     "Lease",
     "leases",
@@ -66,7 +73,6 @@ LEASES = ResourceType(
 )
 EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None}, core_inside=True)
 
-PODS = ResourceType("Pod", "pods", "v1", fields=frozenset({"spec.nodeName"}), zero={"spec": {}, "status": {}})
 CONFIG_MAPS = ResourceType("ConfigMap", "configmaps", "v1")
 
 TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from aiohttp import web
 from multidict import CIMultiDict
 
-from tests.apiserver import kubeconfig, options, pods, status, writes
+from tests.apiserver import kubeconfig, metadata_only, options, pods, status, writes
 from tests.apiserver.access import ANONYMOUS, REVIEWS, USER, Access
 from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
 from tests.apiserver.encoding import EventEncoder, encode, nested
@@ -253,7 +253,7 @@ class ApiServer:
         if where == "watch":
             return await self._send_watch(request, target, selection, fault)
         items = list_objects(self.store, target, request.query, selection, watch_cache=self.features.watch_cache)
-        return await send_body(request, encode(items), fault)
+        return await send_body(request, encode(metadata_only.answer(request.headers, items)), fault)
 
     def _get(self, target: Target) -> Object:
         try:
@@ -269,6 +269,7 @@ class ApiServer:
     async def _send_watch(
         self, request: web.Request, target: Target, selection: Selection, fault: Fault | None
     ) -> web.StreamResponse:
+        line = metadata_only.line_of(request.headers, self._encoder.encode)
         watch = Watch(self.store, target, request.query, selection, self._second)
         writer = LineWriter(request, fault)
         self._watches[watch] = request
@@ -276,7 +277,7 @@ class ApiServer:
             if await writer.start():
                 async with aclosing(watch.events()) as events:
                     async for some in events:
-                        if not await writer.write([self._encoder.encode(event) for event in some]):
+                        if not await writer.write([line(event) for event in some]):
                             break
         except ConnectionResetError:
             pass  # the client hung up

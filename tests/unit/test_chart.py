@@ -79,7 +79,12 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("iptables", {"iptables": True}), ("modules-of-the-host", {"loadModules": False})]
+    ("name", "values"),
+    [
+        ("iptables", {"iptables": True}),
+        ("modules-of-the-host", {"loadModules": False}),
+        ("pod-weights", {"settings": {"pod-weights": True}}),
+    ],
 )
 def test_a_component_of_kustomize_is_a_value(name: str, values: dict[str, Any], tmp_path: Path) -> None:
     assert comparable(render_chart(values)) == comparable(with_component(name, tmp_path))

@@ -13,10 +13,11 @@ from kroute import __version__
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
-from kroute.model.kinds import WATCHED, WatchedKind
+from kroute.model.kinds import WATCHED, WatchedKind, watched
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
 from kroute.watchers.kubernetes import access
+from tests.builders import settings
 from tests.lab.manifests import (
     DEPLOY,
     KUSTOMIZE,
@@ -70,6 +71,11 @@ class TestRights:
     def test_of_an_agent(self) -> None:
         needed = {(it.group, it.resource, it.verb) for it in [*access.needed(WATCHED), access.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
+
+    def test_of_an_agent_that_weighs_pods(self, tmp_path: Path) -> None:
+        kinds = watched(settings(pod_weights=True))
+        needed = {(it.group, it.resource, it.verb) for it in [*access.needed(kinds), access.SERVICE_CIDRS]}
+        assert granted(the("ClusterRole", with_component("pod-weights", tmp_path))) == needed
 
     def test_of_a_director(self) -> None:
         kinds: tuple[WatchedKind, ...] = watch.watched("app=web")

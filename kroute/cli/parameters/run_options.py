@@ -165,6 +165,12 @@ OPTIONS = (
         show_default=True,
         help="Whether a pod that reaches itself through a Service is masqueraded, so that it gets an answer.",
     ),
+    option(
+        "--pod-weights",
+        is_flag=True,
+        default=DEFAULTS.pod_weights,
+        help="Weigh pods by their label kroute.io/weight; the pods that have it are watched.",
+    ),
     list_option(
         "--masquerade-exempt",
         "masquerade_exemptions",

@@ -1,9 +1,7 @@
 """The weights of real servers."""
 
 from kroute.model.plan import SLOW_START_STEPS, RealServer
-
-MAX_WEIGHT = 65535
-"""The greatest weight that IPVS accepts."""
+from kroute.planning.weights.text import MAX_WEIGHT
 
 
 def in_steps(real_servers: tuple[RealServer, ...]) -> tuple[RealServer, ...]:

@@ -44,6 +44,13 @@ LONGEST_REFUSAL = 1 << 20
 
 _CONTENT_TYPE = {"PATCH": {"Content-Type": "application/merge-patch+json"}}
 
+_METADATA_LIST, _METADATA = (
+    f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
+    for kind in ("PartialObjectMetadataList", "PartialObjectMetadata")
+)
+"""What to accept instead of whole objects, in lists and in watches (Kubernetes 1.15). A server that has no metadata
+alone answers with whole objects, of which the same is read."""
+
 _FAILURES = (aiohttp.ClientError, OSError, MemoryError, RuntimeError)
 """Errors with which a request ends. RuntimeError: there is no thread in which to resolve the server's name."""
 
@@ -95,13 +102,13 @@ class Api:
     def server(self) -> str:
         return str(self._credentials.configuration.host)
 
-    async def get(self, path: str, params: Parameters | None = None) -> bytes:
-        """The body of an answer, decompressed.
+    async def get(self, path: str, params: Parameters | None = None, *, only_metadata: bool = False) -> bytes:
+        """The body of an answer, decompressed. `only_metadata`: a list whose objects are their metadata alone.
 
         Raises:
             ApiError: the server answered with an error, or (`UnreachableError`) did not answer completely.
         """
-        return await self._exchange("GET", path, params or {})
+        return await self._exchange("GET", path, params or {}, accept=_METADATA_LIST if only_metadata else None)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """POST an object into the collection at `path`. Raises as `get` does."""
@@ -131,12 +138,15 @@ class Api:
         """PUT the object at `path`, if it still has the resourceVersion of `body`. Returns it. Raises as `get` does."""
         return await self._exchange("PUT", path, {}, body=body)
 
-    async def stream(self, path: str, params: Parameters) -> AsyncGenerator[Sequence[bytes], None]:
-        """The lines of an answer, of any length, in batches as they arrive.
+    async def stream(
+        self, path: str, params: Parameters, *, only_metadata: bool = False
+    ) -> AsyncGenerator[Sequence[bytes], None]:
+        """The lines of an answer, of any length, in batches as they arrive. `only_metadata` as at `get`.
 
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
         """
-        response = await self._request("GET", path, params, read_timeout=None)
+        accept = _METADATA if only_metadata else None
+        response = await self._request("GET", path, params, read_timeout=None, accept=accept)
         try:
             buffer = LineBuffer()
             async for piece in response.content.iter_any():
@@ -156,8 +166,9 @@ class Api:
         params: Parameters,
         *,
         body: Mapping[str, Any] | None = None,
+        accept: str | None = None,
     ) -> bytes:
-        response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body)
+        response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body, accept=accept)
         try:
             async with response:
                 return await _read(response, LONGEST_ANSWER)
@@ -172,6 +183,7 @@ class Api:
         *,
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
+        accept: str | None = None,
     ) -> aiohttp.ClientResponse:
         """Send a request. Returns when the headers of an answer without error have arrived."""
         try:
@@ -185,7 +197,7 @@ class Api:
                         method,
                         self.server + path,
                         query_params=params,
-                        headers=headers | _CONTENT_TYPE.get(method, {}),
+                        headers=headers | _CONTENT_TYPE.get(method, {}) | ({"Accept": accept} if accept else {}),
                         body=body,
                         _preload_content=False,
                         _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),

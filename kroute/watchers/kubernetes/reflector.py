@@ -66,6 +66,7 @@ class Reflector:
         self._page_size = PAGE_SIZE
         self._resource_version: str | None = None
         self._queries = Queries(kind)
+        self._extent: dict[str, bool] = {"only_metadata": True} if kind.only_metadata else {}
         self._streaming_offered = True
         self._streaming_denied = False
         self._paging_honoured = False
@@ -172,7 +173,7 @@ class Reflector:
     async def _list_page(self, params: Mapping[str, str], listing: Listing) -> ListMeta:
         """Read one page. Its objects are parts of its bytes; these are freed before the next page is requested."""
         self.statistics.lists += 1
-        body = await self._requests.get(self._kind.path, params)
+        body = await self._requests.get(self._kind.path, params, **self._extent)
         try:
             page = await read_page(body)
         except msgspec.DecodeError as error:
@@ -201,7 +202,7 @@ class Reflector:
         self.statistics.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
-        stream = self._requests.stream(self._kind.path, query)
+        stream = self._requests.stream(self._kind.path, query, **self._extent)
         try:
             async with aclosing(stream):
                 while lines := await self._next(stream, listing):

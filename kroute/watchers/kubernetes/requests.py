@@ -29,9 +29,9 @@ class Requests(Protocol):
     def presence(self) -> ServerPresence:
         """What all requests have found out about the server."""
 
-    async def get(self, path: str, params: Mapping[str, str]) -> bytes: ...
+    async def get(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> bytes: ...
 
-    def stream(self, path: str, params: Mapping[str, str]) -> LineStream:
+    def stream(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> LineStream:
         """The lines of an answer, as they arrive."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from kroute.backoff import exhaustion
-from kroute.model.kinds import WATCHED, WatchedKind
+from kroute.model.kinds import PODS, WATCHED, WatchedKind
 from kroute.model.objects import KubernetesObject, ObjectKey
 from kroute.settings.wording import in_words
 from kroute.watchers.json_text import decoded
@@ -22,7 +22,7 @@ LONGEST_NAME = 253
 """Characters of a name or namespace, as in the API."""
 LISTS_WITHIN_EACH_OTHER = 8
 
-_KINDS = {kind.name: kind for kind in WATCHED}
+_KINDS = {kind.name: kind for kind in (*WATCHED, PODS)}
 
 
 class ObjectId(NamedTuple):

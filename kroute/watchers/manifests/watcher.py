@@ -12,7 +12,7 @@ import structlog
 
 from kroute.backoff import patiently
 from kroute.kernel.inotify import DirectoryChanges
-from kroute.model.kinds import WATCHED
+from kroute.model.kinds import WATCHED, WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed
 from kroute.watchers.kubernetes.errors import ConfigurationError
 from kroute.watchers.manifests.file import (
@@ -39,10 +39,10 @@ VANISHED_FOR = 0.5
 class ManifestWatcher:
     """Passes on the objects of a directory's files, and every change of them."""
 
-    def __init__(self, directory: Path, sink: Sink) -> None:
+    def __init__(self, directory: Path, sink: Sink, kinds: Iterable[WatchedKind] = WATCHED) -> None:
         self._directory = directory
         self._sink = sink
-        self._selects = {kind.type: kind.selects for kind in WATCHED}
+        self._selects = {kind.type: kind.selects for kind in kinds}
         self._files: dict[str, Objects] = {}
         self._vanished: set[str] = set()
         self._complaints: dict[str, list[str]] = {}
@@ -163,7 +163,8 @@ class ManifestWatcher:
         """The change to pass on for an object, if any. If several files contain it, the last one by name counts."""
         holders = self._holders.get(object_id)
         item = self._files[max(holders)][object_id] if holders else None
-        if item is not None and not self._selects[object_id.kind](item):
+        selects = self._selects.get(object_id.kind)
+        if item is not None and (selects is None or not selects(item)):
             item = None
         if item == self._passed_on.get(object_id):
             return []

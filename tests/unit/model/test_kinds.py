@@ -2,14 +2,20 @@
 
 from typing import get_args
 
-from kroute.model.kinds import WATCHED, InitialSync
+from kroute.model.kinds import PODS, WATCHED, InitialSync, watched
 from kroute.model.objects import EndpointSlice, KubernetesObject, Node, Service
+from tests.builders import settings
 
 
 def test_every_kind_of_object_has_one_row() -> None:
-    types = [kind.type for kind in WATCHED]
+    types = [kind.type for kind in (*WATCHED, PODS)]
     assert set(types) == set(get_args(KubernetesObject))
     assert len(types) == len(set(types))
+
+
+def test_pods_are_watched_only_where_they_are_asked_for() -> None:
+    assert watched(settings()) == WATCHED
+    assert watched(settings(pod_weights=True)) == (*WATCHED, PODS)
 
 
 def test_the_core_group_has_a_path_of_its_own() -> None:

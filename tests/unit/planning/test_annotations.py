@@ -4,7 +4,7 @@ import pytest
 
 from kroute.model.plan import Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
-from kroute.schedulers import OBEY_WEIGHTS, SCHEDULERS
+from kroute.schedulers import IN_STEPS, SCHEDULERS
 
 DEFAULTS = Options("rr")
 
@@ -229,13 +229,13 @@ def test_a_bad_slow_start_is_none(value: str) -> None:
     assert "Allowed: 0 (at once), or 1s to 1h" in problem.message
 
 
-@pytest.mark.parametrize("scheduler", sorted(set(SCHEDULERS) - set(OBEY_WEIGHTS)))
+@pytest.mark.parametrize("scheduler", sorted(set(SCHEDULERS) - set(IN_STEPS)))
 def test_a_slow_start_needs_a_scheduler_that_shares_by_weights(scheduler: str) -> None:
     annotations = {"kroute.io/service.scheduler": scheduler, "kroute.io/slow-start": "30s"}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
     assert options.slow_start == 0
-    assert f"the scheduler {scheduler} does not share by weights" in problem.message
-    assert "wrr, wlc, sed" in problem.message
+    assert f"with the scheduler {scheduler} a share cannot climb" in problem.message
+    assert "wrr, wlc, sed, nq, mh, twos" in problem.message
 
 
 def test_with_a_slow_start_weights_are_multiplied_so_that_there_are_steps() -> None:

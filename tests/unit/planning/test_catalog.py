@@ -405,7 +405,8 @@ def test_nothing_is_kept_of_objects_that_went() -> None:
     catalog = listed(service(), piece, node(("InternalIP", NODE_IPV4), ("InternalIP", NODE_IPV6), name=NODE))
     delete(catalog, piece)
     delete(catalog, service())
-    kept = (catalog._services, catalog._slices, catalog._service_of_slice, catalog._plans, catalog._marked)
+    slices = catalog._slices
+    kept = (catalog._services, slices._slices, slices._service_of, catalog._plans, catalog._marked)
     assert [list(it) for it in kept] == [[], [], [], [], []]
     assert (catalog._claims._claimants, catalog._claims._claims) == ({}, {})
     owners = catalog._owners

@@ -91,7 +91,7 @@ def test_endpoints_that_differ_by_their_address_alone_share_the_rest() -> None:
 
 def test_real_servers_of_plans_are_those_of_the_slices() -> None:
     catalog = listed(service(ports=[port(80), port(81)]), endpoint_slice("web-1", "10.244.1.5"))
-    [kept] = catalog._slices[service().key]
+    [kept] = catalog._slices.of(service().key)
     [port_of_slice] = kept.ports
     plan = catalog._plans[service().key]
     assert all(server.real_servers[0] is port_of_slice.real_servers[0] for server in plan.virtual_servers)

@@ -1,0 +1,76 @@
+"""What is known of the cluster that real servers are weighed by."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kroute.model.objects import ZONE_LABEL, Node
+from kroute.model.plan import RealServer
+from kroute.planning.weights.text import weight_of
+
+
+class NodeTraits(NamedTuple):
+    """What of a Node counts for weights. One that is `ready` has clients."""
+
+    weight: int = 1
+    zone: str | None = None
+    is_ready: bool = False
+
+
+UNKNOWN = NodeTraits()
+
+
+def traits_of(node: Node) -> NodeTraits:
+    """What of this Node counts."""
+    zone = (node.metadata.labels or {}).get(ZONE_LABEL) or None
+    ready = any(it.type == "Ready" and it.status == "True" for it in node.status.conditions or ())
+    return NodeTraits(weight_of(node.metadata).weight, zone, ready)
+
+
+class Nodes:
+    """The Nodes of the cluster, and how many of each zone are ready. One that is not known weighs 1."""
+
+    def __init__(self, nodes: Mapping[str, NodeTraits] | None = None) -> None:
+        self._nodes: dict[str, NodeTraits] = {}
+        self._ready: Counter[str | None] = Counter()
+        self._weighty: set[str] = set()
+        for name, traits in (nodes or {}).items():
+            self.put(name, traits)
+
+    @property
+    def have_weights(self) -> bool:
+        """Whether any Node weighs something else than 1."""
+        return bool(self._weighty)
+
+    @property
+    def ready(self) -> Mapping[str | None, int]:
+        """How many ready Nodes each zone has; None: those without a zone."""
+        return self._ready
+
+    def of(self, name: str | None) -> NodeTraits:
+        return self._nodes.get(name, UNKNOWN) if name is not None else UNKNOWN
+
+    def put(self, name: str, traits: NodeTraits | None) -> NodeTraits:
+        """Replace what is known of a Node; None: it is gone. Returns what was known before."""
+        before = self._nodes.pop(name, UNKNOWN)
+        self._weighty.discard(name)
+        if before.is_ready:
+            self._ready[before.zone] -= 1
+        if traits is not None:
+            self._nodes[name] = traits
+            self._ready[traits.zone] += traits.is_ready
+            if traits.weight != 1:
+                self._weighty.add(name)
+        return before
+
+
+class WeightFacts(NamedTuple):
+    """What is known for one Service: the Nodes, and the weights of its Pods, by the real server that each of them is.
+
+    `refused` are the texts of its Pods that are no weights.
+    """
+
+    nodes: Nodes
+    pods: Mapping[RealServer, int] = MappingProxyType({})
+    refused: Sequence[str] = ()

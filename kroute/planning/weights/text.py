@@ -1,0 +1,140 @@
+"""Read weights and localities as people write them. Nothing here fails: what is wrong becomes a complaint."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from kroute.model.objects import WEIGHT, ObjectMeta
+from kroute.model.plan import quoted, shortened
+
+MAX_WEIGHT = 65535
+"""The greatest weight that IPVS accepts."""
+
+MOST_WEIGHTS = 1000
+"""Zones and nodes that one annotation may weigh; those beyond are not read."""
+
+LONGEST_NAME = 253
+"""Characters of a Node's name, as in the API. A zone's name is a label's value and has 63 at most."""
+
+LONGEST_REMEMBERED = 512
+"""Characters of an annotation whose meaning is remembered: some 20 zones."""
+
+FULL = 100
+
+T = TypeVar("T")
+
+Read = tuple[T, str | None]
+"""What could be read, and what is wrong with the text (None: nothing)."""
+
+
+class ServiceWeights(msgspec.Struct, frozen=True):
+    """What a Service says of zones and nodes; those that it does not name weigh 1."""
+
+    zones: dict[str, int]
+    nodes: dict[str, int]
+
+
+class Locality(NamedTuple):
+    """Which servers come first: those on the same node and then in the same zone, or in the zone only.
+
+    `spill` is how much of their capacity clients near them may use, in percent.
+    """
+
+    near: Literal["node", "zone"]
+    spill: int = FULL
+
+    def __str__(self) -> str:
+        return f"prefer-{self.near}, spill {self.spill}%"
+
+
+class Weighed(NamedTuple):
+    """The weight of a Node or a Pod; `refused` is the text that is none, with the place where it stands."""
+
+    weight: int = 1
+    refused: str = ""
+
+
+def read_weight(text: str) -> int | None:
+    """A number from 0 to 65,535, else None."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else MAX_WEIGHT + 1
+    return number if number <= MAX_WEIGHT else None
+
+
+def weight_of(metadata: ObjectMeta) -> Weighed:
+    """The weight of a Node or a Pod: its annotation `kroute.io/weight`, else its label; without either 1.
+
+    The first that exists counts, even if it is invalid. Then the weight is 1.
+    """
+    for place, texts in (("annotation", metadata.annotations), ("label", metadata.labels)):
+        if texts is not None and WEIGHT in texts:
+            text = texts[WEIGHT].strip()
+            weight = read_weight(text)
+            return Weighed(weight) if weight is not None else Weighed(1, f"{place} {WEIGHT}={shortened(text)}")
+    return _PLAIN
+
+
+_PLAIN = Weighed()
+
+
+def read_weights(text: str) -> Read[ServiceWeights | None]:
+    """Read `zone/NAME=WEIGHT,node/NAME=WEIGHT`. A part that is wrong is left out, and the others count."""
+    return _remembered(_parse_weights, text)
+
+
+def read_locality(text: str) -> Read[Locality | None]:
+    """Read `prefer-node` or `prefer-zone`, and `spill PERCENT%` behind a comma."""
+    return _remembered(_parse_locality, text)
+
+
+def _remembered(parse: Callable[[str], Read[T]], text: str) -> Read[T]:
+    """A Service is read several times for each plan. A text of any length may be read, but only short ones are kept."""
+    return _parse_once(parse, text) if len(text) <= LONGEST_REMEMBERED else parse(text)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1 << 10)
+def _parse_once(parse: Callable[[str], object], text: str) -> object:
+    return parse(text)
+
+
+def _parse_weights(text: str) -> Read[ServiceWeights | None]:
+    parts = text.split(",", MOST_WEIGHTS)
+    read: dict[str, dict[str, int]] = {"zone": {}, "node": {}}
+    refused = [f"there are more than {MOST_WEIGHTS:,} weights"] if len(parts) > MOST_WEIGHTS else []
+    refused += filter(None, (_take(part.strip(), read) for part in parts[:MOST_WEIGHTS]))
+    found = ServiceWeights(read["zone"], read["node"]) if read["zone"] or read["node"] else None
+    if not refused:
+        return found, None
+    why = ", ".join(refused[:3])
+    return found, f"{'is obeyed only in part' if found else 'changes no weight'}: {why}"
+
+
+def _take(part: str, read: dict[str, dict[str, int]]) -> str | None:
+    """Put one part into its place. Returns why it cannot be."""
+    what, _, number = part.rpartition("=")
+    kind, _, name = what.strip().partition("/")
+    weight = read_weight(number.strip())
+    if kind not in read or not 1 <= len(name) <= LONGEST_NAME:
+        return f"{quoted(part)} names neither a zone nor a node"
+    if weight is None:
+        return f"{quoted(part)} has no weight from 0 to {MAX_WEIGHT}"
+    if name in read[kind]:
+        return f"{kind} {quoted(name)} is there twice, and the first counts"
+    read[kind][name] = weight
+    return None
+
+
+_NEAR: dict[str, Locality] = {"prefer-node": Locality("node"), "prefer-zone": Locality("zone")}
+
+
+def _parse_locality(text: str) -> Read[Locality | None]:
+    first, comma, rest = text.partition(",")
+    locality = _NEAR.get(first.strip())
+    if locality is None:
+        return None, "is not a locality; all servers count alike"
+    words = rest.split(None, 2)
+    spill = read_weight(words[1].removesuffix("%")) if len(words) == 2 and words[0] == "spill" else None
+    if not comma or (spill is not None and 1 <= spill <= FULL and words[1].endswith("%")):
+        return (locality._replace(spill=spill) if spill is not None else locality), None
+    return locality, f"is obeyed only in part: {quoted(rest.strip())} is not a spill, and {FULL}% holds"

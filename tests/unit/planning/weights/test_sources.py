@@ -1,0 +1,133 @@
+"""A weight that changes plans those Services again that it concerns, and no other."""
+
+from pathlib import Path
+
+import pytest
+
+from kroute.kernel.ipvs.client import SetRealServer
+from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, Pod
+from kroute.model.plan import NodePlan
+from kroute.planning.catalog import Catalog
+from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
+from tests.unit.fake_node import FakeNode, new_kernel
+
+SERVICES = 50
+
+
+def cluster(*more: KubernetesObject, pod_weights: bool = True) -> Catalog:
+    """Services s0 to s49 on wrr with one pod each, on node0 to node4 in turn."""
+    made = Catalog(settings(scheduler="wrr", pod_weights=pod_weights), facts())
+    for number in range(SERVICES):
+        made.take([Applied(service(f"s{number}", f"10.96.1.{number}"))])
+        one = endpoint(f"10.244.1.{number}", on=f"node{number % 5}", pod=f"p{number}", uid=f"u{number}")
+        made.take([Applied(endpoint_slice(f"s{number}-1", one, of=f"s{number}"))])
+    made.take([Applied(it) for it in more])
+    made.take(LISTED_WITH_PODS)
+    made.commit()
+    return made
+
+
+def planned(made: Catalog, *items: KubernetesObject) -> list[str]:
+    """The names of the Services that are planned again after these changes."""
+    made.take([Applied(it) for it in items])
+    asked: list[str] = []
+    planning = made._planning
+    made._planning = lambda key, frontends: (asked.append(key.name), planning(key, frontends))[1]  # type: ignore[method-assign, func-returns-value]
+    made.commit()
+    made._planning = planning  # type: ignore[method-assign]
+    return sorted(asked)
+
+
+def on_node(number: int) -> list[str]:
+    return sorted(f"s{service}" for service in range(number, SERVICES, 5))
+
+
+def test_a_nodes_weight_concerns_the_services_on_it() -> None:
+    made = cluster()
+    assert planned(made, node(name="node2", labels={WEIGHT: "3"})) == on_node(2)
+    assert planned(made, node(name="node2", labels={WEIGHT: "3"})) == [], "a heartbeat"
+    assert planned(made, node(name="node2", labels={WEIGHT: "3", ZONE_LABEL: "a"}, ready=True)) == []
+    assert planned(made, node(name="node2")) == on_node(2)
+
+
+def test_a_zone_concerns_those_that_ask_for_zones_and_readiness_those_with_locality() -> None:
+    by_zone = service("s7", "10.96.1.7", annotations={"kroute.io/weights": "zone/a=2"})
+    local = service("s8", "10.96.1.8", annotations={"kroute.io/locality": "prefer-zone"})
+    made = cluster(by_zone, local)
+    assert planned(made, node(name="node4", labels={ZONE_LABEL: "a"}, ready=True)) == ["s7", "s8"]
+    assert planned(made, node(name="node4", labels={ZONE_LABEL: "a"}, ready=False)) == ["s8"]
+    assert planned(made, service("s7", "10.96.1.7"), service("s8", "10.96.1.8")) == ["s7", "s8"]
+    assert planned(made, node(name="node4")) == []
+
+
+def test_a_pods_weight_concerns_the_services_that_name_it() -> None:
+    made = cluster()
+    assert planned(made, pod("p3", "5", uid="u3")) == ["s3"]
+    assert planned(made, pod("p3", "5", uid="u3")) == []
+    assert planned(made, pod("p999", "5")) == []
+    made.take([Deleted(Pod, pod("p3", "5").key)])
+    assert planned(made) == ["s3"]
+
+
+def test_without_the_setting_nothing_is_kept_of_pods() -> None:
+    made = cluster(pod_weights=False)
+    assert planned(made, pod("p3", "5")) == []
+    assert all(not piece.pods for slices in made._slices.by_service.values() for piece in slices)
+
+
+def test_nothing_is_kept_of_what_went() -> None:
+    made = cluster(service("s7", "10.96.1.7", annotations={"kroute.io/weights": "zone/a=2"}), pod("p3", "5"))
+    for number in range(SERVICES):
+        made.take([Deleted(type(service()), service(f"s{number}").key)])
+        made.take([Deleted(type(endpoint_slice()), endpoint_slice(f"s{number}-1").key)])
+    made.take([Deleted(Pod, pod("p3", "5").key), Applied(node(name="n", labels={WEIGHT: "2"}, ready=True))])
+    made.take([Deleted(type(node()), node(name="n").key)])
+    made.commit()
+    weights = made._weights
+    assert (weights._asking, weights._pods, weights._services_of, weights._pods_of) == ({}, {}, {}, {})
+    assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes._ready) == ({}, False, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "scheduler", "message"),
+    [
+        ("3", "wrr", None),
+        ("1", "rr", None),
+        ("0", "rr", None),
+        (
+            "heavy",
+            "wrr",
+            "label kroute.io/weight=heavy: no weight; the real servers of Node node1 weigh 1. Allowed: 0 to 65535.",
+        ),
+        (
+            "3",
+            "rr",
+            (
+                "weight 3 of Node node1 has no effect on Services with the scheduler rr, which is --scheduler's. "
+                "Take one that divides connections by weight: wrr, wlc, sed, nq, mh, sh, twos."
+            ),
+        ),
+    ],
+)
+def test_a_nodes_own_agent_says_what_is_wrong_with_its_weight(text: str, scheduler: str, message: str | None) -> None:
+    made = Catalog(settings(scheduler=scheduler), facts())
+    made.take([Applied(node(name=NODE)), *LISTED_WITH_PODS])
+    made.commit()
+    made.take([Applied(node(name=NODE, labels={WEIGHT: text})), Applied(node(name="other", labels={WEIGHT: "?"}))])
+    plans = made.commit()
+    found = [problem.message for plan in plans if isinstance(plan, NodePlan) for problem in plan.problems]
+    assert found == ([message] if message else [])
+
+
+async def test_a_changed_weight_is_one_message_to_the_kernel(tmp_path: Path) -> None:
+    made = Catalog(settings(scheduler="wrr", pod_weights=True), facts())
+    pods = [endpoint(f"10.244.1.{number}", on="node2", pod=f"p{number}") for number in range(1, 101)]
+    made.take([Applied(service("web")), Applied(endpoint_slice("web-1", *pods)), *LISTED_WITH_PODS])
+    here = await FakeNode(tmp_path, new_kernel()).start(*made.commit())
+    for weight in (7, 0, 7):
+        here.kernel.writes.clear()
+        made.take([Applied(pod("p50", str(weight)))])
+        await here.apply(*made.commit())
+        [change] = here.kernel.writes
+        assert isinstance(change, SetRealServer)
+        assert (change.real_server, change.weight) == (("10.244.1.50", 8080), weight)
