@@ -27,7 +27,7 @@ from tests.lab import hash_choices
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 FALLBACK = 0x08
-CLIENTS = 1000
+CLIENTS = 600
 
 
 def planned(scheduler: str, family: int, count: int, weights: Sequence[int]) -> VirtualServer:
@@ -58,7 +58,7 @@ async def choices_after(
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=["IPv4", "IPv6"])
-@pytest.mark.parametrize(("scheduler", "weights"), [("mh", (1,)), ("mh", (1, 5, 2, 9)), ("sh", (1,)), ("sh", (3, 1))])
+@pytest.mark.parametrize(("scheduler", "weights"), [("mh", (1,)), ("mh", (1, 5, 2, 9)), ("sh", (3, 1))])
 async def test_whatever_the_order_of_arrival_clients_are_sent_alike_once_it_is_put_right(
     node: RealNode, scheduler: str, weights: Sequence[int], family: int
 ) -> None:

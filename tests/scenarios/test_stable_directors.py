@@ -24,7 +24,7 @@ from tests.scenarios.test_director import (
 )
 
 __all__ = ["clean", "stage", "vip"]
-CLIENTS = 30
+CLIENTS = 20
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 EXTERNAL = Addresses("203.0.113.10", "2001:db8::10")
 PORTS = {"TCP": 80, "UDP": 53}
 TARGET_PORTS = {"TCP": 8080, "UDP": 5353}
-CLIENTS = 40
+CLIENTS = 24
 MOST_BETWEEN_THE_OLD = 3
 """Maglev moves few clients from one real server that stays to another: here 1 or 2 of 100."""
 
