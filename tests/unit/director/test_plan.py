@@ -367,3 +367,26 @@ def test_nothing_is_planned_before_everything_has_been_listed() -> None:
     made = DirectorCatalog(SETTINGS, MACHINE)
     made.take([Applied(service()), Applied(node(1)), Listed(Service), Listed(Node)])
     assert made.commit() == []
+
+
+class TestWeights:
+    """Nodes are weighed as real servers of a node are, but for locality."""
+
+    @staticmethod
+    def weights(annotations: dict[str, str], *nodes: Node) -> tuple[list[int], list[str]]:
+        catalog = DirectorCatalog(SETTINGS, MACHINE)
+        catalog.take([Applied(service(annotations)), *map(Applied, nodes)])
+        catalog.take([Listed(Service), Listed(EndpointSlice), Listed(Node)])
+        [plan] = catalog.commit()
+        return [it.weight for it in plan.virtual_servers[0].real_servers], [it.subject for it in plan.problems]
+
+    def test_of_the_node_and_of_the_service_multiply(self) -> None:
+        labels = {"kroute.io/weight": "4", "topology.kubernetes.io/zone": "a"}
+        weights, problems = self.weights(
+            {"kroute.io/weights": "zone/a=3,node/n2=0"}, *(node(1, labels=labels), node(2), node(3))
+        )
+        assert (weights, problems) == ([12, 0, 1], [])
+
+    def test_a_director_is_near_no_node(self) -> None:
+        weights, problems = self.weights({"kroute.io/locality": "prefer-node"}, node(1), node(2))
+        assert (weights, problems) == ([1, 1], ["annotation kroute.io/locality"])
