@@ -39,6 +39,8 @@ def condition_of(desired: VirtualServer, applied: VirtualServerState | None) -> 
     return Condition.MISSING if applied is None else Condition.SERVING
 
 
+WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
+"""The conditions of virtual servers. A Service has the worst of its own."""
 TAKES_CONNECTIONS = frozenset({Condition.SERVING, Condition.CLIMBING})
 """The conditions of a real server that gets new connections."""
 
@@ -180,8 +182,7 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
     wanted = desired if desired is not None and not is_nothing(desired) else None
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
-    weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
-    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(weights, applied.real_servers, wanted)]
+    found = [*_differing_options(key, wanted, applied), *_differing_real_servers(wanted, applied.real_servers)]
     if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
         found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     if not found and wanted is None:
@@ -218,10 +219,9 @@ def _differing_options(key: VirtualServerKey, wanted: VirtualServer | None, appl
 
 
 def _differing_real_servers(
-    weights: Mapping[RealServerKey, int],
-    applied: Mapping[RealServerKey, RealServerState],
-    wanted: VirtualServer | None,
+    wanted: VirtualServer | None, applied: Mapping[RealServerKey, RealServerState]
 ) -> list[str]:
+    weights = {(it.address, it.port): it.weight for it in wanted.real_servers} if wanted else {}
     found = [f"real server {address}:{port} is missing" for address, port in sorted(weights.keys() - applied.keys())]
     found += [
         f"real server {address}:{port} has weight {applied[address, port].weight}, not {weight}"

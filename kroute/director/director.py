@@ -215,13 +215,9 @@ class Director:
         log.info("kroute.ready", services=len(self._broadcaster.services))
 
     async def _shown(self, _about: str) -> bytes:
-        async with Ipvs() as ipvs:
-            table = await ipvs.read()
-        return encode(snapshot.of_agent(self._broadcaster.services.values(), table))
+        return encode(snapshot.of_agent(self._broadcaster.services.values(), await _kernel_table()))
 
     async def _answer_status(self, _about: str) -> bytes:
-        async with Ipvs() as ipvs:
-            table = await ipvs.read()
         parts = DirectorParts(
             node=self._settings.common.node_name,
             started=self._started,
@@ -234,7 +230,13 @@ class Director:
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
             is_away=self._is_away() or self._election.has_missed,
         )
-        return encode(director_status(parts, table))
+        return encode(director_status(parts, await _kernel_table()))
+
+
+async def _kernel_table() -> snapshot.KernelTable:
+    """What IPVS has now, by a socket of its own: an answer does not wait for the controller's writes."""
+    async with Ipvs() as ipvs:
+        return await ipvs.read()
 
 
 async def serve(settings: DirectorSettings) -> int:

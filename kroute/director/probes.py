@@ -9,6 +9,7 @@ import structlog
 from kroute.backoff import exhaustion
 from kroute.director.plan import Probe, ProbeKind
 from kroute.director.settings import ProbeSettings
+from kroute.model.addresses import host_port
 
 log = structlog.get_logger(__name__)
 
@@ -132,8 +133,8 @@ async def _check(probe: Probe) -> str | None:
     try:
         if probe.kind is not ProbeKind.HTTP:
             return None
-        host = f"[{probe.address}]" if ":" in probe.address else probe.address
-        writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{probe.port}\r\nConnection: close\r\n\r\n".encode())
+        host = host_port(probe.address, probe.port)
+        writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         words = (await reader.readline())[:_LONGEST_STATUS_LINE].split()
         status = words[1].decode("ascii", "replace") if len(words) > 1 else "nothing"
         return None if status.isdigit() and 200 <= int(status) < 400 else f"answered {status}"

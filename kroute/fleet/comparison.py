@@ -12,6 +12,7 @@ from typing import TypeVar
 from kroute.fleet.answers import NodeStatus
 from kroute.inspect.shared_state import SharedServer, SharedState
 from kroute.inspect.status import Status
+from kroute.model.addresses import host_port
 
 MOST_NAMED = 5
 """How many objects one sentence names."""
@@ -109,8 +110,7 @@ def _by_key(state: SharedState) -> dict[tuple[str, str, int], SharedServer]:
 
 
 def _name(server: SharedServer) -> str:
-    host = f"[{server.address}]" if ":" in server.address else server.address
-    return f"{server.protocol} {host}:{server.port} ({server.service})"
+    return f"{server.protocol} {host_port(server.address, server.port)} ({server.service})"
 
 
 def _shortened(sentences: Sequence[str]) -> list[str]:

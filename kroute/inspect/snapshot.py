@@ -7,6 +7,7 @@ import msgspec
 
 from kroute.comparison.virtual_servers import (
     TAKES_CONNECTIONS,
+    WORST_FIRST,
     Condition,
     condition_of,
     is_climbing,
@@ -156,9 +157,6 @@ class ServiceList(Document):
         return [it.service for it in self.items]
 
 
-_WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
-
-
 def services(snapshot: Snapshot) -> ServiceList:
     """The Services of an agent's snapshot by name, including those that only have problems."""
     rows: dict[str, ServiceRow] = {}
@@ -169,7 +167,7 @@ def services(snapshot: Snapshot) -> ServiceList:
         row.serving += sum(it.state in TAKES_CONNECTIONS for it in server.real_servers)
         row.active += server.active
         row.inactive += server.inactive
-        row.state = next(state for state in _WORST_FIRST if state in states)
+        row.state = next(state for state in WORST_FIRST if state in states)
     for problem in snapshot.problems:
         row = rows.setdefault(problem.service, ServiceRow(problem.service, 0, 0, 0, 0, Condition.SERVING, []))
         row.problems.append(f"{problem.reason}: {problem.message}")

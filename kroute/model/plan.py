@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from kroute.model.addresses import Family, family_of
+from kroute.model.addresses import Family, family_of, host_port
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey
 
@@ -36,8 +36,7 @@ class VirtualServerKey(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self.protocol.name} {host}:{self.port}"
+        return f"{self.protocol.name} {host_port(self.address, self.port)}"
 
 
 class RealServer(NamedTuple):

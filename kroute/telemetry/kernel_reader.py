@@ -102,28 +102,29 @@ class KernelReader:
     async def read(self, work: Callable[[IpvsReader], Awaitable[T]]) -> T:
         """Read by `work`, when no other reading is under way; what it took counts. Raises KernelError."""
         async with self._busy:
-            started = self._clock()
-            async with self._open_ipvs() as ipvs:
-                found = await work(ipvs)
-            self._took(self._clock() - started)
-            return found
+            return await self._read(work)
 
     async def summary(self) -> KernelSummary:
         """The totals of a scan now, or of a cached one. Raises KernelError."""
         async with self._busy:
-            started = self._clock()
-            if self._summary is None or started >= self._good_until:
-                plans = self._plans()
-                expected = [it.key for plan in plans for it in plan.virtual_servers if it.real_servers]
-                async with self._open_ipvs() as ipvs:
-                    traffic = await ipvs.traffic() if self._limit else {}
-                    self._summary = await summarize(plans, ipvs.scan(expected), traffic, self._limit)
-                self._took(self._clock() - started)
+            if self._summary is None or self._clock() >= self._good_until:
+                self._summary = await self._read(self._summarize)
                 self._good_until = self._clock() + self._worth
             return self._summary
 
-    def _took(self, seconds: float) -> None:
-        self._worth = max(SHORTEST, COST_SHARE * seconds)
+    async def _read(self, work: Callable[[IpvsReader], Awaitable[T]]) -> T:
+        """Read by `work`, and note for how long the result is worth keeping. The caller holds `_busy`."""
+        started = self._clock()
+        async with self._open_ipvs() as ipvs:
+            found = await work(ipvs)
+        self._worth = max(SHORTEST, COST_SHARE * (self._clock() - started))
+        return found
+
+    async def _summarize(self, ipvs: IpvsReader) -> KernelSummary:
+        plans = self._plans()
+        expected = [it.key for plan in plans for it in plan.virtual_servers if it.real_servers]
+        traffic = await ipvs.traffic() if self._limit else {}
+        return await summarize(plans, ipvs.scan(expected), traffic, self._limit)
 
 
 async def summarize(

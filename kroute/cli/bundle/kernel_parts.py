@@ -107,17 +107,16 @@ async def _sets(settings: Settings) -> dict[str, object]:
 async def _nftables() -> bytes:
     async with Nftables() as nftables:
         found = await nftables.tables()
-    there = [table for table in TABLES.values() if table.listed_as in found]
-    if shutil.which("nft") is not None:
-        listed = [await output_of("nft", "--numeric", "list", "table", *table.listed_as) for table in there]
-        return b"\n".join(listed) or b"there are no tables of kroute\n"
-    return msgspec.json.format(msgspec.json.encode({str(table): await _rules(table) for table in there}))
+        there = [table for table in TABLES.values() if table.listed_as in found]
+        if shutil.which("nft") is None:
+            return msgspec.json.format(msgspec.json.encode({str(it): await _rules(nftables, it) for it in there}))
+    listed = [await output_of("nft", "--numeric", "list", "table", *table.listed_as) for table in there]
+    return b"\n".join(listed) or b"there are no tables of kroute\n"
 
 
-async def _rules(table: Table) -> list[str]:
+async def _rules(nftables: Nftables, table: Table) -> list[str]:
     """Each rule's chain and comment, which `kroute explain` says."""
-    async with Nftables() as nftables:
-        state = await nftables.read(table)
+    state = await nftables.read(table)
     return [f"{rule.chain}: {rule.comment}" for _, rule in state.rules] if state else []
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.comparison.virtual_servers import Condition, condition_of, count_real_servers
+from kroute.comparison.virtual_servers import WORST_FIRST, Condition, condition_of, count_real_servers
 from kroute.kernel.ipvs.client import Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
@@ -16,7 +16,6 @@ from kroute.telemetry.kernel_reader import IpvsReader, KernelReader
 
 LONGEST_SPAN = 60.0
 """Seconds between two readings beyond which their difference says nothing of now, and after which both are dropped."""
-_WORST_FIRST = (Condition.MISSING, Condition.REFUSING, Condition.SERVING)
 
 
 class Rates(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,7 +52,7 @@ class Figures(msgspec.Struct):
         self.active += sum([real.active for real in present.values()])
         self.inactive += sum([real.inactive for real in present.values()])
         states = {self.state, condition_of(desired, applied), Condition.MISSING if counts.missing else None}
-        self.state = next(state for state in _WORST_FIRST if state in states)
+        self.state = next(state for state in WORST_FIRST if state in states)
 
     def pass_on(self, traffic: Traffic) -> None:
         """Add what has passed a virtual server."""
