@@ -25,6 +25,7 @@ from kroute.cli.parameters.options import (
     MASTER,
     NODE_ADDRESS_RANGE,
     PROTECTED_PORTS,
+    RESYNC_BUDGET,
     SCHEDULER_FLAGS,
     SERVE_NEEDED_ADDRESSES,
     SERVICE_CIDR,
@@ -169,8 +170,9 @@ from kroute.settings.text import write_duration
     type=DURATION,
     default=write_duration(DEFAULTS.common.resync_period),
     show_default=True,
-    help="How often all of the kernel's state is compared with the desired state (resync).",
+    help="How often the kernel is looked at for changes by others, which are repaired.",
 )
+@RESYNC_BUDGET
 @option(
     "--drain-timeout",
     type=DURATION,
@@ -224,6 +226,7 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         service_cidrs=values["service_cidrs"],
         cluster_cidrs=values["cluster_cidrs"],
         resync_period=values["resync_period"],
+        resync_budget=values["resync_budget"],
         drain_timeout=values["drain_timeout"],
         exclude_cidrs=values["exclude_cidrs"],
         ipvs_timeouts=ipvs_timeouts(values),

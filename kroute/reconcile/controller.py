@@ -19,6 +19,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
+from kroute.reconcile.resync_schedule import ResyncSchedule
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,8 @@ class Controller(ABC):
     name: ClassVar[str]
     first_resync: ClassVar[float] = 1.0
     """The fraction of the resync period before the second resync. It differs, so controllers resync one by one."""
+    share_of_budget: ClassVar[float] = 1 / 4
+    """The part of `Settings.resync_budget` that this controller's resyncs may take; together the controllers take 1."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]
@@ -51,7 +54,8 @@ class Controller(ABC):
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
-        self._resync_due = clock()
+        self._schedule = ResyncSchedule(settings.resync_period, settings.resync_budget * self.share_of_budget, clock())
+        self._repairs_before = 0
         self.has_adopted = False
         self._stopping = False
 
@@ -78,6 +82,15 @@ class Controller(ABC):
 
         A long scan must await `meanwhile` between two of its parts.
         """
+
+    async def look(self) -> bool:
+        """Whether this controller's part of the kernel may have been changed by others since the last scan or look.
+
+        It runs every resync period, so it must cost much less than `read`. True makes a resync follow in the same pass,
+        which names and repairs the drift. A controller that cannot tell answers True. A look may miss what a resync
+        finds later; docs/drift.md says for each object how late that may be.
+        """
+        return True
 
     @abstractmethod
     async def write(self) -> None:
@@ -150,22 +163,25 @@ class Controller(ABC):
 
     async def resync(self) -> None:
         """Scan the kernel; count and log the drift, which the next write repairs."""
-        self._resync_due = self.clock() + self._settings.resync_period * (
-            1.0 if self.has_adopted else self.first_resync
-        )
+        began = time.process_time()
+        self._schedule.begins(self.clock(), 1.0 if self.has_adopted else self.first_resync)
         drift = await self.read()
+        counters = self.status.counters
         if self.has_adopted:
             self.status.repaired(drift)
         self.has_adopted = True
-        self.status.counters.last_resync = time.time()
+        self._schedule.ends(time.process_time() - began, is_clean=counters.repairs == self._repairs_before)
+        self._repairs_before = counters.repairs
+        counters.last_resync = time.time()
+        counters.resyncs += 1
 
     def resync_soon(self) -> None:
         """Let the next pass begin with a resync."""
-        self._resync_due = self.clock()
+        self._schedule.resync_by(self.clock())
 
     def resync_by(self, due: float) -> None:
         """Let a pass begin with a resync at this time, on the clock, at the latest."""
-        self._resync_due = min(self._resync_due, due)
+        self._schedule.resync_by(due)
 
     @property
     def is_applied_state_known(self) -> bool:
@@ -175,10 +191,23 @@ class Controller(ABC):
     async def _pass(self) -> None:
         started = self.clock()
         retry_due = self.status.retries.next_due()
-        if not self.has_adopted or started >= self._resync_due or (retry_due is not None and started >= retry_due):
+        is_retry_due = retry_due is not None and started >= retry_due
+        if not self.has_adopted or is_retry_due or started >= self._schedule.resync_due or await self._finds_change():
             await self._resync_if_readable()
         await self.write()
         self.status.retries.expire(started)
+
+    async def _finds_change(self) -> bool:
+        """Look, if a look is due, whether somebody else may have changed something."""
+        now = self.clock()
+        if now < self._schedule.look_due:
+            return False
+        if await self.look():
+            return True
+        self._schedule.looked(now)
+        self.status.counters.last_look = time.time()
+        self.status.counters.looks += 1
+        return False
 
     async def _resync_if_readable(self) -> None:
         """Resync. When the kernel's state changes faster than it can be read, write what is due without it.
@@ -226,7 +255,7 @@ class Controller(ABC):
         """Wait until something arrives or falls due."""
         due = self._passes.next_due()
         if due is None:
-            times = (self._resync_due, self.status.retries.next_due(), self.next_due())
+            times = (self._schedule.next_due(), self.status.retries.next_due(), self.next_due())
             due = min(time for time in times if time is not None)
         try:
             async with asyncio.timeout(max(0.0, due - self.clock())):

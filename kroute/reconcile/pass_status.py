@@ -35,9 +35,10 @@ class ControllerStatistics(msgspec.Struct):
     """Counters of one controller since its start.
 
     `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
-    `last_resync` is the Unix time of the last complete scan of the kernel, `last_success` that of the last pass that
-    did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one with
-    `last_error`. `busy_for` is for how many seconds the current pass has been running.
+    `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. `last_resync` and
+    `last_look` are the Unix times of the last of each, `last_success` that of the last pass that did not fail as a
+    whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one with `last_error`.
+    `busy_for` is for how many seconds the current pass has been running.
     """
 
     writes: int = 0
@@ -45,7 +46,10 @@ class ControllerStatistics(msgspec.Struct):
     failures: int = 0
     denied: int = 0
     waiting: int = 0
+    resyncs: int = 0
+    looks: int = 0
     last_resync: float = 0.0
+    last_look: float = 0.0
     last_success: float = 0.0
     failing_for: float = 0.0
     busy_for: float = 0.0

@@ -88,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True):
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
     Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
 
+    `resync_budget` is the part of one processor that resyncs may take on average; 0.001 is 0.1 %.
+
     `pod_weights`: whether Pods with the label `kroute.io/weight` are watched.
 
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
@@ -140,6 +142,7 @@ class Settings(msgspec.Struct, frozen=True):
     masquerade_exemptions: tuple[Exemption, ...] = ()
     masquerade_mark: int = 0x4000
     resync_period: float = 30.0
+    resync_budget: float = 0.001
     drain_timeout: float = 0.0
     exclude_cidrs: tuple[str, ...] = ()
     ipvs_timeouts: IpvsTimeouts = IpvsTimeouts()

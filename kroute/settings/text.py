@@ -25,6 +25,7 @@ _LONGEST_TIMEOUT = (1 << 31) // 1000
 
 INTERFACE_NAME_LIMIT = 15  # IFNAMSIZ less the closing NUL
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _BIND_ADDRESS = re.compile(r"(?:\[(?P<ip6>[^\]]+)\]|(?P<ip4>[^\[\]:]*)):(?P<port>\d{1,5})")
 _USER = re.compile(r"(?<=//)[^/@]*@")
@@ -43,6 +44,19 @@ def parse_duration(text: str) -> float:
 def write_duration(seconds: float) -> str:
     """Write a duration in seconds as `30s`."""
     return f"{seconds:g}s"
+
+
+def parse_share(text: str) -> float:
+    """Read a part of one processor as a percentage: `0.1%` is 0.001."""
+    match = _PERCENTAGE.fullmatch(text)
+    if match is None or float(match[1]) > 100:
+        raise ValueError(f"{text!r} is not a part of a processor: write a percentage from 0% to 100%, such as 0.1%")
+    return float(match[1]) / 100
+
+
+def write_share(share: float) -> str:
+    """Write a part of one processor as `0.1%`."""
+    return f"{share * 100:g}%"
 
 
 def parse_timeout(text: str) -> int:
@@ -240,6 +254,8 @@ def _written(field: str, value: object) -> str:
             text = str(value).lower()
         case int() | float() if field in _SECONDS or "timeout" in field:
             text = write_duration(value)
+        case float() if field == "resync_budget":
+            text = write_share(value)
         case int() if field == "masquerade_mark":
             text = f"{value:#x}"
         case tuple():

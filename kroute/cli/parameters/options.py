@@ -104,6 +104,13 @@ PROC_SYS = option(
     show_default=True,
     help="Where sysctls are read and written: a container's own /proc/sys is read-only, so it is given the host's.",
 )
+RESYNC_BUDGET = option(
+    "--resync-budget",
+    type=Parsed("PERCENT", text.parse_share),
+    default=text.write_share(DEFAULTS.resync_budget),
+    show_default=True,
+    help="Part of a processor that comparisons of all of the kernel's state may take without a reason.",
+)
 EXCLUDE_CIDRS = list_option(
     "--exclude-cidrs",
     type=NETWORKS,

@@ -31,6 +31,7 @@ from kroute.cli.parameters.options import (
     NODE_NAME,
     PROC_SYS,
     PROTECTED_PORTS,
+    RESYNC_BUDGET,
     SCHEDULER_FLAGS,
     SERVE_NEEDED_ADDRESSES,
     SERVICE_CIDR,
@@ -190,8 +191,9 @@ OPTIONS = (
         type=DURATION,
         default=write_duration(DEFAULTS.resync_period),
         show_default=True,
-        help="How often all of the kernel's state is compared with the desired state (resync).",
+        help="How often the kernel is looked at for changes by others, which are repaired.",
     ),
+    RESYNC_BUDGET,
     option(
         "--drain-timeout",
         type=DURATION,

@@ -81,6 +81,23 @@ WORK_ROWS: tuple[Row, ...] = (
     ),
     (
         Metric(
+            "kroute_last_look_timestamp_seconds",
+            "gauge",
+            "The Unix time of the last look that found no reason for a resync.",
+            _CONTROLLER,
+        ),
+        _of_controllers(lambda it: it.last_look),
+    ),
+    (
+        Metric("kroute_resyncs_total", "counter", "Comparisons of all of the kernel's state.", _CONTROLLER),
+        _of_controllers(lambda it: it.resyncs),
+    ),
+    (
+        Metric("kroute_looks_total", "counter", "Looks that found no reason for a resync.", _CONTROLLER),
+        _of_controllers(lambda it: it.looks),
+    ),
+    (
+        Metric(
             "kroute_programming_duration_seconds",
             "histogram",
             "From reading a change to its Service's being as it should be in the kernel.",

@@ -1,0 +1,51 @@
+"""When a controller looks at its part of the kernel, and when it reads all of it again (a resync).
+
+A look is cheap, and happens every period. A resync is as expensive as the kernel's state is large. So it waits until it
+costs no more than the controller's share of a processor, unless there is a reason for it: the caller then makes it at
+once. After one that found drift the next is a period away, because who has written once may write again. Each that
+finds none doubles the pause, up to what the share allows.
+"""
+
+import math
+
+LONGEST_PAUSE = 3600.0
+"""The most seconds between two resyncs, whatever they cost: what no look can see is found by then."""
+
+
+class ResyncSchedule:
+    """Times are seconds on the caller's clock, `cost` is seconds of processor time.
+
+    `period` is between two looks. `share` is the part of one processor that resyncs may take on average: 0.001 is 0.1%.
+    With 0 they are LONGEST_PAUSE apart. The first resync is due at once.
+    """
+
+    def __init__(self, period: float, share: float, now: float) -> None:
+        self.look_due = now
+        self.resync_due = now
+        self._period = period
+        self._share = share
+        self._pause = math.inf
+        self._regular = now
+
+    def next_due(self) -> float:
+        """When the next look or resync is due."""
+        return min(self.look_due, self.resync_due)
+
+    def resync_by(self, due: float) -> None:
+        """Let a resync be due at this time at the latest."""
+        self.resync_due = min(self.resync_due, due)
+
+    def looked(self, now: float) -> None:
+        """A look that began at `now` has found nothing."""
+        self.look_due = now + self._period
+
+    def begins(self, now: float, fraction: float = 1.0) -> None:
+        """A resync begins. If it is interrupted, the next is due after this fraction of the period."""
+        self.look_due = self.resync_due = self._regular = now + self._period * fraction
+
+    def ends(self, cost: float, *, is_clean: bool) -> None:
+        """The resync that has begun is complete. `is_clean`: there was no drift since the one before, nor in it."""
+        limit = max(self._period, min(LONGEST_PAUSE, cost / self._share if self._share else math.inf))
+        self._pause = min(2 * self._pause, limit) if is_clean else self._period
+        if self.resync_due == self._regular:  # nobody has asked for one meanwhile
+            self.resync_due += self._pause - self._period
