@@ -30,6 +30,7 @@ from kroute.planning.frontends import Frontends, Kind, frontends_of
 from kroute.planning.plan_service import plan_service
 from kroute.planning.weights.facts import Nodes, NodeTraits, WeightFacts, traits_of
 from kroute.planning.weights.rule import Weighing
+from kroute.planning.weights.slow_start import in_steps
 from kroute.settings import Settings
 
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -147,26 +148,14 @@ def plan_director(
     probes: set[Probe] = set()
     servers: list[VirtualServer] = []
     for server in base.virtual_servers:
-        key = server.key
-        backends = merged[family_of(key.address)].backends.get(ports[key], {})
+        backends = merged[family_of(server.key.address)].backends.get(ports[server.key], {})
         endpoints = Counter(it.node_name for _, it in choose(backends, NOWHERE))
-        chosen: dict[RealServer, Traits] = {}
-        counts: dict[RealServer, int] = {}
-        failed: set[RealServer] = set()
-        for node in nodes:
-            address, count = node.address_for(key.address), endpoints[node.name]
-            if address is None or (local_only and not count):
-                continue
-            real_server = RealServer(address, key.port)
-            chosen[real_server] = _traits(node.name)
-            counts[real_server] = count if by_endpoints else 1
-            probe = _probe(service, key, address)
-            probes |= {probe} if probe is not None else set()
-            failed |= {real_server} if probe in failing else set()
-        weighing = Weighing(NOWHERE, WeightFacts(known, counts), server.scheduler, options.weights)
-        weighed = zip(chosen, weighing.weigh(list(chosen.items())), strict=True)
-        real_servers = sorted(after._replace(weight=0) if before in failed else after for before, after in weighed)
-        servers.append(msgspec.structs.replace(server, real_servers=tuple(real_servers)))
+        taking = [node for node in nodes if endpoints[node.name] or not local_only]
+        candidates = _candidates(service, server.key, taking, endpoints if by_endpoints else None)
+        probes |= {it.probe for it in candidates if it.probe is not None}
+        facts = WeightFacts(known, {it.real_server: it.endpoints for it in candidates})
+        weighing = Weighing(NOWHERE, facts, server.scheduler, options.weights)
+        servers.append(_of_nodes(server, candidates, weighing, failing))
     plan = ServicePlan(
         service.key,
         virtual_servers=tuple(servers),
@@ -174,6 +163,44 @@ def plan_director(
         problems=problems.all(),
     )
     return DirectorPlan(plan, frozenset(probes))
+
+
+class _Candidate(NamedTuple):
+    """A node as a real server: the endpoints that it weighs, and its check, if it has one."""
+
+    node: str
+    real_server: RealServer
+    endpoints: int
+    probe: Probe | None
+
+
+def _candidates(
+    service: Service, key: VirtualServerKey, nodes: Sequence[DirectorNode], endpoints: Counter[str | None] | None
+) -> list[_Candidate]:
+    """The nodes as real servers of one virtual server; without `endpoints` each counts once."""
+    return [
+        _Candidate(
+            node.name,
+            RealServer(address, key.port),
+            1 if endpoints is None else endpoints[node.name],
+            _probe(service, key, address),
+        )
+        for node in nodes
+        if (address := node.address_for(key.address)) is not None
+    ]
+
+
+def _of_nodes(
+    server: VirtualServer, candidates: Sequence[_Candidate], weighing: Weighing, failing: Collection[Probe]
+) -> VirtualServer:
+    """The virtual server with nodes as its real servers."""
+    weighed = weighing.weigh([(it.real_server, _traits(it.node)) for it in candidates])
+    checked = [
+        after._replace(weight=0) if it.probe in failing else after
+        for it, after in zip(candidates, weighed, strict=True)
+    ]
+    real_servers = tuple(sorted(checked))
+    return msgspec.structs.replace(server, real_servers=in_steps(real_servers) if server.slow_start else real_servers)
 
 
 def _traits(node: str) -> Traits:

@@ -166,6 +166,13 @@ def test_a_weight_that_is_none_is_said_and_all_nodes_weigh_the_same() -> None:
     assert "Allowed: endpoints, equal." in plan.problems[0].message
 
 
+def test_in_a_slow_start_the_weights_of_nodes_have_steps_to_climb_as_on_a_node() -> None:
+    annotations = {"kroute.io/slow-start": "30s", "kroute.io/service.scheduler": "wrr"}
+    annotations |= {"service.director-weight": "endpoints"}
+    plan = only(catalog(service(annotations), *slices("n1", "n1", "n2"), *NODES).commit())
+    assert real_servers(plan) == {"10.0.0.1": 40, "10.0.0.2": 20, "10.0.0.3": 0}
+
+
 def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:
     annotations = {"kroute.io/service.scheduler": "sh", "kroute.io/service.schedflags": "sh-port"}
     plan = only(catalog(service(annotations, session_affinity="ClientIP"), *NODES).commit())
