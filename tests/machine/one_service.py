@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 NODE, VIP = "192.168.9.1", "10.96.0.9"
 WITHIN = 90.0
@@ -34,11 +35,13 @@ class _Pages(http.server.SimpleHTTPRequestHandler):
 
 
 def run(command: str) -> bool:
-    """Run a command; return whether it succeeded."""
-    return (
-        subprocess.run(command.split(), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
-        == 0
-    )
+    """Run a command; return whether it succeeded. One that hangs fails the program, and is left behind."""
+    process = subprocess.Popen(command.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        return process.wait(WITHIN) == 0
+    except subprocess.TimeoutExpired:
+        waits_in = Path(f"/proc/{process.pid}/stack").read_text()
+        raise AssertionError(f"{command} has not ended; it waits in\n{waits_in}") from None
 
 
 def eventually(what: str, condition: Callable[[], object]) -> None:

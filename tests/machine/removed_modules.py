@@ -3,6 +3,7 @@
 It ends with 0 if the agent has put everything back each time, has said why it could not, and has never ended.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from pathlib import Path
 from tests.machine.one_service import SERVICE, SLICE, WITHIN, answers, eventually, run, serve_pod
 
 IN_USE = ("ip_vs_rr", "ip_vs", "xt_set", "ip_set", "iptable_nat", "nf_conntrack")
+XTABLES_LOCK = Path("/run/xtables.lock")
+"""Who changes the tables of iptables holds it."""
 RULES = [
     f"{tool} -t {table}" for tool in ("iptables-legacy", "ip6tables-legacy") for table in ("nat", "filter", "mangle")
 ]
@@ -30,6 +33,10 @@ ALL = (
 
 def loaded(module: str) -> bool:
     return Path("/sys/module", module).exists()
+
+
+def in_use(module: str) -> bool:
+    return loaded(module) and int(Path("/sys/module", module, "refcnt").read_text()) > 0
 
 
 class Agent:
@@ -60,12 +67,22 @@ class Agent:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep the agent from loading a module again before all that hold each other are removed."""
-        self.process.send_signal(signal.SIGSTOP)
+        """Keep the agent from loading a module again before all that hold each other are removed.
+
+        It is stopped while it does not hold the lock of the firewall: `iptables` would wait for that for ever.
+        """
+        with XTABLES_LOCK.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.process.send_signal(signal.SIGSTOP)
+            eventually("the agent is stopped", self._is_stopped)
         try:
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)
+
+    def _is_stopped(self) -> bool:
+        _, _, fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")
+        return fields.split()[0] == "T"
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -93,6 +110,7 @@ def main() -> None:
     eventually("the Service answers", answers)
     agent.said()
 
+    eventually("everything is in use", lambda: all(in_use(module) for module in IN_USE))
     assert not any(run(f"rmmod {module}") for module in IN_USE)
     print("ok: what is in use is not removed", flush=True)
 

@@ -8,12 +8,13 @@ from tests.lab.vm.machine import Machine
 
 
 def run_alone(module: str, within: float, **variables: str) -> int:
-    """Run `tests.machine.MODULE`, print the machine's console, and return the exit code.
+    """Run `tests.machine.MODULE`, print the machine's console, even if the machine hangs, and return the exit code.
 
     `within` is in seconds; `variables` are added to its environment.
     """
     with Machine(module.replace("_", "-"), kernel=PACKAGED) as machine:
         machine.start([sys.executable, "-m", f"tests.machine.{module}"], environment={**environment(), **variables})
-        code = machine.wait(within)
-        print(machine.console.read_text(errors="replace"))
-    return code
+        try:
+            return machine.wait(within)
+        finally:
+            print(machine.console.read_text(errors="replace"))
