@@ -52,13 +52,13 @@ class Agent:
         command = [sys.executable, "-m", "kroute", "run", "--manifests", str(self.manifests), "--node-name", "node1"]
         command += ["--state-dir", str(directory / "state"), "--resync-period", "2s", "--log-format", "json"]
         self.process = subprocess.Popen(command, stderr=self._log.open("wb"))
-        eventually("the agent is ready", (directory / "state/ready").exists)
+        eventually("the agent is ready", lambda: self._is_running() and (directory / "state/ready").exists())
 
     def write(self, service: object) -> None:
         (self.manifests / "service.json").write_text(json.dumps(service))
 
     def said(self) -> list[str]:
-        assert self.process.poll() is None, f"the agent has ended:\n{self._log.read_text()}"
+        assert self._is_running()
         text = self._log.read_text()
         assert "Traceback" not in text, text
         lines, self._read = text[self._read :], len(text)
@@ -79,6 +79,10 @@ class Agent:
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)
+
+    def _is_running(self) -> bool:
+        assert self.process.poll() is None, f"the agent has ended:\n{self._log.read_text()}"
+        return True
 
     def _is_stopped(self) -> bool:
         _, _, fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")
