@@ -5,16 +5,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from errno import EADDRINUSE
-from typing import TYPE_CHECKING
 
 import structlog
 
 from kroute.backoff import Backoff, exhaustion
+from kroute.http.server import Answer, BriefHttpServer
 from kroute.model.plan import Problem
 from kroute.settings import ListenAddress
-
-if TYPE_CHECKING:
-    from kroute.http.server import Answer, BriefHttpServer
 
 log = structlog.get_logger(__name__)
 
@@ -26,14 +23,14 @@ Report = Callable[[Problem], None]
 
 
 async def serve(
-    what: str, where: ListenAddress, answer: "Answer", report: Report, *, seconds: float | None = None
+    what: str, where: ListenAddress, answer: Answer, report: Report, *, seconds: float | None = None
 ) -> None:
     """Answer HTTP until cancelled.
 
     `what` names the server to operators. A connection lives at most `seconds`, by default the server's limit. A port
     that cannot be bound (while kube-proxy still has it, for example) is reported and waited for.
     """
-    server = (await asyncio.to_thread(_server_class))(answer, seconds)
+    server = BriefHttpServer(answer, seconds)
     listening = await _listen(server, what, where, report)
     log.info("port.listening", purpose=what, address=str(where))
     try:
@@ -44,7 +41,7 @@ async def serve(
         server.cut_connections()
 
 
-async def _listen(server: "BriefHttpServer", what: str, where: ListenAddress, report: Report) -> asyncio.Server:
+async def _listen(server: BriefHttpServer, what: str, where: ListenAddress, report: Report) -> asyncio.Server:
     backoff = Backoff(FIRST_RETRY, LAST_RETRY)
     while True:
         try:
@@ -62,9 +59,3 @@ def _sentence(what: str, where: ListenAddress, error: OSError) -> str:
         f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step}. "
         "kroute serves without it and tries again, later and later."
     )
-
-
-def _server_class() -> "type[BriefHttpServer]":
-    from kroute.http.server import BriefHttpServer  # noqa: PLC0415  aiohttp: 0.13 s, 11 MiB
-
-    return BriefHttpServer

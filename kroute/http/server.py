@@ -1,22 +1,20 @@
 """An HTTP server for requests from anybody: one request per connection, and no connection for long.
 
 A connection has a few seconds. When there are too many, the oldest is closed. A malformed request gets a 400 and no
-line in the log.
-
-Importing this module loads aiohttp.web, which takes a third of a second.
+line in the log. The body of a request is not read.
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
+from typing import cast
 
 import structlog
-from aiohttp import web
 
 from kroute.backoff import exhaustion
 from kroute.http.fair_listener import FairListener
+from kroute.http.messages import MalformedError, Request, Response, parse, text
 
 CONNECTION_SECONDS = 5.0
 """Seconds that a client may take from connecting to reading the answer."""
@@ -26,17 +24,14 @@ MOST_CONNECTIONS = 256
 
 log = structlog.get_logger(__name__)
 
-_UNHEARD = logging.getLogger(__name__)
-_UNHEARD.setLevel(logging.CRITICAL)  # aiohttp logs a traceback for each malformed request
-
-Answer = Callable[[web.BaseRequest], Awaitable[web.Response]]
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 class BriefHttpServer:
     """Answers on any number of ports. A connection is cut after `seconds`, by default CONNECTION_SECONDS."""
 
     def __init__(self, answer: Answer, seconds: float | None = None) -> None:
-        self._connections = _BriefConnections(answer, seconds)
+        self._connections = _Connections(answer, seconds)
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
         """Answer on this port of `address`, or of every address if it is empty.
@@ -50,7 +45,7 @@ class BriefHttpServer:
             listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         else:
             listener = socket.create_server(("", port))
-        return await asyncio.get_running_loop().create_server(self._connections, sock=FairListener(listener))
+        return await asyncio.get_running_loop().create_server(self._connections.new, sock=FairListener(listener))
 
     async def close(self, servers: Collection[asyncio.Server]) -> None:
         """Stop listening. Clients that are connected still get their answer.
@@ -70,54 +65,100 @@ class BriefHttpServer:
         self._connections.cut_all()
 
 
-class _BriefConnections(web.Server):
+class _Connections:
     """Limits how many connections there are and how long they last, whatever the clients do."""
 
     def __init__(self, answer: Answer, seconds: float | None) -> None:
-        super().__init__(self._answer, access_log=None, logger=_UNHEARD, lingering_time=0)
-        self._ask = answer
+        self._answer = answer
         self._is_lacking = False
         self._seconds = seconds
-        self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+        self._open: dict[_Connection, asyncio.TimerHandle] = {}
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    def new(self) -> "_Connection":
+        return _Connection(self)
+
+    async def answer(self, request: Request) -> Response:
         try:
-            response = await self._ask(request)
+            response = await self._answer(request)
             self._is_lacking = False
-        except Exception as error:  # noqa: BLE001  a defect ends neither the server nor kroute; aiohttp would not log it
+        except Exception as error:  # noqa: BLE001  a defect ends neither the server nor kroute
             response = self._failure(request, error)
-        response.force_close()
         return response
 
-    def _failure(self, request: web.BaseRequest, error: Exception) -> web.Response:
+    def _failure(self, request: Request, error: Exception) -> Response:
         """The answer to a request that failed. Want of a resource is no defect, and is one line however many ask."""
         next_step = exhaustion(error)
         if next_step is None:
             log.exception("request.failed", path=request.path)
-            return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            return Response(HTTPStatus.INTERNAL_SERVER_ERROR)
         if not self._is_lacking:
             log.warning("resources.exhausted", what=f"answering {request.path}", error=str(error), next_step=next_step)
         self._is_lacking = True
-        return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
+    def opened(self, connection: "_Connection") -> None:
         if len(self._open) == MOST_CONNECTIONS:
             self._cut(next(iter(self._open)))
         seconds = CONNECTION_SECONDS if self._seconds is None else self._seconds
-        deadline = asyncio.get_running_loop().call_later(seconds, self._cut, handler)
-        self._open[handler] = (transport, deadline)
+        self._open[connection] = asyncio.get_running_loop().call_later(seconds, self._cut, connection)
 
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        if handler in self._open:
-            self._open.pop(handler)[1].cancel()
+    def closed(self, connection: "_Connection") -> None:
+        if connection in self._open:
+            self._open.pop(connection).cancel()
 
     def cut_all(self) -> None:
-        for handler in list(self._open):
-            self._cut(handler)
+        for connection in list(self._open):
+            self._cut(connection)
 
-    def _cut(self, handler: web.RequestHandler) -> None:
-        transport, deadline = self._open.pop(handler)
-        deadline.cancel()
-        transport.abort()
+    def _cut(self, connection: "_Connection") -> None:
+        self._open.pop(connection).cancel()
+        connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection: reads the head of one request, answers, and closes."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, connections: _Connections) -> None:
+        self._connections = connections
+        self._received = bytearray()
+        self._answering: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connections.opened(self)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._connections.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            request = parse(self._received, self._transport.get_extra_info("sockname", ("", 0))[1])
+        except MalformedError:
+            self._end(
+                text(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1\n").encode("HTTP/1.0", with_body=True)
+            )
+            return
+        if request is not None:
+            self._transport.pause_reading()
+            self._answering = asyncio.get_running_loop().create_task(self._answer(request))
+
+    def eof_received(self) -> bool:
+        """Whether to stay open for the answer: a client may end its side after the request."""
+        return self._answering is not None
+
+    async def _answer(self, request: Request) -> None:
+        response = await self._connections.answer(request)
+        self._end(response.encode(request.version, with_body=request.method != "HEAD"))
+
+    def _end(self, answer: bytes) -> None:
+        self._transport.write(answer)
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever was not sent yet."""
+        self._transport.abort()
+        if self._answering is not None:
+            self._answering.cancel()

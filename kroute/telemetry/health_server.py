@@ -1,26 +1,23 @@
-"""The HTTP answers to `/healthz`, `/livez` and `/readyz` on the health port and the metrics port.
-
-Importing this module loads aiohttp.
-"""
+"""The HTTP answers to `/healthz`, `/livez` and `/readyz` on the health port and the metrics port."""
 
 from http import HTTPStatus
 
 import msgspec
-from aiohttp import web
 
+from kroute.http.messages import Request, Response
 from kroute.telemetry.health import Health, HealthEndpoint
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
-def probe_response(health: Health, path: str) -> web.Response | None:
+def probe_response(health: Health, path: str) -> Response | None:
     """The response to a probe, or None if `path` is not that of a probe."""
     try:
         probe = HealthEndpoint(path)
     except ValueError:
         return None
     answer = health.answer(probe)
-    return web.Response(status=answer.status, body=msgspec.json.encode(answer), headers=_HEADERS)
+    return Response(answer.status, msgspec.json.encode(answer), headers=_HEADERS)
 
 
 class HealthServer:
@@ -29,7 +26,7 @@ class HealthServer:
     def __init__(self, health: Health) -> None:
         self._health = health
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
+    async def answer(self, request: Request) -> Response:
         if request.method not in {"GET", "HEAD"}:
-            return web.Response(status=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
-        return probe_response(self._health, request.path) or web.Response(status=HTTPStatus.NOT_FOUND)
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+        return probe_response(self._health, request.path) or Response(HTTPStatus.NOT_FOUND)

@@ -3,8 +3,6 @@
 Everything is read-only. The page names Services and pods, and a browser on the same machine can reach a port on
 loopback. So such a port refuses requests whose Host is not a loopback name, as a DNS rebinding attack would send them.
 The page may load and run only files that are shipped with it.
-
-Importing this module loads aiohttp.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,8 +11,8 @@ from importlib import resources
 from ipaddress import ip_address
 
 import msgspec
-from aiohttp import web
 
+from kroute.http.messages import Request, Response, text
 from kroute.inspect.agent_socket import Answer
 from kroute.inspect.status import WITH_DIGEST
 from kroute.settings import Settings
@@ -69,55 +67,51 @@ class MetricsServer:
         self._settings = settings
         self._only_loopback = only_loopback
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
-        if self._only_loopback and not _names_loopback(request.headers.get("Host", "")):
-            response = web.Response(status=HTTPStatus.FORBIDDEN, text="ask for this port by a loopback address\n")
+    async def answer(self, request: Request) -> Response:
+        if self._only_loopback and not _names_loopback(request.headers.get("host", "")):
+            response = text(HTTPStatus.FORBIDDEN, "ask for this port by a loopback address\n")
         elif request.method not in {"GET", "HEAD"}:
-            response = web.Response(status=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
+            response = Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         else:
             response = await self._page(request)
         response.headers.update(_HEADERS)
         return response
 
-    async def _page(self, request: web.BaseRequest) -> web.Response:
+    async def _page(self, request: Request) -> Response:
         path = request.path
         if path in _ASSETS:
             name, kind = _ASSETS[path]
             asset = resources.files("kroute.telemetry").joinpath("web", name).read_bytes()
-            return web.Response(body=asset, content_type=kind, charset="utf-8")
+            return Response(body=asset, content_type=f"{kind}; charset=utf-8")
         if path == "/metrics":
             body = b"".join([part async for part in self._metrics()])
-            return web.Response(body=body, headers={"Content-Type": exposition.CONTENT_TYPE})
+            return Response(body=body, content_type=exposition.CONTENT_TYPE)
         if path == "/status.json":
             return _json(await self._page_content.content(Question.of(request.query)))
         if path == "/service.json":
             service = await self._page_content.service(request.query.get("name", ""))
-            return _json(service) if service is not None else web.Response(status=HTTPStatus.NOT_FOUND)
+            return _json(service) if service is not None else Response(HTTPStatus.NOT_FOUND)
         if path.startswith(_ANSWERS) and (answer := self._answers.get(path.removeprefix(_ANSWERS))) is not None:
-            return web.Response(body=await answer(WITH_DIGEST), content_type="application/json")
-        return (
-            self._of_kube_proxy(request)
-            or probe_response(self._health, path)
-            or web.Response(status=HTTPStatus.NOT_FOUND)
-        )
+            return Response(body=await answer(WITH_DIGEST), content_type="application/json")
+        return self._of_kube_proxy(request) or probe_response(self._health, path) or Response(HTTPStatus.NOT_FOUND)
 
-    def _of_kube_proxy(self, request: web.BaseRequest) -> web.Response | None:
+    def _of_kube_proxy(self, request: Request) -> Response | None:
         """The answer to a path that kube-proxy has besides metrics and probes, or None."""
         if request.path == "/proxyMode":
-            return web.Response(text="ipvs")
+            return text(HTTPStatus.OK, "ipvs")
         if request.path == "/configz":
-            return web.Response(body=zpages.configz(self._settings), content_type="application/json")
+            return Response(body=zpages.configz(self._settings), content_type="application/json")
         if request.path not in zpages.KINDS:
             return None
-        page = zpages.page(request.path, request.headers.get("Accept", ""), self._settings)
+        page = zpages.page(request.path, request.headers.get("accept", ""), self._settings)
         if page is None:
             sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
-            return web.Response(status=HTTPStatus.NOT_ACCEPTABLE, text=sentence)
-        return web.Response(body=page.body, headers={"Content-Type": page.content_type})
+            return text(HTTPStatus.NOT_ACCEPTABLE, sentence)
+        return Response(body=page.body, content_type=page.content_type)
 
 
-def _json(value: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+def _json(value: msgspec.Struct) -> Response:
+    return Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _names_loopback(host: str) -> bool:

@@ -6,7 +6,6 @@ Nothing here changes what is served, and no failure here ends kroute.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -26,29 +25,22 @@ from kroute.telemetry.answers.agent_status import AgentStatus
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
+from kroute.telemetry.health_server import HealthServer
 from kroute.telemetry.kernel_reader import KernelReader, KernelSummary
 from kroute.telemetry.metrics import families as metrics
 from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
 from kroute.telemetry.metrics.scrape import Scrape
+from kroute.telemetry.metrics_server import MetricsServer
 from kroute.telemetry.page.content import StatusPage
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import Statistics
-
-if TYPE_CHECKING:
-    from kroute.telemetry.health_server import HealthServer
-    from kroute.telemetry.metrics_server import MetricsServer
 
 log = structlog.get_logger(__name__)
 
 LOOPBACK = ("127.", "::1")
 SCRAPE_SECONDS = 30.0
 """Seconds that a scrape may take, to its last byte."""
-
-
-class _Servers(NamedTuple):
-    health: "type[HealthServer]"
-    metrics: "type[MetricsServer]"
 
 
 class Observation:
@@ -87,7 +79,6 @@ class Observation:
             QUESTION: self._agent.answer,
             shared_state.QUESTION: self._agent.answer_shared,
         }
-        self._loading = asyncio.Lock()
         self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
 
     async def run(self) -> None:
@@ -105,24 +96,14 @@ class Observation:
                 group.create_task(_harmless(name, part), name=name)
 
     async def _serve_health(self, where: ListenAddress) -> None:
-        servers = await self._load()
-        await listener.serve("healthz", where, servers.health(self._health).answer, self._report)
+        await listener.serve("healthz", where, HealthServer(self._health).answer, self._report)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
-        servers = await self._load()
         only_loopback = where.host.startswith(LOOPBACK)
-        server = servers.metrics(
+        server = MetricsServer(
             self._metrics, self._page, self._health, self._settings, self.answers, only_loopback=only_loopback
         )
         await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
-
-    async def _load(self) -> _Servers:
-        """Load the servers, one caller after the other.
-
-        While one thread fails to load a module, another would see half of it.
-        """
-        async with self._loading:
-            return await asyncio.to_thread(_load_servers)
 
     def _metrics(self) -> AsyncIterator[bytes]:
         return metrics.write(self._scrape)
@@ -169,11 +150,3 @@ async def _harmless(name: str, part: Callable[[], Awaitable[None]]) -> None:
         await patiently(name, part)
     except Exception:
         log.exception("observation.failed", part=name, consequence="kroute serves without it")
-
-
-def _load_servers() -> _Servers:
-    """Load aiohttp, which takes a third of a second. To be called in a thread."""
-    from kroute.telemetry.health_server import HealthServer  # noqa: PLC0415
-    from kroute.telemetry.metrics_server import MetricsServer  # noqa: PLC0415
-
-    return _Servers(HealthServer, MetricsServer)

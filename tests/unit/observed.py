@@ -13,7 +13,6 @@ from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.settings import ListenAddress
-from kroute.telemetry import health_server, metrics_server  # noqa: F401  aiohttp is loaded before a clock runs
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.kernel_reader import KernelReader

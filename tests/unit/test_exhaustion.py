@@ -8,15 +8,16 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
 from kroute import backoff
 from kroute import logs as logs_of_kroute
 from kroute.backoff import exhaustion
+from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 from kroute.kernel import modules
 from kroute.kernel.errors import KernelError
@@ -213,10 +214,10 @@ async def test_a_request_that_cannot_be_answered_for_want_of_a_resource_is_one_l
 ) -> None:
     left: list[Exception] = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError()]
 
-    async def answer(_: web.BaseRequest) -> web.Response:
+    async def answer(_: Request) -> Response:
         if left:
             raise left.pop()
-        return web.Response(text="fine")
+        return text(HTTPStatus.OK, "fine")
 
     server = BriefHttpServer(answer)
     listening = await server.listen("127.0.0.1", 0)

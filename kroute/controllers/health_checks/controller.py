@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRINUSE
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from kroute.backoff import exhaustion
 from kroute.broadcaster import Subscription
+from kroute.controllers.health_checks.server import HealthCheckServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from kroute.reconcile.change_log import log_changes
@@ -26,9 +27,6 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.pass_status import Report
 from kroute.settings import Settings
-
-if TYPE_CHECKING:
-    from kroute.controllers.health_checks.server import HealthCheckServer
 
 log = structlog.get_logger(__name__)
 
@@ -65,8 +63,7 @@ class HealthChecks(Controller):
     ) -> None:
         super().__init__(settings, subscription, None, clock)
         self._report = report
-        self._healthy = healthy
-        self._server: HealthCheckServer | None = None
+        self._server = HealthCheckServer(self._checked_at, healthy)
         self._addresses: Sequence[str] = () if settings.nodeport_addresses else (EVERY_ADDRESS,)
         self._ports: dict[ObjectKey, int] = {}
         self._claims: dict[int, dict[ObjectKey, HealthCheck]] = {}  # of a port's claims the first wins
@@ -147,7 +144,7 @@ class HealthChecks(Controller):
         for place in sorted(places):
             key = next(iter(self._claims[place.port]))
             try:
-                server = await (await self._http_server()).listen(place.address, place.port)
+                server = await self._server.listen(place.address, place.port)
             except OSError as error:
                 refusals[place] = self._report_refusal(key, place, error)
                 continue
@@ -165,14 +162,8 @@ class HealthChecks(Controller):
         servers = [self._listening[place.port].pop(place).server for place in closed]
         for port in {place.port for place in closed if not self._listening[place.port]}:
             del self._listening[port]
-        await (await self._http_server()).close(servers)
+        await self._server.close(servers)
         self.status.wrote(len(closed))
-
-    async def _http_server(self) -> "HealthCheckServer":
-        if self._server is None:
-            server_class = await asyncio.to_thread(_server_class)
-            self._server = server_class(self._checked_at, self._healthy)
-        return self._server
 
     def _report_rivals(self, port: int) -> None:
         """Report to each Service whose port another Service had first."""
@@ -205,11 +196,4 @@ class HealthChecks(Controller):
 
     async def _end(self) -> None:
         await self._close([place for listeners in self._listening.values() for place in listeners])
-        if self._server is not None:
-            self._server.cut_connections()
-
-
-def _server_class() -> "type[HealthCheckServer]":
-    from kroute.controllers.health_checks.server import HealthCheckServer  # noqa: PLC0415  aiohttp: 0.13 s, 11 MiB
-
-    return HealthCheckServer
+        self._server.cut_connections()

@@ -2,16 +2,14 @@
 
 Requests come from outside the cluster, so `kroute.http` serves them. Path and method do not matter, because a load
 balancer may be configured to use any.
-
-Importing this module loads aiohttp.web, which takes a third of a second.
 """
 
 from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
-from aiohttp import web
 
+from kroute.http.messages import Request, Response
 from kroute.http.server import BriefHttpServer
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck
@@ -32,22 +30,22 @@ class HealthCheckServer(BriefHttpServer):
         self._checked_at = checked_at
         self._healthy = healthy
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        checked = self._checked_at(request.get_extra_info("sockname", ("", 0))[1])
-        return self._health(*checked) if checked else web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
+    async def _answer(self, request: Request) -> Response:
+        checked = self._checked_at(request.port)
+        return self._health(*checked) if checked else Response(HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _health(self, key: ObjectKey, check: HealthCheck) -> web.Response:
+    def _health(self, key: ObjectKey, check: HealthCheck) -> Response:
         is_healthy = self._healthy()
         body = {
             "service": {"namespace": key.namespace, "name": key.name},
             "localEndpoints": check.local_endpoints,
             "serviceProxyHealthy": is_healthy,
         }
-        return web.Response(
-            status=HTTPStatus.OK if is_healthy and check.local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
-            body=msgspec.json.encode(body),
-            headers={
-                "Content-Type": "application/json",
+        return Response(
+            HTTPStatus.OK if is_healthy and check.local_endpoints else HTTPStatus.SERVICE_UNAVAILABLE,
+            msgspec.json.encode(body),
+            "application/json",
+            {
                 "X-Content-Type-Options": "nosniff",
                 "X-Load-Balancing-Endpoint-Weight": str(check.local_endpoints),
             },

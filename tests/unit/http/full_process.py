@@ -5,19 +5,19 @@ It prints the port, and ends with its standard input.
 
 import asyncio
 import sys
+from http import HTTPStatus
 from pathlib import Path
 
-from aiohttp import web
-
 from kroute import logs
+from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 from kroute.inspect import agent_socket
 from kroute.runtime.runner import run_to_the_end
 
 
 async def serve() -> int:
-    async def answer(_: web.BaseRequest) -> web.Response:
-        return web.Response(text="fine")
+    async def answer(_: Request) -> Response:
+        return text(HTTPStatus.OK, "fine")
 
     async def say(about: str) -> bytes:
         return about.encode()

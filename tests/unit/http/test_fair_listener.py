@@ -3,12 +3,13 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import pytest
-from aiohttp import web
 
 from kroute.http import fair_listener
 from kroute.http.fair_listener import MOST_IN_ALL, Budget, FairListener
+from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 
 ATTACKER, VICTIM = "127.0.0.2", "127.0.0.3"
@@ -33,10 +34,10 @@ async def test_three_thousand_requests_of_one_cost_no_other_its_answer(
     monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0, Budget()))
     asked = 0
 
-    async def answer(_: web.BaseRequest) -> web.Response:
+    async def answer(_: Request) -> Response:
         nonlocal asked
         asked += 1
-        return web.Response(text="fine")
+        return text(HTTPStatus.OK, "fine")
 
     server = BriefHttpServer(answer)
     listening = await server.listen("127.0.0.1", 0)
@@ -72,10 +73,10 @@ async def test_three_thousand_requests_of_five_hundred_clients_cost_no_other_its
     monkeypatch.setattr(FairListener.__init__, "__defaults__", (lambda: 7.0, Budget()))
     asked = 0
 
-    async def answer(_: web.BaseRequest) -> web.Response:
+    async def answer(_: Request) -> Response:
         nonlocal asked
         asked += 1
-        return web.Response(text="fine")
+        return text(HTTPStatus.OK, "fine")
 
     server = BriefHttpServer(answer)
     listening = await server.listen("127.0.0.1", 0)
