@@ -57,21 +57,6 @@ class NodeControllers:
             kernel.monitor(only_interface=settings.dummy_interface, routes=False),
             kernel.monitor(only_interface=settings.dummy_interface, other_addresses=True),
         )
-        self.service_proxy = ServiceProxy(
-            settings,
-            broadcaster.subscribe(ServiceProxy.name),
-            gate,
-            interface=self.interface,
-            ledger=self.ledger,
-            ipvs=kernel.ipvs,
-            addresses=kernel.addresses,
-            conntrack=kernel.conntrack,
-            sysctls=kernel.sysctls,
-            kernel_version=kernel.version,
-            monitor=self._monitors[0],
-            report=report,
-            clock=clock,
-        )
         self.route_fix = RouteFix(
             settings,
             broadcaster.subscribe(RouteFix.name),
@@ -93,6 +78,22 @@ class NodeControllers:
             broadcaster.subscribe(HealthChecks.name),
             report=report,
             healthy=lambda: self.is_live and not self.complaints(),
+            clock=clock,
+        )
+        # The last to subscribe is the last to be woken: by then the others have said which stages need no write.
+        self.service_proxy = ServiceProxy(
+            settings,
+            broadcaster.subscribe(ServiceProxy.name),
+            gate,
+            interface=self.interface,
+            ledger=self.ledger,
+            ipvs=kernel.ipvs,
+            addresses=kernel.addresses,
+            conntrack=kernel.conntrack,
+            sysctls=kernel.sysctls,
+            kernel_version=kernel.version,
+            monitor=self._monitors[0],
+            report=report,
             clock=clock,
         )
         self._stack = AsyncExitStack()

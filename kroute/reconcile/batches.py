@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -18,11 +18,29 @@ def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
         yield batch
 
 
-async def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
-    """As `batched`, but other tasks run between two batches. They must not change the collection behind `items`."""
-    is_first = True
-    for batch in batched(items, size):
-        if not is_first:
+class _Slices(Generic[T]):
+    """An iterator rather than a generator: the event loop registers each generator, which costs more than one slice."""
+
+    __slots__ = ("_has_begun", "_items", "_size")
+
+    def __init__(self, items: Iterable[T], size: int) -> None:
+        self._items = iter(items)
+        self._size = size
+        self._has_begun = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        batch = list(islice(self._items, self._size))
+        if not batch:
+            raise StopAsyncIteration
+        if self._has_begun:
             await asyncio.sleep(0)
-        is_first = False
-        yield batch
+        self._has_begun = True
+        return batch
+
+
+def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
+    """As `batched`, but other tasks run between two batches. They must not change the collection behind `items`."""
+    return _Slices(items, size)

@@ -257,8 +257,8 @@ class Controller(ABC):
         if due is None:
             times = (self._schedule.next_due(), self.status.retries.next_due(), self.next_due())
             due = min(time for time in times if time is not None)
+        timer = asyncio.get_running_loop().call_later(max(0.0, due - self.clock()), self.wake.set)
         try:
-            async with asyncio.timeout(max(0.0, due - self.clock())):
-                await self.wake.wait()
-        except TimeoutError:
-            return
+            await self.wake.wait()
+        finally:
+            timer.cancel()

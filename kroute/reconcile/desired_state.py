@@ -191,8 +191,15 @@ class DesiredState(Generic[K, V]):
         async for keys in sliced(list(self._in_doubt)):
             yield self._deltas(keys)
 
+    @property
+    def has_doubts(self) -> bool:
+        """Whether any object has yet to be compared or written: `pending` may have deltas."""
+        return bool(self._in_doubt)
+
     async def all_pending(self) -> list[Delta[K, V]]:
         """As `pending`, in one list."""
+        if not self._in_doubt:
+            return []
         return [delta async for deltas in self.pending() for delta in deltas]
 
     def _deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:

@@ -22,7 +22,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from kroute.model.addresses import Family
 from kroute.model.objects import ObjectKey
@@ -82,6 +82,21 @@ Follower = Callable[[Stage, Sequence[Revision]], None]
 """Called with each stage and the plans that pass it. It must return soon, and change nothing."""
 
 
+def _always() -> bool:
+    return True
+
+
+class _Waiter(NamedTuple):
+    """A controller that waits for a stage. It is woken if it `needs` that."""
+
+    waker: asyncio.Event
+    needs: Callable[[], bool]
+
+    def wake(self) -> None:
+        if self.needs():
+            self.waker.set()
+
+
 class _Passage:
     """The state of one stage.
 
@@ -103,14 +118,22 @@ class StageGate:
 
     def __init__(self) -> None:
         self._passages: dict[Stage, _Passage] = {}
-        self._waiting: dict[Stage, list[asyncio.Event]] = defaultdict(list)
+        self._waiting: dict[Stage, list[_Waiter]] = defaultdict(list)
         self._followers: list[Follower] = []
         self.progress = -math.inf
 
-    def join(self, waker: asyncio.Event, *, says: Mapping[Stage, HasPassed], waits_for: Iterable[Stage] = ()) -> None:
+    def join(
+        self,
+        waker: asyncio.Event,
+        *,
+        says: Mapping[Stage, HasPassed],
+        waits_for: Iterable[Stage] = (),
+        needs: Callable[[], bool] = _always,
+    ) -> None:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is retracted.
 
-        `says` has a predicate for each stage that the controller says: whether a candidate has passed it. Raises
+        `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
+        returns whether anything of the controller's waits at all: else it is not woken by what others pass. Raises
         ValueError if another controller says the stage.
         """
         for stage, has_passed in says.items():
@@ -118,7 +141,7 @@ class StageGate:
                 raise ValueError(f"two controllers say the stage {stage}")
             self._passages[stage] = _Passage(waker, has_passed)
         for stage in waits_for:
-            self._waiting[stage].append(waker)
+            self._waiting[stage].append(_Waiter(waker, needs))
 
     def follow(self, follower: Follower) -> None:
         """Call `follower` with every stage and the plans that pass it."""
@@ -139,6 +162,8 @@ class StageGate:
         Only the controller that says the stage calls this.
         """
         passage = self._passages[stage]
+        if not passage.candidates:
+            return
         async for candidates in sliced(list(passage.candidates.values())):
             arrived = [candidate for candidate in candidates if passage.has_passed(candidate)]
             for candidate in arrived:
@@ -154,8 +179,8 @@ class StageGate:
             passed[revision.key] = max(revision.generation, passed.get(revision.key, -1))
             if revision.is_empty:
                 self._forget_when_over(revision)
-        for waker in self._waiting[stage]:
-            waker.set()
+        for waiter in self._waiting[stage]:
+            waiter.wake()
         for follower in self._followers:
             follower(stage, revisions)
 
@@ -193,8 +218,8 @@ class StageGate:
         passage.passed.pop(revision.key, None)
         passage.candidates[revision.key] = revision
         passage.lost.add(revision.key)
-        for waker in self._waiting[stage]:
-            waker.set()
+        for waiter in self._waiting[stage]:
+            waiter.wake()
 
     def take_lost(self, stage: Stage) -> set[ObjectKey]:
         """Those that have lost the stage since the last call; for the one controller that acts upon it."""

@@ -50,7 +50,8 @@ class StagedController(Controller, Generic[K, V]):
         self.desired = desired
         self.gate = gate
         self._plans: dict[ObjectKey, ServicePlan] = {}
-        gate.join(self.wake, says={self.stage: self._is_prepared}, waits_for=self.waits_for)
+        says = {self.stage: self._is_prepared}
+        gate.join(self.wake, says=says, waits_for=self.waits_for, needs=lambda: desired.has_doubts)
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
@@ -94,6 +95,8 @@ class StagedController(Controller, Generic[K, V]):
         async for keys in sliced(self.gate.take_retracted(self.stage)):
             for key in self._plans.keys() & keys:
                 self.retracted(self._plans[key])
+        if not self.desired.has_doubts:
+            return
         due = [
             delta
             async for deltas in self.desired.pending()

@@ -52,6 +52,8 @@ class BindGate:
 
     async def settle(self, is_served: Callable[[ObjectKey], bool], now: float) -> None:
         """End the wait of Services that are ready, and, with a warning, of those that were waited for long enough."""
+        if not self._waiting:
+            return
         late: list[ObjectKey] = []
         async for waiting in sliced(list(self._waiting.items())):
             for key, plan in waiting:

@@ -162,6 +162,8 @@ class VirtualServers:
         return [(address, port) for address, port, _ in desired.real_servers] if desired else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        if not self.desired.has_doubts:
+            return
         async for deltas in self.desired.pending():
             due = []
             for delta in deltas:

@@ -11,7 +11,9 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import AddressEvent
+from kroute.model.plan import RealServer
 from kroute.reconcile.controller import Controller
+from kroute.reconcile.stage_gate import GOING_LIVE, WITHDRAWN
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor import FakeMonitor
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, node_plan, plan, server
@@ -47,6 +49,22 @@ def counting(controller: Controller, steps: list[str]):
         await step()
 
     return count
+
+
+async def test_a_changed_real_server_takes_one_pass_of_each_controller(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: node.service_proxy.live.is_set() and not node.stage_gate.has_candidates(WITHDRAWN))
+        await asyncio.sleep(0.05)  # for passes that nothing else shows
+        steps: list[str] = []
+        for controller in node.controllers:
+            controller.step = counting(controller, steps)
+        served = server("10.96.0.1", 80, "10.1.0.1")
+        changed = plan("web", 2, msgspec.structs.replace(served, real_servers=(RealServer("10.1.0.1", 8080, 5),)))
+        node.broadcaster.publish([changed])
+        await until(lambda: node.stage_gate.has_passed(changed, *GOING_LIVE))
+        await asyncio.sleep(0.05)
+        assert sorted(steps) == sorted(controller.name for controller in node.controllers)
 
 
 async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:

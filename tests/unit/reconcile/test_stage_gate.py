@@ -178,6 +178,16 @@ async def test_a_newer_candidate_takes_the_place_of_the_older_one() -> None:
     assert seen == [2]
 
 
+def test_one_of_whom_nothing_waits_is_not_woken() -> None:
+    gate, waker, doubts = stage_gate(), asyncio.Event(), set[str]()
+    gate.join(waker, says={}, waits_for=(WITHDRAWN,), needs=lambda: bool(doubts))
+    gate.say(WITHDRAWN, [plan(generation=1)])
+    assert not waker.is_set()
+    doubts.add("10.96.0.1")
+    gate.say(WITHDRAWN, [plan(generation=2)])
+    assert waker.is_set()
+
+
 ANNOUNCED = Stage("announced")
 """The stage of a controller that this test adds."""
 
