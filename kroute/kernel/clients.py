@@ -27,9 +27,12 @@ from kroute.kernel.net.addresses import AddressChange, InterfaceAddress
 from kroute.kernel.net.links import LinkState
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.kernel.net.routes import LocalRoute, RouteChange
+from kroute.kernel.net.steering import Steer
 from kroute.kernel.nftables import objects as nft
 from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.objects import ElementChange, NftChange, Table, TableState
+from kroute.kernel.pods.namespaces import PodNamespace
+from kroute.kernel.pods.pod_network import PodTunnel
 
 
 class LinkClient(Protocol):
@@ -125,6 +128,34 @@ class RouteClient(Protocol):
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         """Make the changes in order; returns those that the kernel refused."""
+
+
+class TunnelClient(Protocol):
+    """What direct return needs; `kroute.kernel.pods.client.Tunnels` explains each. All raise KernelError."""
+
+    async def steered(self) -> set[str]:
+        """The addresses on no link of which packets are delivered to this node."""
+
+    async def ensure_rules(self, mark: int) -> list[str]:
+        """Have the rules that lead marked packets to these addresses; returns what was not so."""
+
+    async def steer(self, changes: Sequence[Steer]) -> list[Failure[Steer]]:
+        """Make the changes in order; returns those that the kernel refused."""
+
+    async def remove(self) -> bool:
+        """Delete rules and routes; returns whether there were any."""
+
+    async def find(self, addresses: Collection[str]) -> list[PodNamespace]:
+        """The namespaces with one of these addresses, or with a link that has the name of ours."""
+
+    async def prepare(self, namespace: PodNamespace, tunnel: PodTunnel) -> list[str]:
+        """Make a pod an end of a tunnel; returns what was not so."""
+
+    async def undo(self, namespace: PodNamespace, family: int) -> bool:
+        """Take away what is ours in a pod; returns whether there was something."""
+
+    async def strict_interface(self, pod: str) -> str | None:
+        """The interface towards a pod if it drops the pod's answers from VIPs; else None."""
 
 
 class IpsetClient(Protocol):

@@ -21,6 +21,7 @@ from kroute.kernel.clients import (
     NftablesClient,
     RouteClient,
     SysctlClient,
+    TunnelClient,
     XtablesClient,
 )
 from kroute.kernel.conntrack import Conntrack
@@ -35,6 +36,7 @@ from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.kernel.nftables.client import Nftables
+from kroute.kernel.pods.client import Tunnels
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class NodeKernel:
     xtables: Mapping[int, XtablesClient]
     nftables: NftablesClient
     sysctls: SysctlClient
+    tunnels: TunnelClient
     version: tuple[int, int]
     monitor: MonitorFactory
     nft: Mapping[int, XtablesClient] = field(default_factory=dict)
@@ -112,6 +115,7 @@ async def open_kernel(
             xtables=xtables if "xtables" in only else {},
             nftables=nftables,
             sysctls=Sysctls(proc_sys),
+            tunnels=Tunnels(proc_sys),
             version=kernel_version(),
             monitor=Monitor,
             nft={family: NftTables(family) for family in xtables},

@@ -18,6 +18,7 @@ from tests.fakes.monitor import FakeMonitor
 from tests.fakes.nftables import FakeNftables
 from tests.fakes.routes import FakeRoutes
 from tests.fakes.sysctl import FakeSysctls
+from tests.fakes.tunnels import FakeTunnels
 from tests.fakes.xtables import FakeXtables
 
 
@@ -35,6 +36,7 @@ class FakeNodeKernel(NodeKernel):
     nft: Mapping[int, FakeXtables]
     nftables: FakeNftables
     sysctls: FakeSysctls
+    tunnels: FakeTunnels
 
     @classmethod
     def of(cls, kernel: FakeKernel) -> Self:
@@ -51,6 +53,7 @@ class FakeNodeKernel(NodeKernel):
             xtables={family: FakeXtables(kernel, family) for family in (socket.AF_INET, socket.AF_INET6)},
             nftables=FakeNftables(kernel),
             sysctls=FakeSysctls(kernel),
+            tunnels=FakeTunnels(kernel),
             version=kernel.version,
             monitor=partial(FakeMonitor, kernel),
             nft={family: FakeXtables(nft, family) for family in (socket.AF_INET, socket.AF_INET6)},

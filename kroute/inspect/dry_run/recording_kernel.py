@@ -15,6 +15,7 @@ from kroute.inspect.dry_run.recording import (
 )
 from kroute.inspect.dry_run.recording_nftables import RecordingNftables
 from kroute.inspect.dry_run.recording_rules import RecordingIpset, RecordingXtables
+from kroute.inspect.dry_run.recording_tunnels import RecordingTunnels
 from kroute.kernel.net.monitor import Event, Overrun
 from kroute.kernel.node_kernel import NodeKernel
 
@@ -36,6 +37,7 @@ def recording(kernel: NodeKernel, recorder: Recorder) -> NodeKernel:
         },
         nftables=RecordingNftables(kernel.nftables, recorder),
         sysctls=RecordingSysctls(kernel.sysctls, recorder),
+        tunnels=RecordingTunnels(kernel.tunnels, recorder),
         version=kernel.version,
         monitor=NoEvents,
         nft={

@@ -18,6 +18,8 @@ MASQUERADING = "Masq"
 """The forwarding method, in the kernel's word, that replaces a packet's destination by the real server's address."""
 DIRECT_ROUTING = "Route"
 """The forwarding method that sends a packet unchanged to the real server's MAC address. Answers bypass this machine."""
+TUNNEL = "Tunnel"
+"""The forwarding method that sends a packet unchanged to the real server in another one (IP in IP)."""
 OPTION_FLAGS = FLAG_ONE_PACKET | FLAG_SCHEDULER_1 | FLAG_SCHEDULER_2 | FLAG_SCHEDULER_3
 """The flags that can be chosen. The kernel also keeps FLAG_PERSISTENT, which the timeout implies, and a private one."""
 
@@ -95,7 +97,7 @@ class DeleteVirtualServer(NamedTuple):
 
 
 class AddRealServer(NamedTuple):
-    """Add a real server. `method` is Masq or Route. Refused: EEXIST if it exists, ESRCH without the virtual server."""
+    """Add a real server by Masq, Route or Tunnel. Refused: EEXIST if it exists, ESRCH without the virtual server."""
 
     key: VirtualServerKey
     real_server: RealServerKey

@@ -23,8 +23,9 @@ from kroute.kernel.netlink.rtnetlink import (
     RTN_LOCAL,
 )
 
-RTM_DELRULE, RTM_GETRULE = 33, 34
-FRA_PRIORITY, FRA_FWMARK, FRA_TABLE = 6, 10, 15
+RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
+FR_ACT_TO_TBL = 1
+FRA_SRC, FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK, FRA_PROTOCOL = 2, 6, 10, 15, 16, 21
 """Attributes of a rule (include/uapi/linux/fib_rules.h). Its header is the same as a route's."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 

@@ -83,6 +83,15 @@ class NetlinkSocket:
             raise
         self._socket = netlink
 
+    def adopt(self, netlink: socket.socket) -> None:
+        """Use a netlink socket that another thread has made, in its network namespace. Raises OSError."""
+        try:
+            self._prepare(netlink, (), ())
+        except OSError:
+            netlink.close()
+            raise
+        self._socket = netlink
+
     def _prepare(self, netlink: socket.socket, groups: Sequence[int], only: Sequence[Instruction]) -> None:
         netlink.setblocking(False)
         _enlarge_receive_buffer(netlink, self._receive_buffer)

@@ -24,6 +24,7 @@ PROTOCOLS = {
     "nft": clients.XtablesClient,
     "nftables": clients.NftablesClient,
     "sysctls": clients.SysctlClient,
+    "tunnels": clients.TunnelClient,
 }
 
 

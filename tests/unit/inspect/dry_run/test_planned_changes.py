@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kroute.inspect.dry_run import recording, recording_kernel, recording_nftables, recording_rules
+from kroute.inspect.dry_run import recording, recording_kernel, recording_nftables, recording_rules, recording_tunnels
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
 from kroute.kernel import clients
 from kroute.kernel.errors import KernelError
@@ -168,6 +168,7 @@ PROTOCOLS = {
     recording_rules.RecordingIpset: clients.IpsetClient,
     recording_rules.RecordingXtables: clients.XtablesClient,
     recording_nftables.RecordingNftables: clients.NftablesClient,
+    recording_tunnels.RecordingTunnels: clients.TunnelClient,
 }
 
 

@@ -1,0 +1,175 @@
+"""Delivers packets to addresses that are on no link of the node: a table of local routes that only a mark leads to.
+
+An address on a link is this node's in every respect: a packet *from* it that arrives at any link is taken for a forged
+one, and dropped (`fib_validate_source`; the sysctl accept_local would let everybody forge every address of the node).
+With direct return pods answer from such addresses, through this node. So these are in a table of their own, in which
+only marked packets are looked up. The lookup of a packet's source has no mark (unless `src_valid_mark` is set, and then
+the answer's own, which has none), and finds the route to the internet as for any other stranger.
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kroute.kernel.errors import Failure, KernelError, describe_errno
+from kroute.kernel.net.policy_routing import (
+    FAMILIES,
+    FR_ACT_TO_TBL,
+    FRA_FWMARK,
+    FRA_FWMASK,
+    FRA_PRIORITY,
+    FRA_PROTOCOL,
+    FRA_TABLE,
+    RTM_DELRULE,
+    RTM_GETRULE,
+    RTM_NEWRULE,
+)
+from kroute.kernel.netlink.client import NetlinkClient
+from kroute.kernel.netlink.message import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_EXCL,
+    attribute,
+    attributes,
+    message,
+    pack_address,
+    to_u32,
+    u8,
+    u32,
+    unpack_address,
+)
+from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE
+from kroute.kernel.netlink.rtnetlink import (
+    ROUTE_HEADER,
+    RT_SCOPE_HOST,
+    RTA_DST,
+    RTA_OIF,
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_GETROUTE,
+    RTM_NEWROUTE,
+    RTN_LOCAL,
+    interface_index,
+)
+
+PROTOCOL = 107
+"""What kroute's rules and routes for direct return name as their origin (`proto` of ip-route), here and in pods."""
+TABLE = 27506
+"""The routing table of direct return, on nodes and in pods."""
+PRIORITY = 90
+"""Of the rule: after the kernel's own for table local (0), before those of other programs."""
+
+
+class Steer(NamedTuple):
+    """Deliver marked packets to this address to the node; not `is_wanted`: no longer."""
+
+    address: str
+    is_wanted: bool = True
+
+    def __str__(self) -> str:
+        return f"{'' if self.is_wanted else 'stop '}delivering packets to {self.address}"
+
+
+class Steering(NetlinkClient):
+    """The table of the calling process's network namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_ROUTE)
+
+    async def read(self) -> set[str]:
+        """The addresses in the table."""
+        found: list[str] = []
+        for family in FAMILIES:
+            query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+            found += await self._netlink.request(query, lambda _, it: _parse_route(it))
+        return set(found)
+
+    async def ensure_rules(self, mark: int) -> list[str]:
+        """Have one rule for each family, with this mark; returns what was not so. Raises KernelError."""
+        wrong: list[str] = []
+        for family in FAMILIES:
+            right = _rule(family, mark)
+            found = await self._rules(family)
+            surplus = [it for it in found if it != right]
+            changes = [message(RTM_DELRULE, 0, it) for it in surplus]
+            if right not in found:
+                changes.append(message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, right))
+            for number in (await self._netlink.transact(changes)).values() if changes else ():
+                if family == socket.AF_INET6 and number == errno.EAFNOSUPPORT:
+                    continue
+                if number not in {errno.ENOENT, errno.EEXIST}:
+                    sentence = f"cannot write the rule that delivers packets to VIPs: {describe_errno(number)}"
+                    raise KernelError(f"{sentence}; trying again", errno=number)
+            wrong += ["the rule of direct return was missing or another"] if changes else []
+        return wrong
+
+    async def write(self, changes: Sequence[Steer]) -> list[Failure[Steer]]:
+        """Make the changes in order; those that the kernel refuses do not stop the others."""
+        index = interface_index("lo") or 1
+        refused = await self._netlink.transact([_encode(index, it) for it in changes])
+        return [
+            Failure(changes[at], number)
+            for at, number in refused.items()
+            if number != (errno.EEXIST if changes[at].is_wanted else errno.ESRCH)
+        ]
+
+    async def remove(self) -> bool:
+        """Delete the routes, then the rules; returns whether there were any. Raises KernelError."""
+        addresses = await self.read()
+        for failure in await self.write([Steer(it, is_wanted=False) for it in sorted(addresses)]):
+            raise KernelError(str(failure), errno=failure.errno)
+        rules = [rule for family in FAMILIES for rule in await self._rules(family)]
+        await self._netlink.transact([message(RTM_DELRULE, 0, it) for it in rules])
+        return bool(addresses or rules)
+
+    async def _rules(self, family: int) -> list[bytes]:
+        query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+        try:
+            return await self._netlink.request(query, lambda _, it: _parse_rule(it))
+        except KernelError as error:
+            if family == socket.AF_INET6 and error.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
+                return []
+            raise
+
+
+def _rule(family: int, mark: int) -> bytes:
+    head = ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0)
+    origin = u8(FRA_PROTOCOL, PROTOCOL)
+    return (
+        head
+        + u32(FRA_PRIORITY, PRIORITY)
+        + u32(FRA_FWMARK, mark)
+        + u32(FRA_FWMASK, mark)
+        + u32(FRA_TABLE, TABLE)
+        + origin
+    )
+
+
+def _parse_rule(payload: bytes) -> bytes | None:
+    """A rule of ours, as `_rule` writes it; None for any other."""
+    found = attributes(payload, ROUTE_HEADER.size)
+    if to_u32(found.get(FRA_TABLE, bytes(4))) != TABLE or found.get(FRA_PROTOCOL) != bytes([PROTOCOL]):
+        return None
+    if FRA_FWMARK not in found or found.get(FRA_FWMASK) != found[FRA_FWMARK]:
+        return None
+    return _rule(payload[0], to_u32(found[FRA_FWMARK]))
+
+
+def _encode(index: int, change: Steer) -> bytes:
+    packed = pack_address(change.address)
+    family = socket.AF_INET6 if ":" in change.address else socket.AF_INET
+    head = ROUTE_HEADER.pack(family, len(packed) * 8, 0, 0, 0, PROTOCOL, RT_SCOPE_HOST, RTN_LOCAL, 0)
+    body = head + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + u32(RTA_TABLE, TABLE)
+    if change.is_wanted:
+        return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, body)
+    return message(RTM_DELROUTE, 0, body)
+
+
+def _parse_route(payload: bytes) -> str | None:
+    _, _, _, _, table, protocol, _, kind, _ = ROUTE_HEADER.unpack_from(payload)
+    found = attributes(payload, ROUTE_HEADER.size)
+    number = to_u32(found[RTA_TABLE]) if RTA_TABLE in found else table
+    if number != TABLE or protocol != PROTOCOL or kind != RTN_LOCAL or RTA_DST not in found:
+        return None
+    return unpack_address(found[RTA_DST])

@@ -1,0 +1,220 @@
+"""The end of a tunnel in a pod: makes it, repairs it and undoes it, with a socket in the pod's network namespace.
+
+For each family that is asked for: a tunnel's link, which takes packets of any node; the VIPs on it; and for the VIPs'
+answers a routing table that is the pod's own one with a smaller MSS, since clients must leave room for the outer header
+(the SYN with which a client says its own MSS does not matter: answers travel without an outer header).
+
+For IPv4 the pod must not answer ARP for a VIP, nor ask from one: the node would take such a question for a forged one.
+That are two settings of the pod's own link. What they were is kept in the alias of the tunnel's link.
+
+Whatever else the namespace contains is not kroute's: a link of that name is refused unless its group is this node's
+network namespace, by its inode. So a node that sees the processes of others (of a cluster in its containers) leaves
+their pods alone.
+"""
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.net.addresses import encode_unbind, parse_address
+from kroute.kernel.net.policy_routing import RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE
+from kroute.kernel.net.steering import TABLE
+from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, address_family, message
+from kroute.kernel.netlink.netlink_socket import NetlinkSocket
+from kroute.kernel.netlink.rtnetlink import (
+    ADDRESS_HEADER,
+    ROUTE_HEADER,
+    RTM_DELROUTE,
+    RTM_GETADDR,
+    RTM_GETROUTE,
+)
+from kroute.kernel.pods.messages import (
+    CONF_ARP_ANNOUNCE,
+    CONF_ARP_IGNORE,
+    CONF_RP_FILTER,
+    KINDS,
+    PodLink,
+    TunnelKind,
+    copied_route,
+    encode_alias,
+    encode_conf,
+    encode_create,
+    encode_delete_link,
+    encode_link_query,
+    encode_new_route,
+    encode_no_link_local,
+    encode_up,
+    encode_vip,
+    interface_of,
+    parse_link,
+    parse_own_rule,
+    rule_from,
+    table_of,
+)
+
+ALIAS = "kroute direct return"
+MOST_ROUTES = 64
+"""Routes of a pod that are copied."""
+LOOSE = 2
+"""rp_filter of the tunnel's link: answers leave by another link. The greater of this and `all` holds."""
+_BEFORE = re.compile(r": arp_ignore=(\d) arp_announce=(\d) on (\S{1,15})$")
+
+
+class PodTunnel(NamedTuple):
+    """What a pod is to have: its address, and the VIPs, all of one family."""
+
+    address: str
+    vips: frozenset[str]
+
+
+class PodNetwork:
+    """One family of a pod's network namespace, through a socket in it. Raises KernelError.
+
+    `owner` is the inode of the node's own network namespace.
+    """
+
+    def __init__(self, netlink: NetlinkSocket, family: int, owner: int) -> None:
+        self._netlink = netlink
+        self._owner = owner
+        self._family = family
+        self._kind: TunnelKind = KINDS[family]
+
+    async def ensure(self, end: PodTunnel) -> list[str]:
+        """Make it so; returns what was not. Nothing is written if all is right."""
+        addresses = await self._addresses()
+        carrier = next((index for index, address in addresses if address == end.address), None)
+        if carrier is None:
+            raise KernelError(f"the pod does not have {end.address}; it may have ended", errno=errno.EADDRNOTAVAIL)
+        done: list[str] = []
+        link = await self._own_link()
+        if link is not None and link.local != end.address:
+            await self._delete(link)
+            link = None
+        if link is None:
+            await self._do([encode_create(self._kind, end.address, self._owner)], f"make the link {self._kind.link}")
+            done.append(f"link {self._kind.link}")
+            link = await self._link(name=self._kind.link)
+        own = await self._link(index=carrier)
+        if link is None or own is None:
+            raise KernelError("the pod's links have gone meanwhile; trying again", errno=errno.ENODEV)
+        done += await self._settings(link, own)
+        done += await self._vips(link, end.vips, {it for index, it in addresses if index == link.ifindex})
+        return done + await self._routing(link, own, end.vips)
+
+    async def undo(self) -> bool:
+        """Take everything of ours away; returns whether there was something."""
+        link = await self._link(name=self._kind.link)
+        if link is None or not self._is_ours(link):
+            return False
+        rules = [vip for vip in await self._rules() if vip]
+        await self._write([message(RTM_DELRULE, 0, rule_from(it)) for it in rules], "delete rules", {errno.ENOENT})
+        await self._delete_routes([it for it in await self._routes() if table_of(it) == TABLE])
+        await self._delete(link)
+        return True
+
+    async def _own_link(self) -> PodLink | None:
+        """Our link, None if there is none of its name. Raises KernelError EEXIST if it is another's."""
+        link = await self._link(name=self._kind.link)
+        if link is not None and not self._is_ours(link):
+            sentence = f"a link {link.name} ({link.kind or 'of no kind'}) in the pod is not kroute's; delete it there"
+            raise KernelError(sentence, errno=errno.EEXIST)
+        return link
+
+    def _is_ours(self, link: PodLink) -> bool:
+        return link.kind == self._kind.kind and link.group == self._owner
+
+    async def _settings(self, link: PodLink, own: PodLink) -> list[str]:
+        """Settings of both links. What the pod's own link had is noted before it is changed."""
+        wanted = {CONF_ARP_IGNORE: 1, CONF_ARP_ANNOUNCE: 2} if self._family == socket.AF_INET else {}
+        changed = {it: value for it, value in wanted.items() if own.conf.get(it, value) < value}
+        messages = []
+        if not link.alias:
+            ignore, announce = own.conf.get(CONF_ARP_IGNORE, 0), own.conf.get(CONF_ARP_ANNOUNCE, 0)
+            noted = f": arp_ignore={ignore} arp_announce={announce} on {own.name}" if wanted else ""
+            messages.append(encode_alias(link.ifindex, ALIAS + noted))
+        messages += [encode_conf(own.ifindex, number, value) for number, value in changed.items()]
+        if wanted and link.conf.get(CONF_RP_FILTER, LOOSE) != LOOSE:
+            messages.append(encode_conf(link.ifindex, CONF_RP_FILTER, LOOSE))
+        if not link.is_up:
+            await self._write([encode_no_link_local(link.ifindex)], "", {errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
+            messages.append(encode_up(link.ifindex))
+        await self._do(messages, f"set up {link.name}")
+        return [f"settings of {link.name} and {own.name}"] if messages else []
+
+    async def _vips(self, link: PodLink, wanted: frozenset[str], bound: set[str]) -> list[str]:
+        bound = {it for it in bound if not it.startswith("fe80:")}
+        added, removed = sorted(wanted - bound), sorted(bound - wanted)
+        await self._write([encode_unbind(link.ifindex, it) for it in removed], "unbind VIPs", {errno.EADDRNOTAVAIL})
+        await self._write([encode_vip(link.ifindex, it) for it in added], "bind VIPs", {errno.EEXIST})
+        return [*(f"VIP {it}" for it in added), *(f"surplus {it}" for it in removed)]
+
+    async def _routing(self, link: PodLink, own: PodLink, vips: frozenset[str]) -> list[str]:
+        """The rules and routes of the answers. Routes come first: a rule to an empty table changes nothing."""
+        advmss = own.mtu - self._kind.overhead - self._kind.headers
+        routes = await self._routes()
+        found = {copy: it for it in routes if table_of(it) == TABLE and (copy := copied_route(it, 0)) is not None}
+        others = (it for it in routes if table_of(it) != TABLE and interface_of(it) != link.ifindex)
+        copies = [copy for it in others if (copy := copied_route(it, advmss)) is not None][:MOST_ROUTES]
+        copies.sort(key=lambda it: -it[6])  # by scope: routes to gateways before those by them
+        rules = set(await self._rules())
+        await self._delete_routes([it for copy, it in found.items() if copy not in copies])
+        missing = [it for it in copies if it not in found]
+        await self._write([encode_new_route(it) for it in missing], "write routes", {errno.EEXIST})
+        surplus = [message(RTM_DELRULE, 0, rule_from(it)) for it in sorted(rules - vips) if it]
+        added = [message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule_from(it)) for it in sorted(vips - rules)]
+        await self._write([*surplus, *added], "write rules", {errno.EEXIST, errno.ENOENT})
+        return ["routes of answers"] if missing or added or surplus else []
+
+    async def _delete(self, link: PodLink) -> None:
+        """Delete our link, then give the pod's own link its settings back."""
+        await self._write([encode_delete_link(link.ifindex)], f"delete {link.name}", {errno.ENODEV})
+        before = _BEFORE.search(link.alias)
+        own = await self._link(name=before[3]) if before else None
+        if before and own is not None:
+            values = ((CONF_ARP_IGNORE, 1, int(before[1])), (CONF_ARP_ANNOUNCE, 2, int(before[2])))
+            changes = [encode_conf(own.ifindex, it, was) for it, ours, was in values if own.conf.get(it) == ours != was]
+            await self._do(changes, f"restore {own.name}")
+
+    async def _link(self, *, name: str = "", index: int = 0) -> PodLink | None:
+        try:
+            found = await self._netlink.request(encode_link_query(name=name, index=index), lambda _, it: parse_link(it))
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        return found[0] if found else None
+
+    async def _addresses(self) -> list[tuple[int, str]]:
+        """Each address of the family with the index of its link."""
+        query = message(RTM_GETADDR, NLM_F_DUMP, ADDRESS_HEADER.pack(self._family, 0, 0, 0, 0))
+
+        def parse(_kind: int, payload: bytes) -> tuple[int, str] | None:
+            index = ADDRESS_HEADER.unpack_from(payload)[4]
+            it = parse_address(payload, {index: ""})
+            return (index, it.address) if it is not None and address_family(it.address) == self._family else None
+
+        return await self._netlink.request(query, parse)
+
+    async def _routes(self) -> list[bytes]:
+        query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
+        return await self._netlink.request(query, lambda _, it: it if copied_route(it, 0) is not None else None)
+
+    async def _rules(self) -> list[str]:
+        query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(self._family, 0, 0, 0, 0, 0, 0, 0, 0))
+        return await self._netlink.request(query, lambda _, it: parse_own_rule(it))
+
+    async def _delete_routes(self, payloads: Sequence[bytes]) -> None:
+        await self._write([message(RTM_DELROUTE, 0, it) for it in payloads], "delete routes", {errno.ESRCH})
+
+    async def _do(self, messages: Sequence[bytes], what: str) -> None:
+        await self._write(messages, what, set())
+
+    async def _write(self, messages: Sequence[bytes], what: str, tolerated: set[int]) -> None:
+        refused = await self._netlink.transact(messages) if messages else {}
+        for number in refused.values():
+            if number not in tolerated:
+                missing = ": the kernel lacks this kind of tunnel" if number == errno.EOPNOTSUPP else ""
+                raise KernelError(f"cannot {what} in the pod: {describe_errno(number)}{missing}", errno=number)
