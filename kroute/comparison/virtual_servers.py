@@ -12,7 +12,14 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.objects import (
+    MASQUERADING,
+    TUNNEL,
+    RealServerKey,
+    RealServerState,
+    VirtualServerOptions,
+    VirtualServerState,
+)
 from kroute.kernel.ipvs.objects import VirtualServerKey as KernelKey
 from kroute.model.plan import Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.schedulers import SCHEDULERS_BY_ORDER, SCHEDULERS_WITH_FLAGS
@@ -93,6 +100,15 @@ def options_of(server: VirtualServer) -> VirtualServerOptions:
     return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
 
 
+def method_of(server: VirtualServer) -> str:
+    """How the kernel should forward to all of its real servers."""
+    return TUNNEL if server.is_tunnelled else MASQUERADING
+
+
+WRONG_METHOD = -1
+"""The weight, which no plan has, of a real server that is forwarded to in another way than the others."""
+
+
 def in_order_of_addition(applied: Mapping[RealServerKey, RealServerState]) -> list[RealServerKey]:
     """The real servers of a virtual server, as the kernel lists them, from the oldest to the newest."""
     return list(applied)[::-1]
@@ -106,10 +122,11 @@ def in_terms_of_plans(
     If the scheduler goes by their order, they are in the order of their addition.
     """
     options = applied.options
+    is_tunnelled = any(it.method == TUNNEL for key, it in applied.real_servers.items() if key not in draining)
     real_servers = [
-        RealServer(*real_server, applied.real_servers[real_server].weight)
-        for real_server in in_order_of_addition(applied.real_servers)
-        if real_server not in draining
+        RealServer(*key, real.weight if (real.method == TUNNEL) == is_tunnelled else WRONG_METHOD)
+        for key in in_order_of_addition(applied.real_servers)
+        if key not in draining and (real := applied.real_servers[key])
     ]
     return VirtualServer(
         key,
@@ -119,6 +136,7 @@ def in_terms_of_plans(
         if options.persistence_timeout
         else None,
         real_servers=tuple(real_servers if options.scheduler in SCHEDULERS_BY_ORDER else sorted(real_servers)),
+        is_tunnelled=is_tunnelled,
     )
 
 
@@ -126,9 +144,10 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
     """Whether the kernel has exactly what is desired, with nothing that drains. Quicker than `in_terms_of_plans`."""
     if len(applied.real_servers) != len(desired.real_servers):
         return False
+    is_tunnelled = desired.is_tunnelled
     for address, port, weight in desired.real_servers:
         real = applied.real_servers.get((address, port))
-        if real is None or real.weight != weight:
+        if real is None or real.weight != weight or (real.method == TUNNEL) is not is_tunnelled:
             return False
     if options_of(desired) != applied.options:
         return False
@@ -166,6 +185,7 @@ def agrees(applied: VirtualServer, desired: VirtualServer, draining: Collection[
         return not applied.real_servers and not is_served_out(applied, draining)
     return applied == desired or (
         options_of(applied) == options_of(desired)
+        and (applied.is_tunnelled == desired.is_tunnelled or not applied.real_servers)
         and len(applied.real_servers) == len(desired.real_servers)
         and _are_as_good(applied, desired)
     )
@@ -183,6 +203,8 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
     found = [*_differing_options(key, wanted, applied), *_differing_real_servers(wanted, applied.real_servers)]
+    if wanted is not None and (wanted.is_tunnelled or any(it.method == TUNNEL for it in applied.real_servers.values())):
+        found += _differing_methods(wanted, applied.real_servers)
     if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
         found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     if not found and wanted is None:
@@ -234,4 +256,13 @@ def _differing_real_servers(
         f"real server {address}:{port} takes new connections and was not planned"
         for address, port in sorted(applied.keys() - weights.keys())
         if applied[address, port].weight
+    ]
+
+
+def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
+    method, planned = method_of(wanted), {(it.address, it.port) for it in wanted.real_servers}
+    return [
+        f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {method}"
+        for address, port in sorted(planned & applied.keys())
+        if applied[address, port].method != method
     ]

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from kroute.controllers.direct_return.cleanup import undo_direct_return
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
 from kroute.firewall.protocol import Firewall
+from kroute.kernel.clients import TunnelClient
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger
 
@@ -13,6 +15,7 @@ from kroute.reconcile.ledger import Ledger
 async def cleanup(
     service_proxy: ServiceProxy,
     route_fix: RouteFix,
+    tunnels: TunnelClient,
     firewalls: Sequence[Firewall],
     interface: DummyInterface,
     ledger: Ledger,
@@ -33,6 +36,7 @@ async def cleanup(
     for controller in (service_proxy, route_fix):
         with report.step(controller.name):
             await controller.cleanup(report)
+    await undo_direct_return(tunnels, report)
     await _remove_firewalls(firewalls, report)
     await _delete(interface, report)
     _remove(ledger, report)

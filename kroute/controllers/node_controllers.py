@@ -12,6 +12,7 @@ from typing import Self
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.cleanup import cleanup, hand_over
+from kroute.controllers.direct_return.controller import DirectReturn
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks.controller import HealthChecks
 from kroute.controllers.liveness import RESYNC_PERIODS, complaints
@@ -27,6 +28,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import ControllerStatistics, Report
+from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
@@ -80,6 +82,18 @@ class NodeControllers:
             healthy=lambda: self.is_live and not self.complaints(),
             clock=clock,
         )
+        self._tunnels, prepared = kernel.tunnels, PreparedPods()
+        self.direct_return: DirectReturn | None = None
+        if settings.direct_return:
+            self.direct_return = DirectReturn(
+                settings,
+                broadcaster.subscribe(DirectReturn.name),
+                gate,
+                tunnels=kernel.tunnels,
+                prepared=prepared,
+                report=report,
+                clock=clock,
+            )
         # The last to subscribe is the last to be woken: by then the others have said which stages need no write.
         self.service_proxy = ServiceProxy(
             settings,
@@ -94,6 +108,7 @@ class NodeControllers:
             kernel_version=kernel.version,
             monitor=self._monitors[0],
             report=report,
+            pods=prepared,
             clock=clock,
         )
         self._stack = AsyncExitStack()
@@ -112,7 +127,8 @@ class NodeControllers:
     @property
     def kernel_writers(self) -> tuple[Controller, ...]:
         """All controllers but the health checks, which listen on ports and write nothing to the kernel."""
-        return self.service_proxy, self.route_fix, self.masquerade
+        usual = self.service_proxy, self.route_fix, self.masquerade
+        return usual if self.direct_return is None else (*usual, self.direct_return)
 
     @property
     def _all(self) -> tuple[Controller, ...]:
@@ -164,7 +180,7 @@ class NodeControllers:
 
         `firewalls` are those of every backend that has left something.
         """
-        return await cleanup(self.service_proxy, self.route_fix, firewalls, self.interface, self.ledger)
+        return await cleanup(self.service_proxy, self.route_fix, self._tunnels, firewalls, self.interface, self.ledger)
 
     async def hand_over(self, firewalls: Sequence[Firewall], *, keep_interface: bool) -> CleanupReport:
         """Undo what another proxy, which serves by now, does not use. The rest is as with `cleanup`."""

@@ -22,7 +22,8 @@ from kroute.model.plan import (
     shortened,
 )
 from kroute.planning.address_owners import AddressOwners
-from kroute.planning.annotations import PREFIXES, Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import PREFIXES, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, choose, external_policy, merge
 from kroute.planning.external_addresses import nodes_having

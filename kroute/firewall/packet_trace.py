@@ -20,6 +20,8 @@ class Hook(Enum):
     """Packets of this node's own processes, before IPVS takes them."""
     INPUT = auto()
     """Packets to this node's addresses, before IPVS takes them; and what IPVS did not take in OUTPUT, from lo."""
+    PREROUTING = auto()
+    """Packets from elsewhere, before they are routed. Rules here only mark, so no fate is traced through them."""
     NAT_PREROUTING = auto()
     NAT_OUTPUT = auto()
     NAT_POSTROUTING = auto()

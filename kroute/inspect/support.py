@@ -12,7 +12,7 @@ import msgspec
 from kroute import logs
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Plan
-from kroute.planning.annotations import ANNOTATIONS, PREFIXES
+from kroute.planning.annotations.table import ANNOTATIONS, PREFIXES
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.batches import sliced
 

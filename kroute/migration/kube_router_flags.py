@@ -17,7 +17,7 @@ from kroute.migration.go_values import duration, host_name, networks
 _ROUTING = "kroute does no routing; keep kube-router --run-service-proxy=false for it, and leave this out here"
 _POLICIES = "kroute enforces no network policies; keep kube-router --run-service-proxy=false, and leave this out here"
 _LOADBALANCER = "kroute allocates no LoadBalancer addresses; keep kube-router --run-service-proxy=false for it"
-_DSR = "kroute has no direct server return on nodes; `kroute director` routes directly to nodes (docs/director.md)"
+_DSR = "kroute needs no container runtime for direct return: --direct-return (docs/direct-return.md)"
 _HEALTH = "kroute's word is --healthz-bind-address ADDRESS:PORT"
 _METRICS = "kroute's word is --metrics-bind-address ADDRESS:PORT, and its path is /metrics"
 _FAMILIES = "kroute serves the families that the node has an address of; --node-ip says which"

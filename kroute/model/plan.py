@@ -58,6 +58,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits.
 
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: it has its whole weight at once.
+    `is_tunnelled`: packets go to the real servers in a tunnel, as they are, and not with another destination.
     """
 
     key: VirtualServerKey
@@ -66,6 +67,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     persistence: Persistence | None
     real_servers: tuple[RealServer, ...]
     slow_start: int = 0
+    is_tunnelled: bool = False
 
     def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""
@@ -82,6 +84,13 @@ class Vip(NamedTuple):
 
     address: str
     source: str | None
+
+
+class TunnelEnd(NamedTuple):
+    """A pod on this node, by its address, that answers a VIP's clients itself."""
+
+    pod: str
+    vip: str
 
 
 class AddressSet(StrEnum):
@@ -178,6 +187,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     of it drain. `vips` are the addresses to bind, without those that another interface of the node has. `generation`
     grows with every plan that the catalog makes. `same_as` compares plans without it. `no_local_inside`: the families
     in which `internalTrafficPolicy` is Local and no endpoint is on this node, though there are some elsewhere.
+    `direct_vips` are the addresses that are on no link of the node, because pods answer from them; `tunnel_ends` are
+    this node's pods among those.
     """
 
     key: ObjectKey
@@ -188,6 +199,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     health_check: HealthCheck | None = None
     problems: tuple[Problem, ...] = ()
     no_local_inside: tuple[Family, ...] = ()
+    tunnel_ends: tuple[TunnelEnd, ...] = ()
+    direct_vips: tuple[str, ...] = ()
 
     def same_as(self, other: "ServicePlan") -> bool:
         """Whether both are equal apart from their generations."""

@@ -50,10 +50,11 @@ class AddressOwners:
     """Who has which address: Nodes, their pods, Services as ClusterIP, and who names one from outside.
 
     Each `place_` and `forget_` returns the Services to plan again: those whose external addresses gained or lost an
-    owner.
+    owner. With `shared`, also those that begin or cease to be the only one that names an external address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self._follows_sharing = shared
         self._nodes: _Index[str] = _Index()
         self._cluster_ips: _Index[ObjectKey] = _Index()
         self._external_ips: _Index[ObjectKey] = _Index()
@@ -71,12 +72,12 @@ class AddressOwners:
 
     def place_service(self, key: ObjectKey, service: Service) -> set[ObjectKey]:
         """Take a Service's addresses."""
-        self._set_external(key, external_ips(service))
-        return self.naming(self._cluster_ips.put(key, cluster_ips(service)))
+        sharers = self._set_external(key, external_ips(service))
+        return sharers | self.naming(self._cluster_ips.put(key, cluster_ips(service)))
 
     def forget_service(self, key: ObjectKey) -> set[ObjectKey]:
-        self._set_external(key, ())
-        return self.naming(self._cluster_ips.put(key, ()))
+        sharers = self._set_external(key, ())
+        return sharers | self.naming(self._cluster_ips.put(key, ()))
 
     def place_api_servers(self, addresses: frozenset[str]) -> set[ObjectKey]:
         """Take the endpoints of the Service `API_SERVER`: what connections to its ClusterIP go to."""
@@ -106,6 +107,11 @@ class AddressOwners:
         """The Services that name one of these addresses as an external address."""
         return {key for address in addresses for key in self._external_ips.owners(address)}
 
+    def others_naming(self, address: str, key: ObjectKey) -> list[ObjectKey]:
+        """The other Services that name this external address; one of them, if there are many."""
+        owners = self._external_ips.owners(address)
+        return [it for it in owners if it != key][:1]
+
     def having(self, addresses: Iterable[str]) -> set[ObjectKey]:
         """The Services that have one of these addresses as ClusterIP."""
         return {key for address in addresses for key in self._cluster_ips.owners(address)}
@@ -115,10 +121,16 @@ class AddressOwners:
         within = (address for network in networks for address in self._external_in_order.within(network))
         return self.naming({*self._nodes.put(name, addresses), *within})
 
-    def _set_external(self, key: ObjectKey, written: Collection[str]) -> None:
+    def _set_external(self, key: ObjectKey, written: Collection[str]) -> set[ObjectKey]:
+        """Returns the Services for which it matters who else names an address: none unless that is followed."""
+        sharers: set[ObjectKey] = set()
         if not written and key not in self._external_ips.all_owners():
-            return  # as most Services
+            return sharers  # as most Services
         owned_before = {it: self._external_ips.is_owned(it) for it in map(canonical, written) if it is not None}
         for address in self._external_ips.put(key, owned_before):
             if owned_before.get(address, True) != self._external_ips.is_owned(address):
                 self._external_in_order.toggle(address)
+            owners = self._external_ips.owners(address)
+            if self._follows_sharing and len(owners) <= 2:
+                sharers.update(owners)
+        return sharers

@@ -57,7 +57,7 @@ class Catalog:
         self._slices = SlicesOfServices(with_pods=settings.pod_weights)
         self._weights = WeightSources()
         self._claims = AddressClaims()
-        self._owners = AddressOwners()
+        self._owners = AddressOwners(shared=settings.direct_return)
         self._node_plan: NodePlan | None = None
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._generation = 0
@@ -296,4 +296,4 @@ class Catalog:
         held = self._claims.held_by_others(key)
         frontends = frontends or frontends_of(service, self._node, self._settings, self._owners)
         facts = self._weights.facts(key, slices)
-        return planning(service, slices, self._node, self._settings, held, frontends, facts)
+        return planning(service, slices, self._node, self._settings, held, frontends, facts, self._owners)

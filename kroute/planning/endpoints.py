@@ -15,7 +15,8 @@ from kroute.model.bounds import NO_BOUND, Steps, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
 from kroute.model.plan import Problem, RealServer
-from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
 
 LOCAL = "Local"

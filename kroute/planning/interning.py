@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, ObjectMeta, Service, ServiceSpec
-from kroute.planning.annotations import ANNOTATION_NAMES
+from kroute.planning.annotations.table import ANNOTATION_NAMES
 
 T = TypeVar("T", bound=Hashable)
 

@@ -10,9 +10,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import (
     AddressSet,
-    HealthCheck,
     Problem,
-    Protocol,
     RealServer,
     ServicePlan,
     SetEntry,
@@ -21,7 +19,9 @@ from kroute.model.plan import (
     VirtualServerKey,
 )
 from kroute.planning.address_conflicts import conflict
-from kroute.planning.annotations import MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
+from kroute.planning.address_owners import AddressOwners
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import MAX_PERSISTENCE_TIMEOUT, apply_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
 from kroute.planning.endpoints import (
     LOCAL,
@@ -31,10 +31,11 @@ from kroute.planning.endpoints import (
     choose,
     external_policy,
     merging,
-    ready_on,
     refusals,
 )
 from kroute.planning.frontends import Frontend, Frontends, frontends_of
+from kroute.planning.service_parts.direct_return import DirectReturn
+from kroute.planning.service_parts.health_check import health_check_entries, health_check_of
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.planning.weights.facts import WeightFacts
 from kroute.planning.weights.rule import Weighing, problems_of, weighing_of
@@ -49,13 +50,16 @@ NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 class _Reach(NamedTuple):
     """The real servers of a frontend, and the sets that contain its address and port.
 
-    `lacks_local`: policy Local leaves none of the real servers that there are.
+    `lacks_local`: policy Local leaves none of the real servers that there are. `has_unknown`: of a real server nobody
+    says on which node it is. `is_direct`: the real servers answer the clients themselves.
     """
 
     real_servers: tuple[RealServer, ...]
     on_this_node: tuple[RealServer, ...]
     sets: tuple[AddressSet, ...]
     lacks_local: bool = False
+    has_unknown: bool = False
+    is_direct: bool = False
 
 
 def plan_service(
@@ -66,15 +70,16 @@ def plan_service(
     held: Mapping[VirtualServerKey, ObjectKey] = NOTHING_HELD,
     frontends: Frontends | None = None,
     facts: WeightFacts | None = None,
+    owners: AddressOwners | None = None,
 ) -> ServicePlan:
     """Plan one Service for one node.
 
     `slices` are those of the Service. `held` names, for each address and port that another Service has, that Service.
     `frontends` saves computing them again if the caller has them. `facts` are what its real servers are weighed by.
-    Never fails: everything that cannot be done is a Problem of the plan, and the rest is planned. The parts of a plan
-    are sorted, so that plans of equal content are equal.
+    `owners` has the addresses of Nodes and Services. Never fails: everything that cannot be done is a Problem of the
+    plan, and the rest is planned. The parts of a plan are sorted, so that plans of equal content are equal.
     """
-    return finish(planning(service, slices, node, settings, held, frontends, facts))
+    return finish(planning(service, slices, node, settings, held, frontends, facts, owners))
 
 
 def planning(
@@ -85,6 +90,7 @@ def planning(
     held: Mapping[VirtualServerKey, ObjectKey],
     frontends: Frontends | None,
     facts: WeightFacts | None = None,
+    owners: AddressOwners | None = None,
 ) -> Steps[ServicePlan]:
     """As `plan_service`, in steps."""
     served, known_problems, more_problems = frontends or frontends_of(service, node, settings)
@@ -101,6 +107,7 @@ def planning(
     problems.extend(conflict(it.key, held[it.key]) for it in served if it.key in held)
     ranges = source_ranges(service, {family_of(it.key.address) for it in served if it.is_balanced}, problems)
     answered = _Answered(service, merged, node, ranges, settings.max_backends, weighing)
+    direct = DirectReturn(service, options, node, settings, owners) if options.direct_return else None
 
     vips: set[str] = set()
     entries: set[SetEntry] = set()
@@ -109,10 +116,11 @@ def planning(
     for frontend in served:
         if frontend.key in held or (reach := answered.reach(frontend)) is None:
             continue
+        reach = reach if direct is None else _direct(direct, frontend, reach)
         if frontend.is_bound and frontend.key.address not in vips:
             vips.add(frontend.key.address)
             entries.add(SetEntry(AddressSet.VIP, (frontend.key.address,)))
-        virtual_servers.append(options.virtual_server(frontend.key, reach.real_servers))
+        virtual_servers.append(options.virtual_server(frontend.key, reach.real_servers, is_tunnelled=reach.is_direct))
         count = len(entries)
         entries.update(_entries(frontend, options, reach, ranges))
         units += 1 + len(entries) - count
@@ -120,21 +128,25 @@ def planning(
             yield units
             units = 0
     yield units
-    health_check = _health_check(service, merged, node)
+    health_check = health_check_of(service, merged, node)
     if health_check is not None and not settings.protects(health_check.port):
-        entries.update(_health_check_entries(health_check, node))
+        entries.update(health_check_entries(health_check, node))
     if answered.left_out:
         problems.put_first(_too_many_backends(answered, settings.max_backends))
 
     virtual_servers.sort(key=lambda server: server.key)
+    directly = direct.vips if direct is not None else frozenset[str]()
+    problems.extend(direct.problems if direct is not None else ())
     return ServicePlan(
         service.key,
         virtual_servers=tuple(virtual_servers),
-        vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips)),
+        vips=tuple(Vip(address, node.address_for(address)) for address in sorted(vips - directly)),
         set_entries=tuple(sorted(entries) if len(entries) < UNITS_A_STEP else (yield from sort(entries))),
         health_check=health_check,
         problems=problems.all(),
         no_local_inside=answered.no_local_inside(),
+        tunnel_ends=direct.tunnel_ends if direct is not None else (),
+        direct_vips=tuple(sorted(directly)),
     )
 
 
@@ -209,8 +221,17 @@ def _reach(chosen: Chosen, node: NodeFacts, weighing: Weighing | None, *sets: Ad
     if not chosen:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
     near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
+    has_unknown = any(traits.node_name is None for _, traits in chosen)
     servers = tuple([server for server, _ in chosen]) if weighing is None else weighing.weigh(chosen)
-    return _Reach(servers, near, sets)
+    return _Reach(servers, near, sets, has_unknown=has_unknown)
+
+
+def _direct(direct: DirectReturn, frontend: Frontend, reach: _Reach) -> _Reach:
+    """What pods answer themselves is not masqueraded, since the answers do not come back through this node."""
+    if not direct.answers(frontend, reach.real_servers, reach.on_this_node, has_unknown=reach.has_unknown):
+        return reach
+    sets = tuple(AddressSet.EXTERNAL_LOCAL if it is AddressSet.EXTERNAL else it for it in reach.sets)
+    return reach._replace(sets=sets, on_this_node=(), is_direct=True)
 
 
 def _entries(frontend: Frontend, options: Options, reach: _Reach, ranges: Ranges) -> Iterator[SetEntry]:
@@ -238,20 +259,6 @@ def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
     """
     address, port, _ = real_server
     return SetEntry(AddressSet.HAIRPIN, (address, int(key.protocol), port, address))
-
-
-def _health_check(service: Service, merged: Mapping[Family, MergedSlices], node: NodeFacts) -> HealthCheck | None:
-    """Where load balancers ask for this node's endpoints; None if nowhere."""
-    port = service.spec.health_check_node_port
-    if not 1 <= port <= 65535 or service.spec.type != "LoadBalancer" or service.spec.external_traffic_policy != LOCAL:
-        return None
-    return HealthCheck(port, ready_on(node, merged.values()))
-
-
-def _health_check_entries(check: HealthCheck, node: NodeFacts) -> Iterator[SetEntry]:
-    """Where the node's firewall lets load balancers in, as kube-proxy does on every address."""
-    for address in node.node_port_addresses:
-        yield SetEntry(AddressSet.HEALTH_CHECK, (address, int(Protocol.TCP), check.port))
 
 
 def _options(service: Service, settings: Settings, problems: Problems) -> Options:

@@ -3,7 +3,8 @@
 from kroute.model.addresses import Family, family_of
 from kroute.model.bounds import MOST_ADDRESSES
 from kroute.model.objects import Service
-from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import apply_annotations
 
 _NO_CLUSTER_IP = frozenset({"", "None"})
 

@@ -256,7 +256,7 @@ def _written(field: str, value: object) -> str:
             text = write_duration(value)
         case float() if field == "resync_budget":
             text = write_share(value)
-        case int() if field == "masquerade_mark":
+        case int() if field.endswith("_mark"):
             text = f"{value:#x}"
         case tuple():
             text = ",".join(map(str, value))

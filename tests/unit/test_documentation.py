@@ -21,7 +21,7 @@ from kroute.firewall.reasons import IN_WORDS
 from kroute.inspect.verdicts import Fate
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.planning.annotations import ANNOTATIONS
+from kroute.planning.annotations.table import ANNOTATIONS
 from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 from kroute.settings import Exemption, Settings
 from kroute.watchers.kubernetes.credentials import load_credentials

@@ -15,7 +15,8 @@ from kroute import __version__
 from kroute.cli.kubectl.command import plugin
 from kroute.cli.main import COMMANDS, load
 from kroute.model.objects import ObjectMeta
-from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.weights.text import weight_of
 from tests.lab.chart import helm
 from tests.lab.manifests import KUSTOMIZE, kustomizations, render, the

@@ -20,7 +20,8 @@ from kroute.inspect.snapshot import RealServerView
 from kroute.inspect.status import Served, Source, State, Status, with_problems
 from kroute.inspect.status_problems import of_plan
 from kroute.inspect.verdicts import Client, Fate, Verdict
-from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from tests.unit.documented_commands import ROOT, blocks
 

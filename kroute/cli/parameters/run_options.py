@@ -125,6 +125,19 @@ OPTIONS = (
         help="Answer ARP only for addresses of the interface that receives the request, and not for VIPs.",
     ),
     option(
+        "--direct-return",
+        is_flag=True,
+        default=DEFAULTS.direct_return,
+        help="Let pods answer clients of external addresses themselves where the annotation service.dsr asks for it.",
+    ),
+    option(
+        "--direct-return-mark",
+        type=Parsed("MARK", text.parse_mark),
+        default=hex(DEFAULTS.direct_return_mark),
+        show_default=True,
+        help="Packet mark bit of packets to VIPs, with --direct-return.",
+    ),
+    option(
         "--firewall",
         type=click.Choice(FIREWALLS),
         default=DEFAULTS.firewall,

@@ -35,6 +35,7 @@ from kroute.reconcile.controller import Controller
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
+from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
     ENFORCED,
@@ -72,6 +73,7 @@ class ServiceProxy(Controller):
         kernel_version: tuple[int, int],
         monitor: EventSource,
         report: Report,
+        pods: PreparedPods,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(settings, subscription, monitor, clock)
@@ -97,7 +99,7 @@ class ServiceProxy(Controller):
             suspect=self._flows.suspect,
         )
         self._bind_gate = BindGate(gate)
-        self._restrictions = Restrictions(gate, report, self._bind_gate.due)
+        self._restrictions = Restrictions(gate, report, self._bind_gate.due, pods)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
@@ -106,6 +108,7 @@ class ServiceProxy(Controller):
         self._sysctls_due = False
         self._is_owner_settled = False
         self.live = asyncio.Event()
+        pods.follow(self.wake)
         gate.join(self.wake, says={SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}, waits_for=self.waits_for)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:

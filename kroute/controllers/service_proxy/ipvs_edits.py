@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.comparison.virtual_servers import is_served_out, options_of, planned_key
+from kroute.comparison.virtual_servers import is_served_out, method_of, options_of, planned_key
 from kroute.controllers.service_proxy.server_order.placement import There, place, without_moves
 from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
@@ -59,7 +59,8 @@ def only_takes_away(applied: VirtualServer | None, desired: VirtualServer) -> bo
         return False
     if not desired.real_servers:
         return True
-    return options_of(applied) == options_of(desired) and set(desired.real_servers) <= set(applied.real_servers)
+    is_alike = options_of(applied) == options_of(desired) and applied.is_tunnelled == desired.is_tunnelled
+    return is_alike and set(desired.real_servers) <= set(applied.real_servers)
 
 
 def edit(
@@ -84,7 +85,8 @@ def edit(
     leaving = [real_server for real_server in before if real_server not in after]
     if desired.key.protocol != Protocol.TCP:
         return Edit(changes + [DeleteRealServer(desired.key, real_server) for real_server in leaving], [])
-    return Edit(changes + [SetRealServer(desired.key, real_server, 0) for real_server in leaving], leaving)
+    method = method_of(applied or desired)
+    return Edit(changes + [SetRealServer(desired.key, real_server, 0, method) for real_server in leaving], leaving)
 
 
 def _additions(
@@ -100,6 +102,8 @@ def _additions(
         changes.append(AddVirtualServer(key, options_of(desired)))
     elif options_of(applied) != options_of(desired):
         changes.append(SetVirtualServer(key, options_of(desired)))
+    method = method_of(desired)
+    is_other_way = applied is not None and applied.is_tunnelled != desired.is_tunnelled
     placements = place(desired, there) if there is not None and desired.scheduler in SCHEDULERS_BY_ORDER else []
     changes += placements
     placed = {change.real_server for change in placements}
@@ -107,9 +111,9 @@ def _additions(
         if real_server in placed:
             continue
         if real_server not in before and real_server not in draining:
-            changes.append(AddRealServer(key, real_server, weight))
-        elif before.get(real_server) != weight:
-            changes.append(SetRealServer(key, real_server, weight))
+            changes.append(AddRealServer(key, real_server, weight, method))
+        elif before.get(real_server) != weight or is_other_way:
+            changes.append(SetRealServer(key, real_server, weight, method))
     return changes
 
 

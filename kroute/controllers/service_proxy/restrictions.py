@@ -9,12 +9,14 @@ earlier plan or run restricted is not closed while its rules exist.
 
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 import structlog
 
 from kroute.model.addresses import Family, family_of
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import AddressSet, Problem, Protocol, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.reconcile.pass_status import Report
+from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import ENFORCED, Stage, StageGate
 
 log = structlog.get_logger(__name__)
@@ -44,8 +46,9 @@ class _Restricted:
 class Restrictions:
     """Decides which restricted ports may serve. `due` returns when a wait that began at a time ends (seconds)."""
 
-    def __init__(self, gate: StageGate, report: Report, due: Callable[[float], float]) -> None:
+    def __init__(self, gate: StageGate, report: Report, due: Callable[[float], float], pods: PreparedPods) -> None:
         self._gate = gate
+        self._pods = pods
         self._report = report
         self._due = due
         self._restricted: dict[_Key, _Restricted] = {}
@@ -53,6 +56,7 @@ class Restrictions:
 
     def accept(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
         """Take a new plan in; returns its virtual servers for now. A port that was enforced before still counts so."""
+        self._pods.accept(plan)
         restricted = [_server_key(entry.element) for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED]
         for family in Family:
             key = (plan.key, family)
@@ -67,10 +71,11 @@ class Restrictions:
         return self.servers(plan)
 
     def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The plan's virtual servers, those of closed ports without real servers."""
+        """The plan's virtual servers, those of closed ports without real servers, and no pod that is not ready."""
         found = [it for family in Family if (it := self._restricted.get((plan.key, family))) is not None]
         shut = {key for one in found if one.is_closed for key in one.open}
-        return {it.key: _without_real_servers(it) if it.key in shut else it for it in plan.virtual_servers}
+        servers = {it.key: _without_real_servers(it) if it.key in shut else it for it in plan.virtual_servers}
+        return self._pods.served(plan, servers)
 
     def look(self, now: float, want: Want) -> None:
         """Find ports that are enforced by now and waits that are over; call `want` for each plan that this changes."""
@@ -83,11 +88,13 @@ class Restrictions:
             changed |= {key for key in lost if self._restricted[key].is_closed}
         changed |= {key for key in self._waiting if self._has_changed(self._restricted[key], ENFORCED[key[1]], now)}
         self._waiting = {key for key in self._waiting if self._restricted[key].open}
-        for plan in [self._restricted[key].plan for key in changed]:
+        for plan in [*(self._restricted[key].plan for key in changed), *self._pods.take_affected()]:
             want(plan, self.servers(plan))
 
     def holds(self, owner: ObjectKey, key: VirtualServerKey) -> bool:
         """Whether this virtual server may not serve any new packets yet."""
+        if self._pods.holds(owner, key):
+            return True
         one = self._restricted.get((owner, family_of(key.address)))
         return one is not None and key in one.open and not one.is_closed
 
@@ -126,7 +133,7 @@ def _server_key(element: Iterable[str | int]) -> VirtualServerKey:
 
 
 def _without_real_servers(server: VirtualServer) -> VirtualServer:
-    return VirtualServer(server.key, server.scheduler, server.flags, server.persistence, ())
+    return msgspec.structs.replace(server, real_servers=())
 
 
 def _problem(ports: Iterable[VirtualServerKey]) -> Problem:

@@ -71,6 +71,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
             "KROUTE-FORWARD": [
                 f"{comment('marked as on its way to a Service')} -m mark --mark {mark}/{mark} -j ACCEPT",
                 f"{comment('of a connection that was let in')} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+                *([f"{from_vip(family)} {comment(reasons.FROM_POD)} -j ACCEPT"] if settings.direct_return else []),
             ],
         },
         jumps=[
@@ -91,6 +92,20 @@ def accepting_rules(settings: Settings, family: Family) -> TableRules:
     chains = {name: rules.chains[name] for name in ("KROUTE-HEALTH-CHECK", "KROUTE-FORWARD")}
     jumps = [(chain, jump) for chain, jump in rules.jumps if any(jump.endswith(f"-j {name}") for name in chains)]
     return rules._replace(chains=chains, jumps=jumps)
+
+
+def mangle_rules(settings: Settings, family: Family) -> TableRules:
+    """The mangle rules of one family: `output_rules`, and with direct return a mark for packets to VIPs.
+
+    By the mark packets to VIPs on no link are delivered to this node.
+    """
+    rules = output_rules(family)
+    if not settings.direct_return:
+        return rules
+    mark = f"{settings.direct_return_mark:#x}"
+    marking = f"{in_set(family, AddressSet.VIP)} {comment(reasons.TO_VIP)} -j MARK --set-xmark {mark}/{mark}"
+    jump = ("PREROUTING", f"{comment('kroute: direct return')} -j KROUTE-DIRECT")
+    return rules._replace(chains={**rules.chains, "KROUTE-DIRECT": [marking]}, jumps=[*rules.jumps, jump])
 
 
 def output_rules(family: Family) -> TableRules:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.filter_rules import filter_rules, mangle_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.firewall.iptables.packet_trace import trace
 from kroute.firewall.packet_trace import Hook, TraceResult, admission, sources
@@ -53,4 +53,4 @@ class FamilyRules(NamedTuple):
 def family_rules(settings: Settings, family: Family, node: NodeFacts, *, random_fully: bool = False) -> FamilyRules:
     """The rules for a node with these facts. `random_fully`: whether the kernel can choose source ports at random."""
     nat = masquerade_rules(settings, family, node, random_fully=random_fully)
-    return FamilyRules(family, nat, output_rules(family), filter_rules(settings, family))
+    return FamilyRules(family, nat, mangle_rules(settings, family), filter_rules(settings, family))

@@ -13,7 +13,7 @@ through that it does not name, `kroute check` says what to add there. So no rule
 """
 
 from kroute.firewall import reasons
-from kroute.firewall.nftables.actions import drop, jump, leave, refusals
+from kroute.firewall.nftables.actions import drop, jump, leave, refusals, set_mark
 from kroute.firewall.nftables.chains import BaseChain, ChainRules
 from kroute.firewall.nftables.matches import (
     answer,
@@ -48,6 +48,7 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
         ChainRules(NEW, _new_connections(settings, family)),
         ChainRules(OWN_NEW, [_source_ranges(family)]),
         ChainRules(OWN_ANSWERS, _own_answers(family)),
+        *_direct_return(settings, family),
         ChainRules(
             "input",
             [rule(reasons.NEW_CONNECTIONS, new_connection(), jump(NEW))],
@@ -62,6 +63,15 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
             BaseChain(Hook.OUTPUT, "filter", "output", MANGLE),
         ),
     ]
+
+
+def _direct_return(settings: Settings, family: Family) -> list[ChainRules]:
+    """Mark packets to VIPs before they are routed: by the mark those to VIPs on no link are delivered to this node."""
+    if not settings.direct_return:
+        return []
+    to_vip, marked = in_set(family, AddressSet.VIP), set_mark(settings.direct_return_mark)
+    place = BaseChain(Hook.PREROUTING, "filter", "prerouting", MANGLE)
+    return [ChainRules("prerouting", [rule(reasons.TO_VIP, to_vip, marked)], place)]
 
 
 def _new_connections(settings: Settings, family: Family) -> list[Rule]:

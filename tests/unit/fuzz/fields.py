@@ -31,7 +31,7 @@ from kroute.model.objects import (
     ServiceStatus,
     SessionAffinityConfig,
 )
-from kroute.planning.annotations import ANNOTATION_NAMES
+from kroute.planning.annotations.table import ANNOTATION_NAMES
 
 ATTACKERS = "tenant"
 """The namespace of every hostile object."""

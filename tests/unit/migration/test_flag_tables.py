@@ -15,7 +15,7 @@ from kroute.migration.flag_table import OtherFlags, Outcome
 from kroute.migration.kube_proxy_configuration import UNUSED, USED
 from kroute.migration.kube_proxy_flags import KUBE_PROXY
 from kroute.migration.kube_router_flags import KUBE_ROUTER
-from kroute.planning.annotations import ANNOTATION_NAMES
+from kroute.planning.annotations.table import ANNOTATION_NAMES
 from kroute.settings import Settings
 from tests.unit.command_line import exit_code
 

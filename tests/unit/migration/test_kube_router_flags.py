@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "metrics-addr": ("=::", "--metrics-bind-address"),
     "metrics-path": ("=/m", "--metrics-bind-address"),
     "v": ("=3", "--log-level"),
-    "runtime-endpoint": ("=unix:///run/containerd/containerd.sock", "direct server return"),
+    "runtime-endpoint": ("=unix:///run/containerd/containerd.sock", "direct return"),
     "service-node-port-range": ("=30000-32000", "leave this out"),
     "cache-sync-timeout": ("=2m", "leave this out"),
     "enable-pprof": ("", "leave this out"),

@@ -3,7 +3,8 @@
 import pytest
 
 from kroute.model.plan import Persistence, Problem, Protocol, RealServer, VirtualServerKey
-from kroute.planning.annotations import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, apply_annotations
 from kroute.schedulers import IN_STEPS, SCHEDULERS
 
 DEFAULTS = Options("rr")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import TypeAlias
 
-from kroute.comparison.virtual_servers import in_order_of_addition, options_of
+from kroute.comparison.virtual_servers import in_order_of_addition, method_of, options_of
 from kroute.kernel.ipvs.client import AddRealServer, DeleteRealServer, IpvsChange, RealServerKey, RealServerState
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer
@@ -75,5 +75,5 @@ def place(desired: VirtualServer, there: There) -> list[AddRealServer | DeleteRe
             continue
         if index is not None:
             changes.append(DeleteRealServer(desired.key, real_server))
-        changes.append(AddRealServer(desired.key, real_server, weight))
+        changes.append(AddRealServer(desired.key, real_server, weight, method_of(desired)))
     return changes

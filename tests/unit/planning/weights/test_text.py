@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.model.objects import WEIGHT, ObjectMeta
-from kroute.planning.annotations import Options, apply_annotations
+from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.weights.text import (
     MAX_WEIGHT,
     MOST_WEIGHTS,

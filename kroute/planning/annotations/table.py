@@ -1,4 +1,4 @@
-"""The annotations of a Service that kroute reads, as a table, and the options that they set.
+"""The annotations of a Service that kroute reads, as a table.
 
 An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`. The first that
 exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem. Names that
@@ -12,17 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import canonical
-from kroute.model.plan import (
-    Persistence,
-    Problem,
-    RealServer,
-    VirtualServer,
-    VirtualServerKey,
-    quoted,
-    shortened,
-)
-from kroute.planning.weights.slow_start import in_steps
-from kroute.planning.weights.text import MAX_WEIGHT, Locality, ServiceWeights, read_locality, read_weights
+from kroute.model.plan import Problem, quoted, shortened
+from kroute.planning.annotations.options import Options
+from kroute.planning.weights.text import MAX_WEIGHT, read_locality, read_weights
 from kroute.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
 PREFIXES = ("kroute.io/", "kube-router.io/", "")
@@ -30,48 +22,6 @@ PREFIXES = ("kroute.io/", "kube-router.io/", "")
 MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
 """Seconds; `ipvsadm` has the same limit of 31 days. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a
 second they overflow after 49 days, so a longer timeout would silently become a short one."""
-
-
-class Options(msgspec.Struct, frozen=True):
-    """How one Service is served. `persistence_timeout` is in seconds, 0 for none.
-
-    `scheduler_flags` are those that the scheduler gets if the Service says nothing, in words. `chosen_flags` are the
-    Service's own, in the kernel's bits; None if it has none.
-    `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
-    leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
-    `slow_start` is for how many seconds the weight of a new real server climbs; 0: not at all.
-    `weights` and `locality` are explained in docs/weights.md.
-    """
-
-    scheduler: str = SCHEDULERS[0]
-    scheduler_flags: tuple[str, ...] = ()
-    chosen_flags: int | None = None
-    persistence_timeout: int = 0
-    ipv4_prefix: int = 32
-    ipv6_prefix: int = 128
-    hairpin: bool = True
-    skip_load_balancer_ips: bool = False
-    is_local: bool = False
-    slow_start: int = 0
-    weights: ServiceWeights | None = None
-    locality: Locality | None = None
-
-    @property
-    def flags(self) -> int:
-        """The flags of the scheduler, in the kernel's bits."""
-        return flag_bits(self.scheduler_flags, self.scheduler) if self.chosen_flags is None else self.chosen_flags
-
-    def virtual_server(self, key: VirtualServerKey, real_servers: tuple[RealServer, ...]) -> VirtualServer:
-        """The virtual server with these options."""
-        weighted = in_steps(real_servers) if self.slow_start else real_servers
-        persistence = self.persistence_for(key.address)
-        return VirtualServer(key, self.scheduler, self.flags, persistence, weighted, self.slow_start)
-
-    def persistence_for(self, address: str) -> Persistence | None:
-        """The persistence of a virtual server on this address, or None."""
-        if not self.persistence_timeout:
-            return None
-        return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)
 
 
 MAX_SLOW_START = 3600
@@ -168,6 +118,12 @@ def _apply_local(options: Options, value: str) -> Applied:
     return msgspec.structs.replace(options, is_local=switch), None
 
 
+def _apply_direct_return(options: Options, value: str) -> Applied:
+    if value != "tunnel":
+        return options, "is no way of direct return; nodes serve by address translation"
+    return msgspec.structs.replace(options, direct_return=True), None
+
+
 def _apply_slow_start(options: Options, value: str) -> Applied:
     match = _SECONDS.fullmatch(value)
     seconds = int(match[1]) * _UNITS[match[2]] if match else None
@@ -176,10 +132,6 @@ def _apply_slow_start(options: Options, value: str) -> Applied:
     if seconds and options.scheduler not in IN_STEPS:
         return options, f"is not obeyed: with the scheduler {options.scheduler} a share cannot climb in steps"
     return msgspec.structs.replace(options, slow_start=seconds), None
-
-
-def _refuse_direct_return(options: Options, _value: str) -> Applied:
-    return options, "is not obeyed: nodes have no direct server return, and serve by address translation"
 
 
 def _apply_weights(options: Options, value: str) -> Applied:
@@ -269,9 +221,9 @@ ANNOTATIONS = (
     ),
     Annotation(
         name="service.dsr",
-        meaning="kube-router's direct server return, which nodes do not have",
-        allowed="no value; `kroute director` routes directly to nodes",
-        apply=_refuse_direct_return,
+        meaning="the Service's pods answer the clients of its external addresses themselves (--direct-return)",
+        allowed="tunnel",
+        apply=_apply_direct_return,
     ),
 )
 """Every annotation, in the order of application: the flags are read after the scheduler is known."""

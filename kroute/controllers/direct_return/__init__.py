@@ -1,0 +1,1 @@
+"""The controller that has pods answer clients of external addresses themselves."""

@@ -1,0 +1,1 @@
+"""What the annotations of a Service say about how it is served."""

@@ -1,0 +1,54 @@
+"""How one Service is served: the settings, overridden by `sessionAffinity` and the annotations."""
+
+import msgspec
+
+from kroute.model.plan import Persistence, RealServer, VirtualServer, VirtualServerKey
+from kroute.planning.weights.slow_start import in_steps
+from kroute.planning.weights.text import Locality, ServiceWeights
+from kroute.schedulers import SCHEDULERS, flag_bits
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How one Service is served. `persistence_timeout` is in seconds, 0 for none.
+
+    `scheduler_flags` are those that the scheduler gets if the Service says nothing, in words. `chosen_flags` are the
+    Service's own, in the kernel's bits; None if it has none.
+    `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
+    leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
+    `slow_start` is for how many seconds the weight of a new real server climbs; 0: not at all.
+    `weights` and `locality` are explained in docs/weights.md.
+    `direct_return`: whether pods are asked to answer the clients of external addresses themselves.
+    """
+
+    scheduler: str = SCHEDULERS[0]
+    scheduler_flags: tuple[str, ...] = ()
+    chosen_flags: int | None = None
+    persistence_timeout: int = 0
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 128
+    hairpin: bool = True
+    skip_load_balancer_ips: bool = False
+    is_local: bool = False
+    slow_start: int = 0
+    weights: ServiceWeights | None = None
+    locality: Locality | None = None
+    direct_return: bool = False
+
+    @property
+    def flags(self) -> int:
+        """The flags of the scheduler, in the kernel's bits."""
+        return flag_bits(self.scheduler_flags, self.scheduler) if self.chosen_flags is None else self.chosen_flags
+
+    def virtual_server(
+        self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], *, is_tunnelled: bool = False
+    ) -> VirtualServer:
+        """The virtual server with these options."""
+        weighted = in_steps(real_servers) if self.slow_start else real_servers
+        persistence = self.persistence_for(key.address)
+        return VirtualServer(key, self.scheduler, self.flags, persistence, weighted, self.slow_start, is_tunnelled)
+
+    def persistence_for(self, address: str) -> Persistence | None:
+        """The persistence of a virtual server on this address, or None."""
+        if not self.persistence_timeout:
+            return None
+        return Persistence(self.persistence_timeout, self.ipv6_prefix if ":" in address else self.ipv4_prefix)

@@ -1,0 +1,1 @@
+"""Parts of the plan of a Service that few Services have."""

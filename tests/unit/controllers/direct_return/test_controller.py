@@ -1,0 +1,178 @@
+"""A VIP on no link is delivered last, and a pod gets packets by a tunnel only when it is ready for them."""
+
+import errno
+from pathlib import Path
+from socket import AF_INET
+
+import msgspec
+
+from kroute.controllers.direct_return.pods import LINGER
+from kroute.kernel.net.steering import Steer
+from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
+from tests.unit.fake_node import FakeNode, plan, server
+
+VIP, KEY = "198.51.100.7", (6, "198.51.100.7", 80)
+POD, OTHER, REMOTE = "10.1.0.1", "10.1.0.2", "10.9.0.1"
+
+
+def direct(generation: int, *pods: str, local: tuple[str, ...] = (POD,)) -> ServicePlan:
+    """The plan of a Service whose pods answer from VIP; `local` are those of this node."""
+    ordinary = plan("web", generation, server(VIP, 80, *pods))
+    tunnelled = msgspec.structs.replace(ordinary.virtual_servers[0], is_tunnelled=True)
+    ends = tuple(TunnelEnd(it, VIP) for it in local)
+    return msgspec.structs.replace(
+        ordinary, virtual_servers=(tunnelled,), vips=(), direct_vips=(VIP,), tunnel_ends=ends
+    )
+
+
+def methods(node: FakeNode) -> dict[str, str]:
+    """How each real server with weight is forwarded to."""
+    state = node.kernel.virtual_servers.get(KEY)
+    return {key[0]: it.method for key, it in state.real_servers.items() if it.weight} if state else {}
+
+
+async def test_pods_of_this_node_are_prepared_and_the_vip_is_delivered_but_not_bound(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod = node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD, REMOTE))
+    assert methods(node) == {POD: "Tunnel", REMOTE: "Tunnel"}
+    assert pod.tunnels[AF_INET].vips == {VIP}
+    assert node.clients.tunnels.addresses == {VIP}
+    assert node.clients.tunnels.mark == node.settings.direct_return_mark
+    assert not node.kernel.has_address(VIP)
+    assert node.kernel.writes.index(Steer(VIP)) > max(
+        at for at, it in enumerate(node.kernel.writes) if "real server" in str(it)
+    )
+
+
+async def test_a_pod_that_is_not_found_gets_no_packets_until_it_is(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    await node.start(direct(1, POD, REMOTE))
+    assert methods(node) == {REMOTE: "Tunnel"}
+    [(_, problem)] = node.problems
+    assert problem.reason == "PodNotPrepared"
+    assert POD in problem.message
+    node.clients.tunnels.add_pod(POD)
+    await node.resync()
+    assert methods(node) == {POD: "Tunnel", REMOTE: "Tunnel"}
+
+
+async def test_while_no_pod_is_ready_the_vip_is_not_delivered(tmp_path: Path) -> None:
+    """A process of the node that listens on the port would get the packets."""
+    node = FakeNode(tmp_path, direct_return=True)
+    await node.start(direct(1, POD))
+    assert node.clients.tunnels.addresses == set()
+    node.clients.tunnels.add_pod(POD)
+    await node.resync()
+    assert node.clients.tunnels.addresses == {VIP}
+
+
+async def test_one_pod_that_cannot_be_prepared_costs_no_other(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    tunnels = node.clients.tunnels
+    tunnels.add_pod(POD).foreign.add(AF_INET)
+    tunnels.add_pod(OTHER)
+    tunnels.strict.add("10.1.0.3")
+    tunnels.add_pod("10.1.0.3")
+    await node.start(direct(1, POD, OTHER, "10.1.0.3", local=(POD, OTHER, "10.1.0.3")))
+    assert methods(node) == {OTHER: "Tunnel"}
+    assert {it.subject for _, it in node.problems} == {f"direct return by pod {it}" for it in (POD, "10.1.0.3")}
+    assert any("rp_filter" in it.message for _, it in node.problems)
+
+
+async def test_of_two_namespaces_with_one_address_the_runtimes_counts(tmp_path: Path) -> None:
+    """A pod that may make user namespaces can make a network namespace with the address of another pod."""
+    node = FakeNode(tmp_path, direct_return=True)
+    forged, real = node.clients.tunnels.add_pod(POD, depth=1), node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD))
+    assert (forged.tunnels, real.tunnels[AF_INET].vips) == ({}, {VIP})
+
+
+async def test_two_namespaces_that_cannot_be_told_apart_are_both_left_alone(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pods = [node.clients.tunnels.add_pod(POD) for _ in range(2)]
+    await node.start(direct(1, POD, REMOTE))
+    assert [it.tunnels for it in pods] == [{}, {}]
+    assert methods(node) == {REMOTE: "Tunnel"}
+
+
+async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD, REMOTE))
+    again = node.restarted(direct_return=True)
+    again.clients.tunnels.pods, again.clients.tunnels.mark = node.clients.tunnels.pods, node.clients.tunnels.mark
+    again.clients.tunnels.addresses = node.clients.tunnels.addresses
+    await again.start(direct(1, POD, REMOTE))
+    assert again.kernel.writes == []
+    assert methods(again) == {POD: "Tunnel", REMOTE: "Tunnel"}
+
+
+async def test_a_pod_that_serves_no_more_keeps_its_tunnel_a_while_and_all_ends_with_the_service(
+    tmp_path: Path,
+) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod, other = node.clients.tunnels.add_pod(POD), node.clients.tunnels.add_pod(OTHER)
+    await node.start(direct(1, POD, OTHER, local=(POD, OTHER)))
+    await node.apply(direct(2, OTHER, local=(OTHER,)))
+    assert AF_INET in pod.tunnels
+    await node.wait(LINGER)
+    await node.resync()
+    assert pod.tunnels == {}
+    assert AF_INET in other.tunnels
+    await node.apply(plan("web", 3))
+    assert other.tunnels == {}
+    assert node.clients.tunnels.addresses == set()
+
+
+async def test_the_annotation_comes_and_goes_on_a_live_service(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod = node.clients.tunnels.add_pod(POD)
+    await node.start(plan("web", 1, server(VIP, 80, POD)))
+    assert (methods(node), node.kernel.has_address(VIP)) == ({POD: "Masq"}, True)
+    await node.apply(direct(2, POD))
+    assert (methods(node), node.kernel.has_address(VIP)) == ({POD: "Tunnel"}, False)
+    assert node.clients.tunnels.addresses == {VIP}
+    await node.apply(plan("web", 3, server(VIP, 80, POD)))
+    assert (methods(node), node.kernel.has_address(VIP)) == ({POD: "Masq"}, True)
+    assert (node.clients.tunnels.addresses, pod.tunnels) == (set(), {})
+
+
+async def test_a_restricted_vip_is_not_delivered_before_its_ranges_are_enforced(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.add_pod(POD)
+    node.kernel.refuse(lambda change: "commit table" in str(change), errno.EAGAIN)
+    port = (VIP, 6, 80)
+    own = (SetEntry(AddressSet.RESTRICTED, port), SetEntry(AddressSet.SOURCE_RANGE, (*port, "192.0.2.0/24")))
+    restricted = direct(1, POD)
+    await node.start(msgspec.structs.replace(restricted, set_entries=(*restricted.set_entries, *own)))
+    assert node.clients.tunnels.addresses == set()
+    node.kernel.accept_all()
+    await node.resync()
+    assert node.clients.tunnels.addresses == {VIP}
+
+
+async def test_a_node_that_may_not_look_at_processes_says_so_and_sends_to_other_nodes(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.may_look = False
+    await node.start(direct(1, POD, REMOTE))
+    assert methods(node) == {REMOTE: "Tunnel"}
+    assert node.clients.tunnels.addresses == {VIP}
+    assert "cannot look at the network namespaces" in node.problems[0][1].message
+
+
+async def test_cleanup_undoes_pods_and_node_and_without_the_right_to_look_the_node(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod = node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD))
+    assert not (await node.cleanup()).failed
+    assert (pod.tunnels, node.clients.tunnels.addresses, node.clients.tunnels.mark) == ({}, set(), None)
+    node.clients.tunnels.may_look = False
+    assert not (await node.cleanup()).failed
+
+
+async def test_without_the_setting_there_is_no_controller_and_nothing_is_read(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    assert node.wiring.direct_return is None
+    await node.start(plan("web", 1, server(VIP, 80, POD)))
+    assert node.clients.tunnels.mark is None
