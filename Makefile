@@ -27,12 +27,13 @@ conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and wr
 	@scripts/setup lab
 	@.venv/bin/python -m tests.conformance $(ARGS)
 
-bench: ## measure kroute and the batch tools in C, and write docs/performance.md (QUICK=1: a few minutes, no page)
+bench: ## measure kroute, and write docs/performance.md (ONLY=headline: 25 minutes; QUICK=1: a few, no page)
 	@scripts/setup lab
-	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(ARGS)
-	@$(if $(QUICK),,.venv/bin/python -m bench.firewalls --publish)
-	@$(if $(QUICK),,.venv/bin/python -m bench.outage --publish)
-	@$(if $(QUICK),,.venv/bin/python -m bench.hashing --publish)
+	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.firewalls --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.unasked --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.hashing --publish)
 
 lint: ## check style, types and the direction of imports
 	@scripts/setup unit

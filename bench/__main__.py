@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--services N]... [--phases cold,warm,...] [--profile]`."""
+"""`python -m bench [--only headline] [--quick] [--services N]... [--runs N] [--phases cold,warm,...] [--profile]`."""
 
 import argparse
 import asyncio
@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from bench import phases, report
-from bench.node import RunnerError
-from bench.phases import BenchError
-from bench.run import FIREWALLS, PHASES, run
+from bench.phases import lengths
+from bench.phases.lengths import BenchError
+from bench.place.node import RunnerError
+from bench.report import page
+from bench.run import FIREWALLS, HEADLINE, PHASES, RUNS, Plan, run
 from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
@@ -30,9 +31,11 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run the bench and write its results."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--only", choices=("headline",), help="the phases of the table on top, in some 25 minutes")
     parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")), help="a few minutes")
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")
+    parser.add_argument("--runs", type=int, help=f"of each size; default: {RUNS}, quick 1")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"of {', '.join(PHASES)}; cold is always made")
     parser.add_argument("--firewall", choices=FIREWALLS, default=FIREWALLS[0], help="the node's backend")
     parser.add_argument("--profile", action="store_true", help="sample the stacks of the agents")
@@ -47,25 +50,31 @@ def main() -> None:
     if not chosen.again:
         output.mkdir(parents=True, exist_ok=True)
         try:
-            asyncio.run(_measure(chosen, file))
+            asyncio.run(_measure(_plan(chosen), file))
         except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
             sys.exit(f"bench: {error}")
     result = json.loads(file.read_text())
-    report.write(result, output)
+    page.write(result, output)
     if chosen.publish:
-        report.publish(result, PAGE, os.path.relpath(output, PAGE.parent))
-    print((output / "bench.md").read_text())
+        page.publish(result, PAGE, os.path.relpath(output, PAGE.parent))
+    print(f"{page.headline_text(result)}\n{page.figures_text(result)}")
 
 
-async def _measure(chosen: argparse.Namespace, file: Path) -> None:
-    """Measure, and write the results after each size, so that a later failure loses none of them."""
-    sizes = chosen.services or (QUICK_SIZES if chosen.quick else SIZES)
-    lengths = phases.QUICK if chosen.quick else phases.FULL
-    wanted = frozenset(chosen.phases.split(","))
-    firewalls = (chosen.firewall,)
-    async for result in run(
-        sizes, chosen.endpoints, lengths, wanted, _say, firewalls=firewalls, profile=chosen.profile
-    ):
+def _plan(chosen: argparse.Namespace) -> Plan:
+    return Plan(
+        sizes=chosen.services or (QUICK_SIZES if chosen.quick else SIZES),
+        endpoints=chosen.endpoints,
+        lengths=lengths.QUICK if chosen.quick else lengths.FULL,
+        wanted=frozenset(HEADLINE if chosen.only else chosen.phases.split(",")),
+        runs=chosen.runs or (1 if chosen.quick else RUNS),
+        firewalls=(chosen.firewall,),
+        profile=chosen.profile,
+    )
+
+
+async def _measure(plan: Plan, file: Path) -> None:
+    """Measure, and write the results after each node, so that a later failure loses none of them."""
+    async for result in run(plan, _say):
         file.write_text(json.dumps(result, indent=1) + "\n")
 
 

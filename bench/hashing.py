@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import platform
 import random
 import socket
 import subprocess
@@ -20,7 +21,9 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from bench import plots, report
+from bench.place.node import LABS
+from bench.report import page, plots
+from bench.run import circumstances
 from kroute.controllers.service_proxy.server_order.placement import place
 from kroute.kernel import modules
 from kroute.kernel.ipvs.client import (
@@ -39,8 +42,7 @@ from tests.lab.places import PROJECT
 RESULTS = PROJECT / "bench" / "results"
 FILE = RESULTS / "hashing.json"
 PAGE = PROJECT / "docs" / "hashing.md"
-BEGIN = "<!-- written by make bench, hashing: begin -->\n"
-END = "<!-- written by make bench, hashing: end -->\n"
+MARKS = page.marks("hashing")
 
 SIZES = (2, 3, 5, 10, 20, 50, 100)
 CLIENTS = 4000
@@ -163,7 +165,7 @@ def charts(result: Mapping[str, Any]) -> dict[str, str]:
 def markdown(result: Mapping[str, Any]) -> str:
     """The tables, and the charts."""
     lines = [
-        f"Measured {result['when']} at `{result['commit']}`, lab `{result['lab']}`, {CLIENTS:,} clients.",
+        f"Measured {result['when']} at `{result['commit']}`, on {result['lab']}, {CLIENTS:,} clients.",
         "",
         "| real servers | 1/n | `mh` | `mh`, it drains | `sh` | rendezvous |",
         "|---:|---:|---:|---:|---:|---:|",
@@ -192,7 +194,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure in this network namespace, and print the figures")
     chosen = parser.parse_args()
     if chosen.here:
-        print(PREFIX + json.dumps(asyncio.run(measure())))
+        print(PREFIX + json.dumps({"kernel": platform.release(), "runs": asyncio.run(measure())}))
         return
     if not chosen.again:
         FILE.write_text(json.dumps(_in_the_lab(), indent=1) + "\n")
@@ -200,7 +202,7 @@ def main() -> None:
     for name, chart in charts(result).items():
         (RESULTS / name).write_text(chart)
     if chosen.publish:
-        report.put_between(PAGE, BEGIN, END, markdown(result))
+        page.put_between(PAGE, MARKS, markdown(result))
     print(markdown(result))
 
 
@@ -217,10 +219,9 @@ def _in_the_lab() -> dict[str, Any]:
     found = [line for line in done.stdout.splitlines() if line.startswith(PREFIX)]
     if done.returncode or not found:
         sys.exit(f"bench.hashing: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip()
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return {"when": when, "commit": commit, "lab": lab_mode(), "runs": json.loads(found[0].removeprefix(PREFIX))}
+    measured, now = json.loads(found[0].removeprefix(PREFIX)), circumstances()
+    lab = f"{LABS[lab_mode()]}, Linux {measured['kernel']}"
+    return {"when": now["when"], "commit": now["commit"], "lab": lab, "runs": measured["runs"]}
 
 
 if __name__ == "__main__":

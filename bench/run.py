@@ -1,116 +1,139 @@
-"""One run of the bench: every size and phase in sequence, and the figures as plain data."""
+"""One run of the bench: every size several times, each time on a node of its own, and the figures as plain data."""
 
 import itertools
 import os
 import platform
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence, Set
+from typing import Any, NamedTuple
 
-from bench import phases
-from bench.node import NodeUnderTest, node_under_test
-from bench.phases import Lengths
-from bench.session import Session
+from bench.phases.changes import additions_and_deletions, updates, weights
+from bench.phases.lengths import Lengths
+from bench.phases.rest import idle
+from bench.phases.session import Session
+from bench.phases.start import start
+from bench.phases.storm import storm
+from bench.place.node import NodeUnderTest, node_under_test
 from bench.workload import Workload
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 
-PHASES = ("tools", "cold", "update", "services", "idle", "warm", "storm", "resync")
+HEADLINE = ("cold", "update", "idle", "warm")
+"""The phases of the table on top of docs/performance.md."""
+PHASES = ("tools", *HEADLINE, "services", "weights", "storm")
 FIREWALLS = ("nftables", "iptables")
 """The backends, the preferred one first."""
-_WITH_RESYNCS = {"warm", "storm", "resync"}
+RUNS = 3
+"""How often each size is measured: the least of which a median and a spread say anything."""
+_OF_THE_SECOND_AGENT = {"warm", "storm"}
+_UNSAID = {"series", "latencies"}
 
 Say = Callable[[str], None]
 
 
-async def run(
-    sizes: Iterable[int],
-    endpoints: int,
-    lengths: Lengths,
-    wanted: Set[str],
-    say: Say,
-    *,
-    firewalls: Sequence[str] = FIREWALLS[:1],
-    profile: bool = False,
-) -> AsyncIterator[dict[str, Any]]:
-    """Measure every size with every firewall backend, each on its own node.
+class Plan(NamedTuple):
+    """What is measured: `runs` times each of these sizes (Services) with each firewall backend, in turn.
 
-    Yields the result so far after each node. `say` is called with the progress.
+    `wanted` are names of PHASES; `cold` is always made.
     """
-    result: dict[str, Any] = {**_circumstances(), **lengths._asdict(), "runs": []}
-    for services, firewall in itertools.product(sizes, firewalls):
+
+    sizes: Sequence[int]
+    endpoints: int
+    lengths: Lengths
+    wanted: Set[str]
+    runs: int = RUNS
+    firewalls: Sequence[str] = FIREWALLS[:1]
+    profile: bool = False
+
+
+async def run(plan: Plan, say: Say) -> AsyncIterator[dict[str, Any]]:
+    """Measure, and yield the result so far after each node. `say` is called with the progress.
+
+    All sizes take turns, so that an hour in which the host is slow meets all of them.
+    """
+    result: dict[str, Any] = {**circumstances(), **plan.lengths._asdict(), "runs": []}
+    for number, services, firewall in itertools.product(range(plan.runs), plan.sizes, plan.firewalls):
         async with node_under_test() as node:
-            workload = Workload(services, endpoints)
-            result["runs"].append(await _measure(node, workload, firewall, lengths, wanted, say, profile))
+            result["lab"] = node.lab
+            workload = Workload(services, plan.endpoints)
+            measurement = _Measurement(node, workload, firewall, plan, say)
+            result["runs"].append({"number": number, **await measurement.figures()})
         result["load_after"] = os.getloadavg()[0]
         yield result
 
 
-async def _measure(
-    node: NodeUnderTest,
-    workload: Workload,
-    firewall: str,
-    lengths: Lengths,
-    wanted: Set[str],
-    say: Say,
-    profile: bool,
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "services": workload.services,
-        "endpoints": workload.endpoints,
-        "firewall": firewall,
-    }
-    began = time.monotonic()
+class _Measurement:
+    """All phases of one size on one node."""
 
-    def done(**named: Any) -> None:
-        figures.update(named)
+    def __init__(self, node: NodeUnderTest, workload: Workload, firewall: str, plan: Plan, say: Say) -> None:
+        self._node = node
+        self._workload = workload
+        self._firewall = firewall
+        self._plan = plan
+        self._say = say
+        self._began = time.monotonic()
+        self._figures: dict[str, Any] = {
+            "services": workload.services,
+            "endpoints": workload.endpoints,
+            "firewall": firewall,
+        }
+
+    async def figures(self) -> dict[str, Any]:
+        """Measure all phases that are wanted."""
+        async with Session.open(self._node, self._workload, self._firewall) as session:
+            if self._wants("tools"):
+                await self._batch_tools()
+            await session.calibrate(self._plan.lengths.calm)
+            empty = session.baseline
+            self._done(cold=await start(session, profile=self._plan.profile))
+            await self._changes_and_rest(session, empty)
+            if self._plan.wanted & _OF_THE_SECOND_AGENT:
+                self._done(warm=await start(session, profile=self._plan.profile))
+                if self._wants("storm"):
+                    self._done(storm=await storm(session, self._plan.lengths))
+                await self._stop()
+        return self._figures
+
+    async def _batch_tools(self) -> None:
+        cpu, content = self._node.cpu(), {"services": self._workload.services, "endpoints": self._workload.endpoints}
+        self._done(tools=await self._node.ask("batch_tools", **content))
+        self._done(tools_cpu={"seconds": self._node.cpu() - cpu})
+
+    async def _changes_and_rest(self, session: Session, empty: float) -> None:
+        """Measure the first agent once it has started, and stop it. `empty` is the use of an empty node at rest."""
+        lengths = self._plan.lengths
+        await session.calibrate(lengths.calm)
+        if self._wants("update"):
+            self._done(update=await updates(session, lengths))
+        if self._wants("services"):
+            self._done(**await additions_and_deletions(session, lengths))
+        if self._wants("weights"):
+            self._done(weights=await weights(session, lengths))
+        resting = await idle(session, lengths) if self._wants("idle") else None
+        await self._stop()
+        await session.calibrate(lengths.calm if resting is None else lengths.rest)
+        self._done(kernel={"cpu_share": session.baseline - empty})
+        if resting is not None:
+            self._done(idle={**resting, "cpu_share": resting["node_share"] - session.baseline})
+
+    async def _stop(self) -> None:
+        """Stop the agent, and print the profile if it was sampled."""
+        await self._node.ask("stop")
+        if self._plan.profile:
+            self._say((self._node.shared / "profile").read_text())
+
+    def _wants(self, phase: str) -> bool:
+        return phase in self._plan.wanted
+
+    def _done(self, **named: Any) -> None:
+        self._figures.update(named)
         for name, value in named.items():
-            short = {key: it for key, it in value.items() if key not in {"series", "latencies"}}
-            say(f"{workload.services} Services, {firewall}, {time.monotonic() - began:.0f} s: {name} {_rounded(short)}")
-
-    async with Session.open(node, workload, firewall) as session:
-        if "tools" in wanted:
-            cpu = node.cpu()
-            done(tools=await node.ask("batch_tools", services=workload.services, endpoints=workload.endpoints))
-            done(tools_cpu={"seconds": node.cpu() - cpu})
-        await session.compare_clocks()
-        await session.calibrate(lengths.calm)
-        empty = session.baseline
-        done(cold=await phases.start(session, phases.NEVER, profile=profile))
-        await session.calibrate(lengths.calm)
-        if "update" in wanted:
-            done(update=await phases.updates(session, lengths))
-        if "services" in wanted:
-            done(**await phases.additions_and_deletions(session, lengths))
-        share = await phases.idle(session, lengths) if "idle" in wanted else None
-        await _stop(session, say, profile=profile)
-        await session.calibrate(lengths.calm)
-        done(kernel={"cpu_share": session.baseline - empty})
-        if share is not None:
-            done(idle={"cpu_share": share - session.baseline})
-        if wanted & _WITH_RESYNCS:
-            done(warm=await phases.start(session, phases.USUAL, profile=profile))
-            await _measure_with_resyncs(session, lengths, wanted, done)
-            await _stop(session, say, profile=profile)
-    return figures
-
-
-async def _measure_with_resyncs(
-    session: Session, lengths: Lengths, wanted: Set[str], done: Callable[..., None]
-) -> None:
-    """Run the phases of a second agent, started on the kernel state that the first has left."""
-    if "storm" in wanted:
-        done(storm=await phases.storm(session, lengths))
-    if "resync" in wanted:
-        done(resync=await phases.resync(session, lengths))
-
-
-async def _stop(session: Session, say: Say, *, profile: bool) -> None:
-    """Stop the agent, and print the profile if it was sampled."""
-    await session.node.ask("stop")
-    if profile:
-        say((session.node.shared / "profile").read_text())
+            short = {key: it for key, it in value.items() if key not in _UNSAID}
+            seconds = time.monotonic() - self._began
+            self._say(
+                f"{self._workload.services} Services, {self._firewall}, {seconds:.0f} s: {name} {_rounded(short)}"
+            )
 
 
 def _rounded(value: Any) -> Any:
@@ -119,8 +142,8 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _circumstances() -> dict[str, Any]:
-    """The time, the versions and the machine of the run."""
+def circumstances() -> dict[str, Any]:
+    """The time, the versions and the machine of the run. `lab` is known better once a node runs."""
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False)
     return {

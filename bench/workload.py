@@ -27,6 +27,7 @@ _FIRST_CLUSTER_IP = int(IPv4Address("10.96.0.10"))
 _FIRST_POD_IP = int(IPv4Address("10.128.0.2"))
 _FIRST_NEW_POD_IP = int(IPv4Address("10.192.0.2"))
 _FIRST_NODE_IP = int(IPv4Address("172.16.0.2"))
+_SPREAD_NODE = "spread-"
 _CREATED = "2026-01-01T00:00:00Z"
 _UIDS = uuid.UUID("8a8e2d4c-35a2-4c0b-9a5e-0d3c2f8f0a11")
 
@@ -131,6 +132,22 @@ class Workload:
             ],
             "ports": [{"name": "http", "protocol": "TCP", "port": TARGET_PORT}],
         }
+
+    def spread_service(self, number: int, weight: int) -> Object:
+        """A Service of `spread_slice` whose annotation gives one endpoint this weight, and the others 1."""
+        item = self.service(number)
+        item["metadata"]["annotations"] = {
+            "kroute.io/service.scheduler": "wrr",
+            "kroute.io/weights": f"node/{_SPREAD_NODE}1={weight}",
+        }
+        return item
+
+    def spread_slice(self, number: int) -> Object:
+        """The EndpointSlice of a Service that has one endpoint on each of several nodes."""
+        item = self.slice(number)
+        for index, endpoint in enumerate(item["endpoints"]):
+            endpoint["nodeName"] = f"{_SPREAD_NODE}{index}"
+        return item
 
     def node(self, number: int) -> Object:
         address = NODE_ADDRESS if number == 0 else str(IPv4Address(_FIRST_NODE_IP + number))

@@ -3,20 +3,19 @@
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.node import RunnerError
 from bench.outage import report
 from bench.outage.herd import AGENTS, CLIENTS, simulate
 from bench.outage.measure import measure
 from bench.outage.server import Capacity
+from bench.place.node import RunnerError
+from bench.run import circumstances
 from tests.apiserver.restart import Restart
-from tests.lab.mode import lab_mode
 from tests.lab.namespaces import CommandError
 from tests.lab.places import PROJECT
 from tests.lab.vm.machine import MachineError
@@ -47,14 +46,15 @@ def main() -> None:
     chosen = parser.parse_args()
     parts = chosen.parts.split(",")
     result: dict[str, Any] = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
-    result |= _circumstances()
+    now = {name: value for name, value in circumstances().items() if name in {"when", "commit"}}
     if "agent" in parts:
+        result |= now
         try:
-            result["agent"] = asyncio.run(measure(RUNS, _say))
+            result["lab"], result["agent"] = asyncio.run(measure(RUNS, _say))
         except (CommandError, MachineError, RunnerError, PermissionError) as error:
             sys.exit(f"bench.outage: {error}")
     if "herd" in parts:
-        result["herd"] = _herds()
+        result |= {"herd": _herds(), "herd_at": now}
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(result, indent=1) + "\n")
     if chosen.publish:
@@ -73,12 +73,6 @@ def _herds() -> list[dict[str, Any]]:
             {"away": away, "agents": agents, "capacity": capacity._asdict(), "outcome": run.result()._asdict()}
             for (_, away, agents, capacity), run in zip(wanted, runs, strict=True)
         ]
-
-
-def _circumstances() -> dict[str, Any]:
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip()
-    return {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit, "lab": lab_mode()}
 
 
 if __name__ == "__main__":

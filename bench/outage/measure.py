@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import phases
-from bench.node import node_under_test
+from bench.phases.session import NO_RESYNCS, Session
+from bench.place.node import node_under_test
 from bench.run import FIREWALLS
-from bench.session import Session
 from bench.workload import PORT, TARGET_PORT, Workload
 from tests.apiserver.restart import Restart
 
@@ -19,19 +18,19 @@ _LATEST = 120.0
 _LOOK_EVERY = 0.05
 
 
-async def measure(runs: int, say: Callable[[str], None]) -> list[dict[str, float]]:
-    """Seconds from /readyz to the changed endpoint in the kernel (negative: before), for each run of each outage."""
+async def measure(runs: int, say: Callable[[str], None]) -> tuple[str, list[dict[str, float]]]:
+    """The lab, and seconds from /readyz to the changed endpoint in the kernel (negative: before) for each run."""
     figures = []
     workload = Workload(SERVICES, ENDPOINTS)
     async with node_under_test() as node, Session.open(node, workload, FIREWALLS[0]) as session:
-        await session.start_agent(phases.NEVER)
+        await session.start_agent(*NO_RESYNCS)
         for number in range(runs):
             for away in AWAY:
                 seconds = await _one(session, away, number)
                 figures.append({"away": away, "seconds": seconds})
                 say(f"away for {away:g} s: the change was in the kernel {seconds:+.2f} s after /readyz")
         await node.ask("stop")
-    return figures
+    return node.lab, figures
 
 
 async def _one(session: Session, away: float, number: int) -> float:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.outage.measure import ENDPOINTS, SERVICES
-from bench.report import put_between
+from bench.report.page import marks, put_between
 
-BEGIN = "<!-- written by make bench, outage: begin -->\n"
-END = "<!-- written by make bench, outage: end -->\n"
+MARKS = marks("outage")
 
 PEERS: Sequence[tuple[str, Mapping[float, float]]] = (
     ("kube-proxy 1.36", {10.0: 11.0, 29.0: 45.0}),
@@ -31,14 +30,21 @@ _COLUMNS: Sequence[tuple[str, str]] = (
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The tables of one result."""
-    lines = [f"Measured {result['when']} at `{result['commit']}`, lab `{result['lab']}`.", ""]
-    lines += ["| /readyz to the changed endpoint in the kernel | away for 10 s | away for 29 s |", "|---|---:|---:|"]
-    lines.append(f"| **kroute**, {SERVICES} Services x {ENDPOINTS} | {' | '.join(_spans(result.get('agent', ())))} |")
-    lines += [f"| {name} | {seconds[10.0]:.0f} s | {seconds[29.0]:.0f} s |" for name, seconds in PEERS]
-    lines += ["", f"| away | a list costs | processors | agents | {' | '.join(title for _, title in _COLUMNS)} |"]
-    lines.append(f"|---|---|---:|---|{'---:|' * len(_COLUMNS)}")
-    lines += [_herd_row(run) for run in result.get("herd", ())]
+    """The tables of one result: the measured ones, then the simulated ones."""
+    lines = []
+    if "agent" in result:
+        lines = [f"Measured {result['when']} at `{result['commit']}` on {result['lab']}.", ""]
+        lines += [
+            "| /readyz to the changed endpoint in the kernel | away for 10 s | away for 29 s |",
+            "|---|---:|---:|",
+        ]
+        lines.append(f"| **kroute**, {SERVICES} Services x {ENDPOINTS} | {' | '.join(_spans(result['agent']))} |")
+        lines += [f"| {name} | {seconds[10.0]:.0f} s | {seconds[29.0]:.0f} s |" for name, seconds in PEERS]
+    if "herd" in result:
+        lines += ["", f"Simulated {result['herd_at']['when']} at `{result['herd_at']['commit']}`.", ""]
+        lines.append(f"| away | a list costs | processors | agents | {' | '.join(title for _, title in _COLUMNS)} |")
+        lines.append(f"|---|---|---:|---|{'---:|' * len(_COLUMNS)}")
+        lines += [_herd_row(run) for run in result["herd"]]
     return "\n".join(lines) + "\n"
 
 
@@ -64,4 +70,4 @@ def _herd_row(run: Mapping[str, Any]) -> str:
 
 def publish(result: Mapping[str, Any], page: Path) -> None:
     """Put the tables into the page. Raises ValueError if it has no place for them."""
-    put_between(page, BEGIN, END, markdown(result))
+    put_between(page, MARKS, markdown(result))

@@ -129,10 +129,10 @@ class ApiServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
-    def kubeconfig(self, path: Path, **user: str) -> Path:
+    def kubeconfig(self, path: Path, authority: Path | None = None, **user: str) -> Path:
         """Write a kubeconfig file for this server; `user` are fields of the user (default: the server's token)."""
         credentials = user or ({"token": self.token} if self.token else {})
-        return kubeconfig.write(path, self.url, credentials)
+        return kubeconfig.write(path, self.url, credentials, authority)
 
     # Changes, as some other client would make them
 

@@ -64,16 +64,19 @@ def test_the_tables_have_a_place_of_their_own_in_the_page(tmp_path: Path) -> Non
     result = {
         "when": "2026-11-22 12:00 UTC",
         "commit": "abc",
-        "lab": "vm",
+        "lab": "User Mode Linux, Linux 7.3",
         "agent": [{"away": 10.0, "seconds": -0.25}, {"away": 10.0, "seconds": 0.5}, {"away": 29.0, "seconds": 1.25}],
+        "herd_at": {"when": "2026-11-21 11:00 UTC", "commit": "abd"},
         "herd": [{"away": 10.0, "agents": 5000, "capacity": Capacity(0.02)._asdict(), "outcome": outcome._asdict()}],
     }
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
+    page.write_text("before\n{}old\n{}after\n".format(*report.MARKS))
     report.publish(result, page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| -0.25 to 0.50 s | 1.25 to 1.25 s |" in text
     assert "| 10 s | 20 ms | 16 | 5,000 kroute | 1.0 s | 1.5 s | 2.0 s | 3 | 6 | 0 | 0 | 3 | 10 |" in text
+    assert "Measured 2026-11-22 12:00 UTC at `abc` on User Mode Linux, Linux 7.3." in text
+    assert "Simulated 2026-11-21 11:00 UTC at `abd`." in text, "the herd's figures may be older"
     assert "old" not in text

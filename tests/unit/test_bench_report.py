@@ -1,19 +1,40 @@
-"""The bench's report: which targets a result meets, and where it is published."""
+"""The bench's report: medians and spreads, which goals and targets a result meets, and where it is published."""
 
 import copy
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import firewalls, report
-from bench.plots import line_chart
-from bench.targets import MIB, TARGETS, straight_line, verdicts
+from bench import firewalls, unasked
+from bench.phases.changes import delays
+from bench.report import page, peers
+from bench.report.charts import CHARTS, charts
+from bench.report.figures import MIB
+from bench.report.headline import GOALS
+from bench.report.plots import line_chart
+from bench.report.rows import ROWS
+from bench.report.spread import how_many, spread_of, spread_over
+from bench.report.targets import TARGETS, straight_line, verdicts
 from bench.workload import NODE, Workload
 
 
-def a_run(services: int) -> dict:
-    """Return a run that meets every target."""
+def a_change() -> dict:
     return {
+        "p50": 0.008,
+        "p99": 0.02,
+        "p50_from_watcher": 0.006,
+        "cpu_per_change": 0.004,
+        "rss": 44 * MIB,
+        "measured": 3,
+        "ipvs_messages": 9,
+        "latencies": [0.01, 0.011, 0.02],
+    }
+
+
+def a_run(services: int, number: int = 0) -> dict:
+    """Return a run that meets every goal and every target."""
+    return {
+        "number": number,
         "services": services,
         "firewall": "nftables",
         "endpoints": 10,
@@ -24,17 +45,28 @@ def a_run(services: int) -> dict:
             "ipset": services / 1000,
         },
         "cold": {
-            "list_to_ready": services / 200,
-            "start_to_list": 1.0,
-            "ipvs": services / 1000,
+            "start_to_ready": services / 1000,
+            "list_to_ready": services / 1200,
+            "start_to_list": 0.1,
+            "ipvs": services / 2000,
+            "cpu": services / 1100,
             "longest_round": 0.05,
             "messages": 13 * services,
             "bytes": 1300 * services,
-            "rss_settled": (40 + services / 200) * MIB,
-            "rss_peak": (45 + services / 200) * MIB,
+            "rss_settled": (40 + services / 250) * MIB,
+            "rss_peak": (45 + services / 250) * MIB,
         },
-        "update": {"p50": 0.01, "p99": 0.02, "cpu_per_change": 0.004, "latencies": [0.01, 0.011, 0.02]},
-        "warm": {"list_to_ready": services / 1000, "writes": 0, "rss_peak": 50 * MIB, "rss_settled": 50 * MIB},
+        "update": a_change(),
+        "weights": {**a_change(), "messages_each": 1},
+        "warm": {
+            "start_to_ready": services / 4000,
+            "list_to_ready": services / 5000,
+            "cpu": services / 4000,
+            "writes": 0,
+            "longest_round": 0.05,
+            "rss_peak": 50 * MIB,
+            "rss_settled": 44 * MIB,
+        },
         "storm": {
             "behind_max": 0.3,
             "lost": 0,
@@ -42,25 +74,129 @@ def a_run(services: int) -> dict:
             "rss_second_half": 60 * MIB,
             "series": [{"at": 0.5, "behind": 0.1}, {"at": 1.5, "behind": 0.3}],
         },
-        "resync": {"seconds": services / 2000, "longest_round": 0.1},
-        "idle": {"cpu_share": 0.001},
+        "idle": {"cpu_share": 0.0008, "longest_round": 0.02, "rss": 44 * MIB},
     }
 
 
-def a_result(*sizes: int) -> dict:
+def a_result(*sizes: int, runs: int = 1) -> dict:
     return {
         "when": "2026-01-01 00:00 UTC",
         "commit": "abc1234",
-        "lab": "vm",
+        "lab": "User Mode Linux, Linux 7.3",
         "python": "3.11.0",
         "cores": 2,
         "load_before": 0.1,
         "load_after": 1.2,
-        "changes": 200,
-        "storm": 60.0,
-        "idle": 60.0,
-        "runs": [a_run(size) for size in sizes],
+        "changes": 100,
+        "storm": 30.0,
+        "idle": 90.0,
+        "runs": [a_run(size, number) for number in range(runs) for size in sizes],
     }
+
+
+def test_a_spread_is_the_median_with_the_least_and_the_greatest():
+    assert spread_of([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert spread_of([4.0, 1.0]).median == 2.5
+    assert spread_of([0.0052, 0.0049, 0.0061]).text(" s") == "0.0052 s (0.0049..0.0061)"
+    with pytest.raises(ValueError, match="nothing to take the median of"):
+        spread_of([])
+
+
+def test_a_figure_that_is_the_same_in_all_runs_stands_alone():
+    assert spread_of([1304, 1304, 1304]).text("") == "1,304"
+    assert spread_of([7.0]).text(" ms") == "7 ms"
+    assert spread_of([1.0001, 1.0002]).text(" s") == "1 s", "the three digits that are shown are the same"
+
+
+def test_a_spread_over_runs_leaves_out_those_that_lack_the_figure():
+    runs = [{"idle": {"cpu_share": 0.2}}, {}, {"idle": {"cpu_share": 0.4}}]
+    assert spread_over(runs, lambda run: run["idle"]["cpu_share"]) == (pytest.approx(0.3), 0.2, 0.4)
+    assert spread_over(runs, lambda run: run["storm"]["lost"]) is None
+
+
+def test_the_page_says_how_many_runs_there_were():
+    assert how_many(a_result(100, 1000, runs=3)["runs"]) == "the median of 3 runs, with the least and the greatest"
+    assert how_many([*a_result(100, runs=3)["runs"], *a_result(1000, runs=2)["runs"]]).startswith(
+        "the median of 2 or 3"
+    )
+    assert how_many(a_result(100)["runs"]) == "one run, so without a spread"
+
+
+def test_the_page_says_which_kernel_and_which_kind_of_lab():
+    assert "on User Mode Linux, Linux 7.3, 2 of the host's cores" in page.headline_text(a_result(100))
+
+
+def cells_of(text: str, figure: str) -> list[str]:
+    (line,) = (it for it in text.splitlines() if it.startswith(f"| {figure} |"))
+    return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+IDLE = "**idle**, all resyncs included"
+
+
+def test_the_headline_begins_with_idling_and_judges_each_goal_at_its_size():
+    result = a_result(100, 1000, 10000, runs=3)
+    for number, share in enumerate((0.0011, 0.0009, 0.0030)):
+        result["runs"][3 * number + 2]["idle"]["cpu_share"] = share
+    text = page.headline_text(result)
+    assert text.index(IDLE) < text.index("**start**")
+    assert cells_of(text, IDLE) == ["0.1 % of a core at 10,000", "0.08 %", "0.08 %", "0.11 % (0.09..0.3), **missed**"]
+    assert cells_of(text, "**start**: process to the last object in the kernel")[2] == "1 s, met"
+
+
+def test_a_good_result_misses_nothing_in_the_headline():
+    text = page.headline_text(a_result(100, 1000, 10000, runs=3))
+    assert "missed" not in text
+    assert text.count(", met") == sum(len(goal.limits) for goal in GOALS)
+
+
+def test_a_goal_that_was_not_measured_is_neither_met_nor_missed():
+    result = a_result(100, 10000)
+    del result["runs"][1]["idle"]
+    assert cells_of(page.headline_text(result), IDLE)[1:] == ["0.08 %", "-"]
+
+
+def test_every_row_has_its_figures_by_size():
+    text = page.figures_text(a_result(100, 1000, 10000, runs=3))
+    assert "| **one weight changed**, by annotation: p50 | 8 ms | 8 ms | 8 ms |" in text
+    for messages in ("3", "1"):
+        assert text.count(f"| netlink messages to IPVS | {' | '.join([messages] * 3)} |") == 1
+    assert "**a Service added**" not in text, "this result lacks the phase"
+    assert "In each run: 100 single changes, a storm of 30 s, 90 s idle." in text
+    assert len({(row.name, row.value) for row in ROWS}) == len(ROWS)
+
+
+def test_a_delay_is_from_a_change_to_its_last_completion():
+    sent = [10.0, 20.0, 30.0, 40.0]
+    assert delays(sent, [5.0, 12.0, 13.0, 21.0, 41.0]) == [3.0, 1.0, 1.0]
+    assert delays(sent, []) == []
+
+
+def test_quoted_figures_have_a_date_a_place_and_a_source():
+    for quoted in peers.QUOTED:
+        assert quoted.place[:2] == "20"
+        assert quoted.source == peers.OWN or quoted.source.startswith("[kubernetes#")
+    lines = peers.markdown().splitlines()
+    assert len(lines) == len(peers.QUOTED) + 2
+    assert {line.count("|") for line in lines} == {6}
+
+
+def test_what_nobody_asked_for_is_what_its_files_use_outside_of_the_kernels_clients():
+    writer = "/x/kroute/controllers/service_proxy/server_order/server_order.py"
+    rule = "/x/kroute/planning/weights/rule.py"
+    climb = "/x/kroute/planning/weights/slow_start.py"
+    socket = "/x/kroute/kernel/ipvs/client.py"
+    samples = [(6, ["/x/kroute/agent.py"]), (1, [rule]), (1, [rule, climb]), (1, [writer]), (1, [writer, socket])]
+    found = unasked.shares(samples)
+    assert found == {"weights and locality": 0.2, "slow start": 0.1, "order of real servers": 0.1}
+    result = {**a_result(1000), "runs": [{"services": 1000, "firewall": "nftables", "shares": found}] * 3}
+    assert "| weights and locality | 20 % |" in unasked.markdown(result)
+
+
+def test_the_files_of_what_nobody_asked_for_exist():
+    for files in unasked.PARTS.values():
+        for file in files:
+            assert (unasked.PROJECT / file).exists()
 
 
 def verdict_of(result: dict, figure: str) -> bool | None:
@@ -79,18 +215,18 @@ def test_a_good_run_meets_every_target():
         ("warm", "writes", 1, "warm restart: writes to the kernel"),
         ("update", "p99", 0.041, "one endpoint changed, p99"),
         ("update", "cpu_per_change", 0.0053, "CPU for one endpoint change, against 100 Services"),
+        ("weights", "messages_each", 2, "one weight changed: netlink messages to IPVS"),
         ("storm", "behind_max", 1.01, "storm: furthest behind"),
         ("storm", "lost", 1, "storm: virtual servers that missed a change"),
-        ("resync", "longest_round", 0.21, "resync: longest stall of the event loop, in emulation"),
+        ("idle", "longest_round", 0.21, "idle, with resyncs: longest stall of the event loop, in emulation"),
         ("cold", "rss_settled", 151 * MIB, "settled RSS"),
-        ("idle", "cpu_share", 0.0031, "idle, between resyncs"),
     ],
 )
 def test_what_is_over_its_limit_is_missed(phase, figure, value, missed):
     result = a_result(100, 1000, 10000)
     result["runs"][-1][phase][figure] = value
     assert verdict_of(result, missed) is False
-    assert "**missed**" in report.markdown(result)
+    assert "**missed**" in page.figures_text(result)
 
 
 def test_the_largest_size_is_what_counts():
@@ -104,12 +240,12 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
     del result["runs"][0]["storm"]
     assert verdict_of(result, "storm: furthest behind") is None
     assert verdict_of(result, "the same, against 100 Services") is None
-    table = report.markdown(result)
-    assert table.count("not measured") == len([it for it in verdicts(result["runs"]) if it.value is None]) > 0
+    table = page.figures_text(result)
+    assert table.count("not measured") == len([it for it in verdicts(result["runs"]) if it.spread is None]) > 0
 
 
 def test_every_target_has_a_line():
-    targets, _, _figures = report.markdown(a_result(100, 1000, 10000)).partition("\n| | ")
+    targets, _, _figures = page.figures_text(a_result(100, 1000, 10000)).partition("\n| | ")
     lines = targets.splitlines()
     for target in TARGETS:
         assert sum(line.startswith(f"| {target.figure} |") for line in lines) == 1
@@ -119,13 +255,13 @@ def test_growth_is_shown_as_a_straight_line():
     line = straight_line([(100, 1.5), (1000, 6.0), (10000, 51.0)])
     assert line == pytest.approx((1.0, 0.005, 1.0))
     assert straight_line([(1, 1), (2, 4), (3, 9)]).r_squared < 0.99
-    assert "0.00 s and 5.00 ms a Service (R² 1.0000)" in report.markdown(a_result(100, 1000, 10000))
-    assert "a Service (R²" not in report.markdown(a_result(100, 1000))
+    assert "0.00 s and 0.83 ms a Service (R² 1.0000)" in page.figures_text(a_result(100, 1000, 10000))
+    assert "a Service (R²" not in page.figures_text(a_result(100, 1000))
 
 
 def test_the_charts_are_well_formed():
-    drawn = report.charts(a_result(100, 1000, 10000))
-    assert set(drawn) == {"cold-start.svg", "memory.svg", "one-change.svg", "storm.svg"}
+    drawn = charts(a_result(100, 1000, 10000))
+    assert set(drawn) == set(CHARTS)
     for chart in drawn.values():
         assert ET.fromstring(chart).tag.endswith("svg")
 
@@ -144,24 +280,35 @@ def test_a_chart_of_nothing_is_refused():
 
 
 def test_the_page_keeps_what_is_around_the_results(tmp_path):
-    page = tmp_path / "performance.md"
-    page.write_text(f"before\n{report.BEGIN}of last year\n{report.END}after\n")
+    file = tmp_path / "performance.md"
+    places = [f"{begin}of last year\n{end}" for begin, end in (page.HEADLINE, page.PEERS, page.FIGURES)]
+    file.write_text("".join(["before\n", *places, "after\n"]))
     result = a_result(100, 1000)
     for _ in range(2):
-        report.publish(copy.deepcopy(result), page, "../bench/results")
-    text = page.read_text()
+        page.publish(copy.deepcopy(result), file, "../bench/results")
+    text = file.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "of last year" not in text
-    assert text.count("abc1234") == 1
+    assert text.count("abc1234") == 2, "in the headline and above all figures"
     assert "(../bench/results/cold-start.svg)" in text
 
 
+def test_charts_of_an_older_result_do_not_stay(tmp_path):
+    page.write(a_result(100, 1000), tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == set(CHARTS)
+    result = a_result(100, 1000)
+    for run in result["runs"]:
+        del run["storm"]
+    page.write(result, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == set(CHARTS) - {"storm.svg"}
+
+
 def test_a_page_without_a_place_for_them_is_refused(tmp_path):
-    page = tmp_path / "performance.md"
-    page.write_text("nothing here\n")
+    file = tmp_path / "performance.md"
+    file.write_text("nothing here\n")
     with pytest.raises(ValueError, match="no place for the bench's results"):
-        report.publish(a_result(100), page, "results")
+        page.publish(a_result(100), file, "results")
 
 
 def test_a_workload_replaces_one_pod_at_a_time():
@@ -189,11 +336,11 @@ def test_backends_are_compared_at_each_size_that_both_have():
     assert "nftables against it" not in firewalls.markdown(result)
     slower = {**a_run(100), "firewall": "iptables"}
     slower["update"] = {**slower["update"], "p50": 0.04}
-    del slower["resync"]
+    del slower["warm"]
     result["runs"].append(slower)
     table = firewalls.markdown(result)
     assert "nftables and iptables" in table.partition("\n")[0]
-    assert "| at 100 Services x 10 | nftables | iptables | nftables against it |" in table
+    assert "| at 100 Services x 10 | nftables | iptables | medians: nftables against it |" in table
     assert "at 1,000 Services" not in table
-    assert "| one endpoint changed, p50 | 10 ms | 40 ms | 0.25 x |" in table
-    assert "| resync of everything |" not in table
+    assert "| one endpoint changed, p50 | 8 ms | 40 ms | 0.20 x |" in table
+    assert "| warm restart" not in table

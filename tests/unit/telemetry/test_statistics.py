@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from bench.host_load import cpu_seconds
+from bench.place.host_load import cpu_seconds
 from kroute.broadcaster import QueueStatistics
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics

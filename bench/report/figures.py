@@ -1,5 +1,7 @@
 """Figures as text."""
 
+MIB = 1 << 20
+
 
 def brief(value: float, unit: str) -> str:
     """The value with three significant digits, and its unit."""

@@ -7,7 +7,7 @@ virtual and real servers, `ip -batch` the addresses and then the routes, `ipset 
 import os
 import time
 
-from bench.kernel_content import INTERFACE, count
+from bench.place.kernel_content import INTERFACE, count
 from bench.workload import NODE_ADDRESS, POD_NETWORK, PORT, TARGET_PORT, Workload
 from tests.lab.namespaces import Namespace
 

@@ -1,12 +1,13 @@
 """The bench's process on the node under test: executes commands from a TCP connection, one JSON line each way.
 
-    python -m bench.runner SHARED_DIRECTORY
+    python -m bench.place.runner SHARED_DIRECTORY
 
 It starts and stops the agent, passes questions on to it, reads the kernel's state, and times the batch tools.
 """
 
 import asyncio
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -15,14 +16,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import batch_tools, kernel_content
+from bench.place import batch_tools, kernel_content
 from kroute.inspect import agent_socket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 PORT = 7070
-_READY_POLL = 0.02
+_READY_POLL = 0.1
+"""Seconds. What it costs counts as the agent's, so it is seldom; no figure depends on when it is seen."""
 _LINE_LIMIT = 1 << 26
 
 
@@ -38,7 +40,7 @@ class Runner:
     async def do_start(self, argv: list[str], profile: bool) -> float:
         """Start `kroute ARGV...` with an empty log. Returns the Unix time just before the start."""
         (self._state_dir / "ready").unlink(missing_ok=True)
-        module = ["bench.sampling", str(self._shared / "profile")] if profile else ["kroute"]
+        module = ["bench.place.sampling", str(self._shared / "profile")] if profile else ["kroute"]
         with self._log.open("wb") as log:
             started = time.time()
             self._agent = subprocess.Popen(
@@ -73,6 +75,10 @@ class Runner:
     async def do_log(self) -> list[dict[str, Any]]:
         """The events that the agent has logged since it was started."""
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    async def do_kernel(self) -> str:
+        """The release of this node's kernel."""
+        return platform.release()
 
     async def do_clock(self) -> float:
         """The Unix time here."""

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from bench.host_load import cpu_seconds
-from bench.runner import PORT
+from bench.place.host_load import cpu_seconds
+from bench.place.runner import PORT
 from bench.workload import NODE_ADDRESS
 from tests.lab.mode import lab_mode
 from tests.lab.namespaces import Namespace, enter
@@ -27,6 +27,8 @@ from tests.lab.run import environment
 from tests.lab.vm.machine import Machine
 
 API_ADDRESS = "192.168.250.1"
+LABS = {"vm": "User Mode Linux", "host": "native"}
+"""The kinds of lab, as docs/lab.md calls their modes."""
 _STARTS_WITHIN = 60.0
 _LINE_LIMIT = 1 << 26
 
@@ -36,10 +38,14 @@ class RunnerError(Exception):
 
 
 class NodeUnderTest:
-    """Sends requests to the node's runner (bench/runner.py), one at a time. `shared` is a directory that both see."""
+    """Sends requests to the node's runner (bench/place/runner.py), one at a time.
+
+    `shared` is a directory that both see. `lab` says what kind of lab it is, and which kernel the node has.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Path, process: int) -> None:
         self.shared = shared
+        self.lab = ""
         self._reader = reader
         self._writer = writer
         self._process = process
@@ -75,7 +81,9 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
         stack.callback(enter, home.fileno())
         reader, writer = await _connect()
         stack.callback(writer.close)
-        yield NodeUnderTest(reader, writer, shared, process)
+        node = NodeUnderTest(reader, writer, shared, process)
+        node.lab = f"{LABS[lab_mode()]}, Linux {await node.ask('kernel')}"
+        yield node
 
 
 def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int]:
@@ -83,7 +91,7 @@ def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int
     machine = stack.enter_context(Machine("bench"))
     setup = (
         f"ip address add {NODE_ADDRESS}/24 dev vec0 && ip link set vec0 up && "
-        f"ip route add default via {API_ADDRESS} && exec {sys.executable} -m bench.runner {machine.shared}"
+        f"ip route add default via {API_ADDRESS} && exec {sys.executable} -m bench.place.runner {machine.shared}"
     )
     with wire.inside():
         machine.start(
@@ -108,7 +116,7 @@ def _in_namespace(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, i
     shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kroute-bench-", dir="/run")))
     with place.inside():
         process = stack.enter_context(
-            subprocess.Popen([sys.executable, "-m", "bench.runner", str(shared)], cwd=PROJECT)
+            subprocess.Popen([sys.executable, "-m", "bench.place.runner", str(shared)], cwd=PROJECT)
         )
     stack.callback(process.terminate)
     return shared, process.pid

@@ -1,10 +1,11 @@
-"""Sample where kroute spends its processor time: `python -m bench.sampling FILE ARGV...` runs `kroute ARGV...`.
+"""Sample where kroute spends its processor time: `python -m bench.place.sampling FILE ARGV...` runs `kroute ARGV...`.
 
 A profiler that reads the clock at every call is useless in a lab machine, whose kernel needs many microseconds to tell
 the time. This one samples the stack a hundred times per second of processor time, and writes two tables: by the line on
-top, and by all functions on the stack.
+top, and by all functions on the stack. FILE.json has the samples by the files on the stack: [[samples, [file, …]], …].
 """
 
+import json
 import signal
 import sys
 from collections import Counter
@@ -16,11 +17,12 @@ ROWS = 60
 
 
 class Samples:
-    """Counts of the lines on top of the stack, and of the functions anywhere on it."""
+    """Counts of the lines on top of the stack, and of the functions and files anywhere on it."""
 
     def __init__(self) -> None:
         self.on_top: Counter[tuple[CodeType, int]] = Counter()
         self.anywhere: Counter[CodeType] = Counter()
+        self.files: Counter[frozenset[str]] = Counter()
 
     def start(self) -> None:
         """Begin to sample. Each sample schedules the next, so that none follows a slow one at once."""
@@ -34,12 +36,13 @@ class Samples:
     def _take(self, _number: int, frame: FrameType | None) -> None:
         if frame is not None:
             self.on_top[frame.f_code, frame.f_lineno] += 1
-        seen = set()
+        seen: set[CodeType] = set()
         while frame is not None:
             seen.add(frame.f_code)
             frame = frame.f_back
         for code in seen:
             self.anywhere[code] += 1
+        self.files[frozenset(code.co_filename for code in seen)] += 1
         signal.setitimer(signal.ITIMER_PROF, INTERVAL)
 
     def __str__(self) -> str:
@@ -67,6 +70,8 @@ def main(output: Path, arguments: list[str]) -> None:
     finally:
         samples.stop()
         output.write_text(str(samples))
+        by_files = [[count, sorted(files)] for files, count in samples.files.items()]
+        output.with_suffix(".json").write_text(json.dumps(by_files))
 
 
 if __name__ == "__main__":

@@ -3,43 +3,23 @@
 import asyncio
 import bisect
 import contextlib
-import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator
 
 import msgspec
 
-from bench.node import API_ADDRESS, NodeUnderTest
+from bench.phases.cost import Cost
+from bench.place import certificate
+from bench.place.node import API_ADDRESS, NodeUnderTest
 from bench.workload import NODE, POD_NETWORK, Object, Workload
 from kroute.telemetry.statistics import NEWEST_QUESTION, QUESTION, NewestMeasurements, Statistics
 from tests.apiserver import ApiServer
 
 READY_WITHIN = 600.0
+NO_RESYNCS = ("--resync-period", "24h")
 _CLOCK_READINGS = 5
-
-
-@dataclass
-class Cost:
-    """What an agent has done between two moments. Times in seconds, sizes in bytes.
-
-    `cpu` is what the node used beyond the session's baseline; `writes` counts changes that the controllers made
-    and chunks that were sent to the kernel; `rounds` are the long rounds of the event loop.
-    """
-
-    wall: float = 0.0
-    cpu: float = 0.0
-    writes: int = 0
-    messages: int = 0
-    bytes: int = 0
-    busy: float = 0.0
-    longest_round: float = 0.0
-    rounds_over_20_ms: int = 0
-    rounds_over_200_ms: int = 0
-    latencies: list[float] = field(default_factory=list)
-    end: Statistics | None = None
+_TOKEN = "bench-token"
 
 
 class Session:
@@ -55,17 +35,21 @@ class Session:
         self.sent_at: list[float] = []
         self.sent_versions: list[int] = []
         self._replaced: Counter[int] = Counter()
-        self._kubeconfig = api.kubeconfig(node.shared / "kubeconfig")
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, node: NodeUnderTest, workload: Workload, firewall: str) -> AsyncIterator["Session"]:
-        """A session whose API stand-in has the workload. The node has no agent yet; `firewall` is its backend."""
-        async with ApiServer(host=API_ADDRESS) as api:
+        """A session whose API stand-in has the workload, and speaks TLS. `firewall` is the node's backend.
+
+        The node has no agent yet.
+        """
+        made = certificate.make(node.shared, API_ADDRESS)
+        async with ApiServer(host=API_ADDRESS, token=_TOKEN, tls=made.context) as api:
             for item in workload.objects():
                 api.apply(item)
             api.compact()
             api.encode_ahead()
+            api.kubeconfig(node.shared / "kubeconfig", made.file)
             yield cls(node, api, workload, firewall)
 
     async def calibrate(self, seconds: float) -> None:
@@ -84,11 +68,15 @@ class Session:
             readings.append((answered - asked, theirs - (asked + answered) / 2))
         self.clock_ahead = min(readings)[1]
 
-    async def start_agent(self, resync_period: str, *, profile: bool = False) -> float:
-        """Start kroute and wait until it is ready. Returns when it was started, by this clock."""
+    async def start_agent(self, *flags: str, profile: bool = False) -> float:
+        """Start kroute with its defaults and these flags, and wait until it is ready.
+
+        Returns when it was started, by this clock.
+        """
         self.api.requests.clear()
-        argv = ["run", "--kubeconfig", str(self._kubeconfig), "--node-name", NODE, "--cluster-cidr", POD_NETWORK]
-        argv += ["--log-format", "json", "--resync-period", resync_period, "--firewall", self.firewall]
+        kubeconfig = str(self.node.shared / "kubeconfig")
+        argv = ["run", "--kubeconfig", kubeconfig, "--node-name", NODE, "--cluster-cidr", POD_NETWORK]
+        argv += ["--log-format", "json", "--firewall", self.firewall, *flags]
         started: float = await self.node.ask("start", argv=argv, profile=profile)
         await self.node.ask("ready", within=READY_WITHIN)
         return started - self.clock_ahead
@@ -138,6 +126,11 @@ class Session:
         """The agent's individual measurements."""
         return msgspec.convert(await self.node.ask("question", question=NEWEST_QUESTION), NewestMeasurements)
 
+    async def memory(self) -> dict[str, int]:
+        """The agent's resident memory in bytes: `now`, and at its `peak`."""
+        found: dict[str, int] = await self.node.ask("memory")
+        return found
+
     @contextlib.asynccontextmanager
     async def measured(self) -> AsyncIterator[Cost]:
         """Measure the costs within an `async with`. The `Cost` is complete at its end."""
@@ -147,49 +140,25 @@ class Session:
         yield cost
         cost.wall = time.monotonic() - began
         cost.cpu = self.node.cpu() - cpu - self.baseline * cost.wall
-        self._count(cost, await self.statistics(), before)
+        cost.count(await self.statistics(), before)
         newest = await self.newest()
-        _count_rounds(cost, [it.seconds for it in newest.rounds if it.end > before.now])
+        cost.count_rounds([it.seconds for it in newest.rounds if it.end > before.now])
         cost.latencies = sorted(it.seconds for it in newest.latencies if it.end > before.now)
 
     async def cost_since_start(self, started: float) -> Cost:
         """What the agent has done since its start, without processor time. Rounds count from its first list on."""
         cost = Cost(wall=time.time() - started)
         statistics = await self.statistics()
-        self._count(cost, statistics, None)
+        cost.count(statistics, None)
         listed = self.first_list - self.epoch_of(statistics)
-        _count_rounds(cost, [it.seconds for it in (await self.newest()).rounds if it.end > listed])
+        cost.count_rounds([it.seconds for it in (await self.newest()).rounds if it.end > listed])
         return cost
+
+    async def completions(self) -> list[float]:
+        """When each of the newest plans was complete in the kernel, as Unix times by this clock."""
+        epoch = self.epoch_of(await self.statistics())
+        return sorted(it.end + epoch for it in (await self.newest()).latencies)
 
     def epoch_of(self, statistics: Statistics) -> float:
         """What to add to a time of the agent's monotonic clock to get a Unix time by this clock."""
         return statistics.unix_time - statistics.now - self.clock_ahead
-
-    @staticmethod
-    def _count(cost: Cost, after: Statistics, before: Statistics | None) -> None:
-        def difference(count: Any) -> Any:
-            return count(after) - (count(before) if before is not None else 0)
-
-        cost.end = after
-        cost.writes = difference(writes)
-        cost.messages = difference(lambda it: sum(socket.messages for socket in it.sockets.values()))
-        cost.bytes = difference(lambda it: sum(socket.bytes for socket in it.sockets.values()))
-        cost.busy = difference(lambda it: it.loop.busy)
-
-
-def writes(statistics: Statistics) -> int:
-    """The number of an agent's writes: changes by the controllers, and chunks by the sockets."""
-    return sum(it.writes for it in statistics.controllers.values()) + sum(
-        it.transactions for it in statistics.sockets.values()
-    )
-
-
-def _count_rounds(cost: Cost, rounds: Sequence[float]) -> None:
-    cost.longest_round = max(rounds, default=0.0)
-    cost.rounds_over_20_ms = sum(seconds > 0.02 for seconds in rounds)
-    cost.rounds_over_200_ms = sum(seconds > 0.2 for seconds in rounds)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The least value that `percent` % of the sorted values do not exceed; NaN if there are no values."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan

@@ -1,0 +1,114 @@
+"""Single changes of endpoints, Services and weights, each alone, while the agent has its default settings."""
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from bench.phases.cost import percentile
+from bench.phases.lengths import Figures, Lengths
+from bench.phases.session import Session
+
+_CHANGE_SPACING = 0.08
+_SERVICE_SPACING = 0.4
+_COUNTED = 5
+"""Changes of a weight whose messages are counted one by one."""
+
+
+async def updates(session: Session, lengths: Lengths) -> Figures:
+    """Replace one endpoint of one Service after the other."""
+    step = max(1, session.workload.services // lengths.changes)
+
+    def change(number: int) -> None:
+        session.change_slice(session.next_slice(number * step % session.workload.services))
+
+    return await _single(session, lengths.changes, change)
+
+
+async def weights(session: Session, lengths: Lengths) -> Figures:
+    """Change the weight of one real server, by the annotation of a Service whose endpoints are on ten nodes."""
+    number = 2 * session.workload.services
+    session.api.apply(session.workload.spread_service(number, 1))
+    session.api.apply(session.workload.spread_slice(number))
+    await asyncio.sleep(1)
+
+    def change(turn: int) -> None:
+        session.api.apply(session.workload.spread_service(number, turn % 7 + 2))
+
+    messages = []
+    for turn in range(_COUNTED):
+        before = await session.statistics()
+        change(turn)
+        await asyncio.sleep(_SERVICE_SPACING)
+        after = await session.statistics()
+        messages.append(after.sockets["ipvs"].messages - before.sockets["ipvs"].messages)
+    await asyncio.sleep(_SERVICE_SPACING)
+    figures = await _single(session, lengths.weights, lambda turn: change(turn + _COUNTED))
+    session.delete_service(number)
+    await asyncio.sleep(1)
+    return {**figures, "messages_each": median(messages)}
+
+
+async def _single(session: Session, count: int, change: Callable[[int], None]) -> Figures:
+    """Make so many changes, one after the other. Times are from the API server to the changed kernel."""
+    await session.compare_clocks()
+    sent = []
+    async with session.measured() as cost:
+        for number in range(count):
+            sent.append(time.time())
+            change(number)
+            await asyncio.sleep(_CHANGE_SPACING)
+    taken = sorted(delays(sent, await session.completions()))
+    return {
+        **cost.figures(),
+        "measured": len(taken),
+        "p50": percentile(taken, 50),
+        "p99": percentile(taken, 99),
+        "max": percentile(taken, 100),
+        "p50_from_watcher": percentile(cost.latencies, 50),
+        "cpu_per_change": cost.cpu / count,
+        "rss": (await session.memory())["now"],
+        "latencies": [round(it, 6) for it in taken],
+    }
+
+
+def delays(sent: Sequence[float], completed: Sequence[float]) -> list[float]:
+    """The time from each moment to the last completion before the next moment. `completed` is sorted."""
+    taken = []
+    for begin, end in pairwise([*sent, float("inf")]):
+        last = bisect_left(completed, end) - 1
+        if last >= 0 and completed[last] >= begin:
+            taken.append(completed[last] - begin)
+    return taken
+
+
+async def additions_and_deletions(session: Session, lengths: Lengths) -> dict[str, Figures]:
+    """Add Services, then delete them, each alone. The time is from the API's change to the kernel's last change."""
+    first = session.workload.services
+    numbers = range(first, first + lengths.services)
+    results = {}
+    for name, change in (("add", session.add_service), ("delete", session.delete_service)):
+        sent = []
+        async with session.measured() as cost:
+            for number in numbers:
+                sent.append(time.time())
+                change(number)
+                await asyncio.sleep(_SERVICE_SPACING)
+        taken = sorted(delays(sent, _logged(await session.node.ask("log"), session.clock_ahead)))
+        results[name] = {
+            **cost.figures(),
+            "measured": len(taken),
+            "p50": percentile(taken, 50),
+            "max": percentile(taken, 100),
+            "cpu_per_change": cost.cpu / len(numbers),
+        }
+    return results
+
+
+def _logged(log: list[dict[str, Any]], clock_ahead: float) -> list[float]:
+    """When each line was logged."""
+    return sorted(datetime.fromisoformat(line["timestamp"]).timestamp() - clock_ahead for line in log)

@@ -1,0 +1,89 @@
+"""A storm of changes, at a constant rate: whether the agent keeps up, and loses none."""
+
+import asyncio
+import contextlib
+import time
+
+from bench.phases.cost import percentile
+from bench.phases.lengths import Figures, Lengths
+from bench.phases.session import Session
+from bench.workload import PORT, TARGET_PORT
+
+RATE = 100
+"""Changes per second."""
+_CALM_WITHIN = 120.0
+
+
+async def storm(session: Session, lengths: Lengths) -> Figures:
+    """Replace endpoints at a constant rate."""
+    seconds = lengths.storm
+    series: list[dict[str, float]] = []
+    async with session.measured() as cost:
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch_storm(session, began, series))
+            await _blow(session, began, round(seconds * RATE))
+            blown = time.monotonic() - began
+            await _calm(session)
+            watcher.cancel()
+    expected = session.expected_table()
+    lost = await session.node.ask("differences", expected=expected, port=PORT, target_port=TARGET_PORT)
+    resident = [sample["rss"] for sample in series]
+    half = max(1, len(resident) // 2)
+    return {
+        **cost.figures(),
+        "changes": round(seconds * RATE),
+        "seconds": blown,
+        "behind_max": max(sample["behind"] for sample in series),
+        "lost": lost,
+        "p50": percentile(cost.latencies, 50),
+        "p99": percentile(cost.latencies, 99),
+        "cpu_share": cost.cpu / cost.wall,
+        "rss_first_half": max(resident[:half]),
+        "rss_second_half": max(resident[half:], default=resident[-1]),
+        "series": series,
+    }
+
+
+async def _blow(session: Session, began: float, changes: int) -> None:
+    for number in range(changes):
+        session.change_slice(session.next_slice(number * 7 % session.workload.services))
+        ahead = began + (number + 1) / RATE - time.monotonic()
+        if ahead > 0:
+            await asyncio.sleep(ahead)
+
+
+async def _watch_storm(session: Session, began: float, series: list[dict[str, float]]) -> None:
+    """Sample once a second how long the oldest pending change has waited, the memory, and the deepest queue."""
+    while True:
+        statistics = await session.statistics()
+        now = time.monotonic()
+        unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, now)
+        series.append(
+            {
+                "at": now - began,
+                "behind": unread + statistics.latency.oldest,
+                "rss": statistics.memory.resident,
+                "depth": max((it.depth for it in statistics.queues), default=0),
+            }
+        )
+        await asyncio.sleep(1)
+
+
+async def _calm(session: Session) -> None:
+    """Wait until every change is in the kernel, for two minutes at most.
+
+    Changes that are missing then count as lost.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CALM_WITHIN):
+            while True:
+                if await _is_calm(session):
+                    return
+                await asyncio.sleep(0.2)
+
+
+async def _is_calm(session: Session) -> bool:
+    statistics = await session.statistics()
+    unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, time.monotonic())
+    return unread <= 0 and not statistics.latency.waiting

@@ -1,0 +1,86 @@
+"""The table on top of docs/performance.md: what every node of every cluster pays, against its goals."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bench.report.figures import MIB, brief
+from bench.report.spread import Run, Spread, Value, by_size, spread_over
+
+
+class Goal(NamedTuple):
+    """A figure of one run, its unit, and the most that it should be, by the number of Services."""
+
+    figure: str
+    value: Value
+    unit: str
+    limits: Mapping[int, float]
+
+    def is_met(self, services: int, spread: Spread) -> bool | None:
+        """Whether the median is within the limit of this size; None if there is none."""
+        limit = self.limits.get(services)
+        return None if limit is None else spread.median <= limit
+
+
+GOALS: Sequence[Goal] = (
+    Goal("**idle**, all resyncs included", lambda run: run["idle"]["cpu_share"] * 100, "% of a core", {10000: 0.1}),
+    Goal(
+        "**start**: process to the last object in the kernel",
+        lambda run: run["cold"]["start_to_ready"],
+        "s",
+        {1000: 1.2},
+    ),
+    Goal("its CPU", lambda run: run["cold"]["cpu"], "s", {1000: 0.94}),
+    Goal(
+        "**one endpoint changed**: API server to kernel, p50",
+        lambda run: run["update"]["p50"] * 1000,
+        "ms",
+        {100: 10, 1000: 10, 10000: 10},
+    ),
+    Goal("its CPU", lambda run: run["update"]["cpu_per_change"] * 1000, "ms", {100: 5, 1000: 5, 10000: 5}),
+    Goal("**RSS** after the start", lambda run: run["cold"]["rss_settled"] / MIB, "MiB", {1000: 45}),
+    Goal("RSS after the changes", lambda run: run["update"]["rss"] / MIB, "MiB", {1000: 45}),
+    Goal(
+        "**warm restart** against the start, from the first list on",
+        lambda run: run["warm"]["list_to_ready"] / run["cold"]["list_to_ready"],
+        "x",
+        {10000: 0.25},
+    ),
+    Goal(
+        "the same, from the start of the process on",
+        lambda run: run["warm"]["start_to_ready"] / run["cold"]["start_to_ready"],
+        "x",
+        {},
+    ),
+    Goal(
+        "the same, CPU",
+        lambda run: run["warm"]["cpu"] / run["cold"]["cpu"],
+        "x",
+        {},
+    ),
+)
+
+
+def table(runs: Sequence[Run]) -> list[str]:
+    """The lines of the table, with a column for each size."""
+    sizes = by_size(runs)
+    heads = " | ".join(f"{services:,} Services" for services in sizes)
+    lines = [f"| | goal | {heads} |", "|---|---|" + "---:|" * len(sizes)]
+    for goal in GOALS:
+        cells = [_cell(goal, services, spread_over(each, goal.value)) for services, each in sizes.items()]
+        lines.append(f"| {goal.figure} | {_limits(goal)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _limits(goal: Goal) -> str:
+    if not goal.limits:
+        return ""
+    limits = set(goal.limits.values())
+    text = brief(next(iter(limits)), f" {goal.unit}")
+    return text if len(goal.limits) > 1 else f"{text} at {next(iter(goal.limits)):,}"
+
+
+def _cell(goal: Goal, services: int, spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    verdict = {None: "", True: ", met", False: ", **missed**"}[goal.is_met(services, spread)]
+    return spread.text(f" {goal.unit}".replace(" of a core", "")) + verdict

@@ -1,0 +1,60 @@
+"""Several runs as one figure: their median, and how far apart they are."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench.report.figures import brief
+
+Run = Mapping[str, Any]
+Value = Callable[[Run], float]
+
+
+class Spread(NamedTuple):
+    """The median of several measurements, the least and the greatest."""
+
+    median: float
+    least: float
+    greatest: float
+
+    def text(self, unit: str) -> str:
+        """`5.2 ms (4.9..6.1)`; a figure that is the same in all runs stands alone."""
+        least, greatest = brief(self.least, ""), brief(self.greatest, "")
+        apart = "" if least == greatest else f" ({least}..{greatest})"
+        return f"{brief(self.median, unit)}{apart}"
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of at least one value. Raises ValueError without any."""
+    if not values:
+        raise ValueError("there is nothing to take the median of")
+    return Spread(median(values), min(values), max(values))
+
+
+def spread_over(runs: Iterable[Run], value: Value) -> Spread | None:
+    """The spread of a figure over the runs that have it; None if none has."""
+    values = []
+    for run in runs:
+        try:
+            values.append(float(value(run)))
+        except KeyError:
+            continue
+    return spread_of(values) if values else None
+
+
+def by_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
+    """The runs by their number of Services, the smallest first."""
+    found: dict[int, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run["services"]].append(run)
+    return dict(sorted(found.items()))
+
+
+def how_many(runs: Iterable[Run]) -> str:
+    """In words how often each size was measured."""
+    counts = sorted({len(each) for each in by_size(runs).values()})
+    if counts[-1] == 1:
+        return "one run, so without a spread"
+    times = " or ".join(str(count) for count in counts)
+    return f"the median of {times} runs, with the least and the greatest"
