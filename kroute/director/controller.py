@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.virtual_servers import planned_key
+from kroute.controllers.service_proxy.looks.table_look import TableLook
 from kroute.controllers.service_proxy.sysctls import SYSCTLS as NODE_SYSCTLS
 from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls
 from kroute.controllers.service_proxy.timeouts import Timeouts
@@ -84,7 +85,7 @@ class DirectRouting(Controller):
         )
         self._servers = VirtualServers(
             self.status,
-            DirectIpvs(ipvs),
+            TableLook(DirectIpvs(ipvs), settings.common),
             ledger,
             sysctls=sysctls,
             default_scheduler=settings.common.scheduler,
@@ -146,12 +147,12 @@ class DirectRouting(Controller):
                 ours = [planned_key(key) for key in there if self._names(key)]
                 self._ledger.adopt(ours, self._ledger.links)
             self._is_owner_settled = True
-        wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
-        wrong += await self.vips.learn()
-        wrong += await self._servers.learn(self.meanwhile)
-        wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
-        wrong += await self._timeouts.ensure()
-        return wrong
+        return await self._ensure_surroundings() + await self._servers.learn(self.meanwhile)
+
+    async def look(self) -> bool:
+        """Read the few addresses, sysctls and timeouts, and look at IPVS."""
+        self.status.repaired(wrong := await self._ensure_surroundings())
+        return bool(wrong) or await self._servers.look()
 
     async def write(self) -> None:
         """Write the difference in the order of dependency."""
@@ -172,6 +173,13 @@ class DirectRouting(Controller):
     async def cleanup(self, report: CleanupReport) -> None:
         """Remove what only a director has. The rest is cleaned up as on a node."""
         await undo(self._ledger, self._ipvs, self._addresses, report)
+
+    async def _ensure_surroundings(self) -> list[str]:
+        """Read the addresses, and repair ledger, sysctls and timeouts; returns what was wrong, one sentence each."""
+        wrong = [f"the ledger {self._ledger.path} was missing"] if self._ledger.restore() else []
+        wrong += await self.vips.learn()
+        wrong += self._sysctls.ensure(Circumstances(self._kernel_version, ipv6=False))
+        return wrong + await self._timeouts.ensure()
 
     def _names(self, key: tuple[int, str, int]) -> bool:
         """Whether this virtual server is kroute's: by the ledger or, if that lacks lines, by a VIP of kroute's."""

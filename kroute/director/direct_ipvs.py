@@ -14,6 +14,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.outlines import Outlines
 
 
 class DirectIpvs:
@@ -31,6 +32,9 @@ class DirectIpvs:
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         return await self._ipvs.real_servers(keys)
+
+    async def outlines(self) -> Outlines:
+        return await self._ipvs.outlines()
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Write the changes in order. The change of a failure is the one in direct-routing mode."""

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from kroute.kernel.clients import (
     AddressClient,
     ConntrackClient,
-    IpsetClient,
     IpvsClient,
     LinkClient,
     MonitorFactory,
-    NftablesClient,
     RouteClient,
     SysctlClient,
     TunnelClient,
-    XtablesClient,
 )
 from kroute.kernel.conntrack import Conntrack
+from kroute.kernel.firewall_clients import IpsetClient, NftablesClient, XtablesClient
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.nft_tables import NftTables
 from kroute.kernel.iptables.xtables import Xtables

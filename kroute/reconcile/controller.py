@@ -40,8 +40,8 @@ class Controller(ABC):
     name: ClassVar[str]
     first_resync: ClassVar[float] = 1.0
     """The fraction of the resync period before the second resync. It differs, so controllers resync one by one."""
-    share_of_budget: ClassVar[float] = 1 / 4
-    """The part of `Settings.resync_budget` that this controller's resyncs may take; together the controllers take 1."""
+    share_of_budget: ClassVar[float] = 1 / 8
+    """The part of `Settings.resync_budget` that this controller's resyncs may take. Looks take the rest."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]

@@ -20,6 +20,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.outlines import Outlines, encode_outline, outline_key
 from tests.fakes.client import FakeClient
 
 
@@ -45,6 +46,13 @@ class FakeIpvs(FakeClient):
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         there = await self.read()
         return {key: there[key].real_servers if key in there else {} for key in keys}
+
+    async def outlines(self) -> Outlines:
+        return {
+            outline_key(key): encode_outline(state.options, len(state.real_servers))
+            for key, state in (await self.read()).items()
+            if ":" not in key[1]
+        }
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         self.check_open()

@@ -27,10 +27,12 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from tests.kernel.nodes import Node
 
 VIP, VIP6 = "10.0.0.1", "fd00::1"
 KEY, KEY6 = (6, VIP, 80), (17, VIP6, 53)
+OTHER = (132, "10.0.0.2", 65535)
 REAL, REAL6 = ("10.1.0.1", 8080), ("fd01::1", 5353)
 
 
@@ -67,6 +69,35 @@ class IpvsContract:
             absent: {},
         }
         assert len(everything[KEY].real_servers) == 3
+
+    async def test_the_outlines_of_ipv4_say_options_and_how_many_real_servers_there_are(self, node: Node) -> None:
+        options = VirtualServerOptions("mh", 0x8, 601, 24)
+        reals = [AddRealServer(KEY, (f"10.1.1.{number}", 8080), number) for number in range(1, 4)]
+        changes = [AddVirtualServer(KEY, options), AddVirtualServer(OTHER, VirtualServerOptions()), *reals]
+        assert await node.ipvs.write([*changes, AddVirtualServer(KEY6, VirtualServerOptions())]) == []
+        found = {
+            parse_outline_key(key): parse_outline(outline) for key, outline in (await node.ipvs.outlines()).items()
+        }
+        assert found == {KEY: (options, 3), OTHER: (VirtualServerOptions(), 0)}
+
+    async def test_an_outline_changes_with_options_and_number_alone(self, node: Node) -> None:
+        await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
+        first = await node.ipvs.outlines()
+        for change in (
+            SetVirtualServer(KEY, VirtualServerOptions("wlc")),
+            AddRealServer(KEY, ("10.1.0.2", 8080), 1),
+            AddVirtualServer(OTHER, VirtualServerOptions()),
+        ):
+            before = await node.ipvs.outlines()
+            assert await node.ipvs.write([change]) == []
+            assert await node.ipvs.outlines() != before
+        undoing = [
+            SetVirtualServer(KEY, VirtualServerOptions()),
+            DeleteVirtualServer(OTHER),
+            SetRealServer(KEY, REAL, 9),
+        ]
+        assert await node.ipvs.write([*undoing, DeleteRealServer(KEY, ("10.1.0.2", 8080))]) == []
+        assert await node.ipvs.outlines() == first
 
     async def test_what_comes_in_parts_is_what_is_read(self, node: Node) -> None:
         keys = [(6, f"10.9.{number // 200}.{number % 200 + 1}", 80) for number in range(4000)]

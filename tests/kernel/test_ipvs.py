@@ -14,6 +14,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerOptions,
 )
+from kroute.kernel.ipvs.outlines import parse_outline_key
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import BindAddress
 from tests.kernel.nodes import NODE_IP, RealNode, run
@@ -150,3 +151,11 @@ async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_netw
     finally:
         neighbour.kill()
         await neighbour.wait()
+
+
+async def test_outlines_of_thousands_leave_out_those_of_firewall_marks(node: RealNode) -> None:
+    keys: list[VirtualServerKey] = [(6, f"10.9.{number >> 8}.{number & 255}", 80) for number in range(2000)]
+    assert await node.ipvs.outlines() == {}
+    assert await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys]) == []
+    run("ipvsadm -A -f 77 -s rr")
+    assert set(map(parse_outline_key, await node.ipvs.outlines())) == set(keys)

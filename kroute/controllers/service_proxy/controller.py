@@ -9,14 +9,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from errno import EADDRNOTAVAIL, ESRCH
 
 from kroute.broadcaster import Subscription
 from kroute.comparison.vips import describe_drift
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.service_proxy.bind_gate import BindGate
 from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows
-from kroute.controllers.service_proxy.ownership import adopt_what_is_ours
+from kroute.controllers.service_proxy.looks.table_look import TableLook
+from kroute.controllers.service_proxy.ownership import adopt_what_is_ours, delete_what_is_ours
 from kroute.controllers.service_proxy.restrictions import Restrictions
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
@@ -24,8 +24,6 @@ from kroute.controllers.service_proxy.udp_flows import UdpFlows
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.kernel.clients import AddressClient, ConntrackClient, EventSource, IpvsClient, SysctlClient
-from kroute.kernel.ipvs.client import DeleteVirtualServer
-from kroute.kernel.net.addresses import UnbindAddress
 from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, ServicePlan, VirtualServerKey
@@ -90,7 +88,7 @@ class ServiceProxy(Controller):
         self._flows = UdpFlows(self.status, conntrack)
         self._servers = VirtualServers(
             self.status,
-            ipvs,
+            TableLook(ipvs, settings),
             ledger,
             sysctls=sysctls,
             default_scheduler=settings.scheduler,
@@ -159,6 +157,11 @@ class ServiceProxy(Controller):
         self._lose(one.key for one in drift if one.applied is None)
         return wrong + await self._servers.learn(self.meanwhile)
 
+    async def look(self) -> bool:
+        """Repair what `read` repairs at once, then look at the addresses and IPVS."""
+        self.status.repaired(wrong := await self._ensure_surroundings())
+        return bool(wrong) or await self._vips.look() or await self._servers.look()
+
     async def write(self) -> None:
         """Write the deltas in the order of dependency."""
         if self._interface.index is None:
@@ -199,17 +202,8 @@ class ServiceProxy(Controller):
         """Delete our addresses and virtual servers, then restore timeouts and sysctls."""
         with report.step("addresses and virtual servers"):
             await self._settle_owner()
-            bound = await self._addresses.read(self._interface.name)
-            servers = sorted(self._ledger.virtual_servers)
-            if not self._interface.is_ours:
-                bound &= {address for _, address, _ in servers}
-            unbindings = [UnbindAddress(it) for it in sorted(bound)]
-            report.batch(unbindings, await self._addresses.write(self._interface.name, unbindings), {EADDRNOTAVAIL})
-            deletions = [DeleteVirtualServer(key) for key in servers]
-            failures = await self._ipvs.write(deletions)
-            report.batch(deletions, failures, {ESRCH})
-            left = {failure.change.key for failure in failures}
-            await self._flows.forget_all([key for key in servers if key not in left], report)
+            gone = await delete_what_is_ours(self._ledger, self._interface, self._addresses, self._ipvs, report)
+            await self._flows.forget_all(gone, report)
         with report.step("IPVS timeouts"):
             await self._timeouts.restore(report)
         self._sysctls.restore(report)

@@ -1,8 +1,14 @@
 """Which virtual servers and links of an earlier run are ours: what the ledger names, and what it must have lost."""
 
+from errno import EADDRNOTAVAIL, ESRCH
+
 from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import AddressClient, IpvsClient
+from kroute.kernel.ipvs.client import DeleteVirtualServer
+from kroute.kernel.net.addresses import UnbindAddress
+from kroute.model.plan import VirtualServerKey
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 
@@ -24,3 +30,20 @@ async def adopt_what_is_ours(
         ours = ours | {planned_key(key) for key in await ipvs.read() if key[1] in bound}
     if ledger.exists or ours or links:
         ledger.adopt(ours, links)
+
+
+async def delete_what_is_ours(
+    ledger: Ledger, interface: DummyInterface, addresses: AddressClient, ipvs: IpvsClient, report: CleanupReport
+) -> list[VirtualServerKey]:
+    """Unbind our addresses, then delete our virtual servers; returns those of the ledger that are gone."""
+    bound = await addresses.read(interface.name)
+    servers = sorted(ledger.virtual_servers)
+    if not interface.is_ours:
+        bound &= {address for _, address, _ in servers}
+    unbindings = [UnbindAddress(it) for it in sorted(bound)]
+    report.batch(unbindings, await addresses.write(interface.name, unbindings), {EADDRNOTAVAIL})
+    deletions = [DeleteVirtualServer(key) for key in servers]
+    failures = await ipvs.write(deletions)
+    report.batch(deletions, failures, {ESRCH})
+    left = {failure.change.key for failure in failures}
+    return [key for key in servers if key not in left]

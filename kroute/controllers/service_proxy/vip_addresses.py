@@ -35,6 +35,10 @@ class VipAddresses:
         self._addresses = addresses
         self._interface = interface
 
+    async def look(self) -> bool:
+        """Whether an address may be missing."""
+        return not self.desired.applied.keys() <= await self._bound()
+
     async def learn(self) -> list[Delta[str, Vip]]:
         """Scan the bound addresses into the applied state; returns the drift."""
         resync = self.desired.resync()

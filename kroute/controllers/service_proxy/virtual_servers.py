@@ -34,11 +34,12 @@ from kroute.controllers.service_proxy.ipvs_edits import (
     only_takes_away,
     with_real_servers,
 )
+from kroute.controllers.service_proxy.looks.table_look import TableLook
 from kroute.controllers.service_proxy.schedulers import Schedulers
 from kroute.controllers.service_proxy.server_order.placement import There, moves_in, without_moves
 from kroute.controllers.service_proxy.server_order.server_order import ServerOrder
 from kroute.controllers.service_proxy.slow_starts import SlowStarts
-from kroute.kernel.clients import SysctlClient, VirtualServerTable
+from kroute.kernel.clients import SysctlClient
 from kroute.kernel.ipvs.client import (
     AddVirtualServer,
     DeleteRealServer,
@@ -61,9 +62,6 @@ log = structlog.get_logger(__name__)
 VIRTUAL_SERVERS_A_BATCH = 32
 """Virtual servers that are written together: one may have hundreds of real servers."""
 
-Meanwhile = Callable[[], Awaitable[None]]
-"""Awaited between two parts of a scan; it may write to the kernel."""
-
 Suspect = Callable[[Iterable[VirtualServerKey]], None]
 """Called with virtual servers whose UDP flows may lead to a real server that no longer serves."""
 
@@ -74,7 +72,7 @@ class VirtualServers:
     def __init__(
         self,
         status: PassStatus,
-        ipvs: VirtualServerTable,
+        ipvs: TableLook,
         ledger: Ledger,
         *,
         sysctls: SysctlClient,
@@ -96,8 +94,13 @@ class VirtualServers:
         self._foreign = ForeignServers(status, self.desired, report)
         self._ask_again = False
 
-    async def learn(self, meanwhile: Meanwhile) -> list[str]:
-        """Scan the kernel's table into the applied state; returns the drift, one sentence each."""
+    async def look(self) -> bool:
+        """Whether others may have changed one of our virtual servers or real servers since the last scan or look."""
+        return await self._ipvs.finds_change(self.desired.applied, self._drains.of, self.ours)
+
+    async def learn(self, meanwhile: Callable[[], Awaitable[None]]) -> list[str]:
+        """Scan the table into the applied state, awaiting `meanwhile` between two parts; returns the drift in words."""
+        await self._ipvs.begin()
         resync = self.desired.resync()
         draining: set[VirtualServerKey] = set()
         no_longer_foreign = set(self._foreign.keys)
@@ -128,9 +131,7 @@ class VirtualServers:
     def _if_unchanged(self, key: VirtualServerKey, state: VirtualServerState) -> VirtualServer | None:
         """The applied (or else the desired) object, if the kernel has exactly that and no real server of it drains."""
         known = self.desired.applied.get(key) or self.desired.desired(key)
-        if known is None or self._drains.of(key) or not is_just(state, known):
-            return None
-        return known
+        return known if known is not None and not self._drains.of(key) and is_just(state, known) else None
 
     async def write(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
         """Write the deltas, and end drains.

@@ -11,8 +11,8 @@ import structlog
 
 from kroute.firewall.iptables.address_sets import PREFIX
 from kroute.firewall.iptables.filter_rules import accepting_rules
-from kroute.kernel.clients import XtablesClient
 from kroute.kernel.errors import KernelError
+from kroute.kernel.firewall_clients import XtablesClient
 from kroute.model.addresses import Family
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings

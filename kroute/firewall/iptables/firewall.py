@@ -15,8 +15,8 @@ from kroute.firewall.iptables.set_growth import SetGrowth
 from kroute.firewall.iptables.tables import WITHOUT, Tables
 from kroute.firewall.protocol import Prerequisites
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
-from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
 from kroute.kernel.ipset import IPSET_ERR_HASH_FULL, AddEntry, DeleteEntry, SetChange, SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts

@@ -8,8 +8,8 @@ import structlog
 
 from kroute.firewall.full_sets import FullSets
 from kroute.firewall.sets import Room
-from kroute.kernel.clients import IpsetClient
 from kroute.kernel.errors import KernelError
+from kroute.kernel.firewall_clients import IpsetClient
 from kroute.kernel.ipset import AddEntry, SetDefinition
 
 log = structlog.get_logger(__name__)

@@ -15,8 +15,8 @@ from kroute.firewall.full_sets import FullSets
 from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name, set_name
 from kroute.firewall.nftables.networks import Edit, Networks, portions
 from kroute.firewall.sets import SHAPES, Room
-from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange
 from kroute.kernel.set_elements import element_text
 from kroute.model.addresses import Family

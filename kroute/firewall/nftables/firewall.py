@@ -8,7 +8,7 @@ from kroute.firewall.nftables.rules import FamilyRules
 from kroute.firewall.nftables.tables import Tables
 from kroute.firewall.protocol import Prerequisites
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
-from kroute.kernel.clients import NftablesClient
+from kroute.kernel.firewall_clients import NftablesClient
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, Element, SetEntry

@@ -12,8 +12,8 @@ import structlog
 from kroute.firewall.nftables.differences import differences, missing_sets, rewriting, sets_of_another_kind
 from kroute.firewall.nftables.names import DEFINITIONS, TABLE, TABLES
 from kroute.firewall.nftables.rules import FamilyRules, family_rules
-from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.objects import (
     AddChain,
     AddRule,

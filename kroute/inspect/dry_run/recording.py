@@ -26,6 +26,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.outlines import Outlines
 from kroute.kernel.net.addresses import AddressChange, InterfaceAddress, UnbindAddress
 from kroute.kernel.net.links import LinkState
 from kroute.kernel.net.routes import DeleteLocalRoute, LocalRoute, RouteChange, SetLocalRoute
@@ -104,6 +105,10 @@ class RecordingIpvs:
         self, keys: Sequence[VirtualServerKey]
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         return await self._recorder.answered(self._ipvs.real_servers(keys))
+
+    async def outlines(self) -> Outlines:
+        """None: a dry run ends before it could look at them."""
+        return {}
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Record the changes.

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Self
 
 from kroute.inspect.dry_run.recording import ADD, DELETE, EDIT, Recorder
-from kroute.kernel.clients import NftablesClient
 from kroute.kernel.errors import Failure
+from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.objects import (
     AddChain,

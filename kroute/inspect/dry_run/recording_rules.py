@@ -4,8 +4,8 @@ import errno
 from collections.abc import Sequence
 
 from kroute.inspect.dry_run.recording import ADD, DELETE, EDIT, Recorder
-from kroute.kernel.clients import IpsetClient, XtablesClient
 from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
 from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
 from kroute.kernel.iptables.xtables import TableRules
 

@@ -38,6 +38,7 @@ from kroute.kernel.ipvs.objects import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.outlines import Outlines, read_outlines
 from kroute.kernel.ipvs.sync import (
     SyncDaemon,
     SyncRole,
@@ -146,6 +147,10 @@ class Ipvs(NetlinkClient):
     ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
         """The real servers of these virtual servers: one netlink dump each. One that does not exist has none."""
         return {key: await self._real_servers_of(key) for key in keys}
+
+    async def outlines(self) -> Outlines:
+        """The outlines of all IPv4 virtual servers, in one system call."""
+        return read_outlines()
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """The traffic of each virtual server but those of firewall marks: one dump."""

@@ -7,7 +7,7 @@ import pytest
 
 from kroute.inspect.dry_run.recording import Recorder
 from kroute.inspect.dry_run.recording_kernel import recording
-from kroute.kernel import clients
+from kroute.kernel import clients, firewall_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from tests.fakes.kernel import FakeKernel
@@ -18,11 +18,11 @@ PROTOCOLS = {
     "ipvs": clients.IpvsClient,
     "addresses": clients.AddressClient,
     "routes": clients.RouteClient,
-    "ipset": clients.IpsetClient,
+    "ipset": firewall_clients.IpsetClient,
     "conntrack": clients.ConntrackClient,
-    "xtables": clients.XtablesClient,
-    "nft": clients.XtablesClient,
-    "nftables": clients.NftablesClient,
+    "xtables": firewall_clients.XtablesClient,
+    "nft": firewall_clients.XtablesClient,
+    "nftables": firewall_clients.NftablesClient,
     "sysctls": clients.SysctlClient,
     "tunnels": clients.TunnelClient,
 }

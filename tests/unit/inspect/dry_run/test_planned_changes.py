@@ -8,7 +8,7 @@ import pytest
 
 from kroute.inspect.dry_run import recording, recording_kernel, recording_nftables, recording_rules, recording_tunnels
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
-from kroute.kernel import clients
+from kroute.kernel import clients, firewall_clients
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import DeleteEntry, Ipset
 from kroute.kernel.ipvs.client import (
@@ -165,9 +165,9 @@ PROTOCOLS = {
     recording.RecordingRoutes: clients.RouteClient,
     recording.RecordingSysctls: clients.SysctlClient,
     recording.NoConntrack: clients.ConntrackClient,
-    recording_rules.RecordingIpset: clients.IpsetClient,
-    recording_rules.RecordingXtables: clients.XtablesClient,
-    recording_nftables.RecordingNftables: clients.NftablesClient,
+    recording_rules.RecordingIpset: firewall_clients.IpsetClient,
+    recording_rules.RecordingXtables: firewall_clients.XtablesClient,
+    recording_nftables.RecordingNftables: firewall_clients.NftablesClient,
     recording_tunnels.RecordingTunnels: clients.TunnelClient,
 }
 

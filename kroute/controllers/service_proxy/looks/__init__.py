@@ -1,0 +1,1 @@
+"""Finding out cheaply whether others have changed IPVS."""

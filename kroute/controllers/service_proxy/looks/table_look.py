@@ -1,0 +1,139 @@
+"""Looks at the IPVS table between two resyncs.
+
+IPVS reports no changes, and has no generation. But the outlines of all IPv4 virtual servers come in one system call.
+Compared with those of the last look they show each that is missing, new, or has other options, or more or fewer real
+servers, except where kroute itself has written meanwhile: there they are compared with what it wrote.
+
+The rest, which is the real servers of IPv6, and weights and exchanged real servers of IPv4, is read by netlink: some
+virtual servers in each look, mostly of IPv6, as many as their share of a processor allows.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Set
+
+from kroute.comparison.virtual_servers import has_real_servers, options_of, planned_key
+from kroute.kernel.clients import VirtualServerTable
+from kroute.kernel.errors import Failure, KernelError
+from kroute.kernel.ipvs.client import (
+    IpvsChange,
+    RealServerKey,
+    RealServerState,
+    VirtualServerState,
+)
+from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.outlines import Outlines, outline_key, parse_outline, parse_outline_key
+from kroute.model.plan import VirtualServer, VirtualServerKey
+from kroute.reconcile.batches import sliced
+from kroute.settings import Settings
+
+SHARE_OF_LOOKS = 1 / 2
+"""The part of `Settings.resync_budget` that may be spent on reading virtual servers singly."""
+LEAST_A_LOOK = 64
+"""How many virtual servers are read in a look at least, whatever that costs: some milliseconds."""
+READ_TOGETHER = 16
+"""Virtual servers that are read between two measurements of their cost."""
+
+Applied = Mapping[VirtualServerKey, VirtualServer]
+Draining = Callable[[VirtualServerKey], Collection[RealServerKey]]
+Ours = Callable[[], Set[VirtualServerKey]]
+
+
+class TableLook:
+    """The table that it looks at: all writes go through it, so it knows what kroute itself has changed.
+
+    `processor` returns seconds of processor time.
+    """
+
+    def __init__(
+        self, ipvs: VirtualServerTable, settings: Settings, processor: Callable[[], float] = time.process_time
+    ) -> None:
+        self._ipvs = ipvs
+        self._seconds = settings.resync_period * settings.resync_budget * SHARE_OF_LOOKS
+        self._processor = processor
+        self._outlines: Outlines | None = None
+        self._written: set[VirtualServerKey] = set()
+        self._turns: dict[bool, list[VirtualServerKey]] = {True: [], False: []}
+
+    def scan(self, expected: Collection[KernelKey] = ()) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
+        return self._ipvs.scan(expected)
+
+    async def real_servers(self, keys: Sequence[KernelKey]) -> dict[KernelKey, dict[RealServerKey, RealServerState]]:
+        return await self._ipvs.real_servers(keys)
+
+    async def outlines(self) -> Outlines:
+        return await self._ipvs.outlines()
+
+    async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        """Write the changes, and remember whose outlines may differ because of them."""
+        self._written.update(planned_key(change.key) for change in changes)
+        return await self._ipvs.write(changes)
+
+    async def begin(self) -> None:
+        """Note the table as it is before a scan. What changes after this, the next look shows."""
+        self._written.clear()
+        self._outlines = None
+        try:
+            self._outlines = await self._ipvs.outlines()
+        except KernelError:
+            return  # the next look says that anything may have changed
+
+    async def finds_change(self, applied: Applied, draining: Draining, ours: Ours) -> bool:
+        """Whether others may have changed a virtual server of `ours`, or one of its real servers.
+
+        `applied` is what kroute knows to be in the kernel, without real servers that are `draining`.
+        """
+        before, written = self._outlines, set(self._written)
+        if before is None:
+            return True
+        try:
+            now = await self._ipvs.outlines()
+            if not (_differing(before, now) - written).isdisjoint(ours()):
+                return True
+            async for keys in sliced(key for key in written & ours() if ":" not in key.address):
+                if any(not _is_as_written(now.get(outline_key(key)), applied.get(key), draining(key)) for key in keys):
+                    return True
+            if not await self._are_some_as_applied(applied, draining):
+                return True
+        except KernelError:
+            return True
+        self._outlines = now
+        self._written -= written
+        return False
+
+    async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:
+        """Whether the kernel has the real servers of those whose turn it is."""
+        begun, read = self._processor(), 0
+        for keys in self._in_turn(applied):
+            for key, there in (await self._ipvs.real_servers(keys)).items():
+                server = applied.get(planned_key(key))
+                if server is not None and not has_real_servers(there, server, draining(server.key)):
+                    return False
+            read += len(keys)
+            if read >= LEAST_A_LOOK and self._processor() - begun >= self._seconds:
+                break
+        return True
+
+    def _in_turn(self, applied: Applied) -> Iterator[list[VirtualServerKey]]:
+        """The virtual servers whose turn it is, in small lists: none twice in one look, and three of IPv6 to one."""
+        for is_ipv6, turn in self._turns.items():
+            if not turn:
+                turn += [key for key in applied if (":" in key.address) == is_ipv6]
+        ipv6, ipv4 = self._turns[True], self._turns[False]
+        while ipv6 or ipv4:
+            for turn in (ipv6, ipv6, ipv6, ipv4):
+                if turn:
+                    yield turn[-READ_TOGETHER:]
+                    del turn[-READ_TOGETHER:]
+
+
+def _differing(before: Outlines, now: Outlines) -> set[VirtualServerKey]:
+    """The virtual servers whose outlines differ."""
+    pairs = now.items() ^ before.items() if now != before else set()
+    return {planned_key(parse_outline_key(key)) for key, _ in pairs}
+
+
+def _is_as_written(outline: bytes | None, server: VirtualServer | None, draining: Collection[RealServerKey]) -> bool:
+    """Whether the kernel's outline is that of what kroute has written."""
+    if outline is None or server is None:
+        return outline is None and server is None
+    return parse_outline(outline) == (options_of(server), len(server.real_servers) + len(draining))
