@@ -14,7 +14,7 @@ import structlog
 
 from kroute.backoff import exhaustion
 from kroute.http.fair_listener import FairListener
-from kroute.http.messages import MalformedError, Request, Response, parse, text
+from kroute.http.messages import Exchange, MalformedError, Request, Response, text
 
 CONNECTION_SECONDS = 5.0
 """Seconds that a client may take from connecting to reading the answer."""
@@ -119,27 +119,25 @@ class _Connection(asyncio.Protocol):
     """One client's connection: reads the head of one request, answers, and closes."""
 
     _transport: asyncio.Transport
+    _exchange: Exchange
 
     def __init__(self, connections: _Connections) -> None:
         self._connections = connections
-        self._received = bytearray()
         self._answering: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._exchange = Exchange(transport.get_extra_info("sockname", ("", 0))[1])
         self._connections.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._connections.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
         try:
-            request = parse(self._received, self._transport.get_extra_info("sockname", ("", 0))[1])
+            request = self._exchange.receive(data)
         except MalformedError:
-            self._end(
-                text(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1\n").encode("HTTP/1.0", with_body=True)
-            )
+            self._end(text(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1\n"))
             return
         if request is not None:
             self._transport.pause_reading()
@@ -150,11 +148,10 @@ class _Connection(asyncio.Protocol):
         return self._answering is not None
 
     async def _answer(self, request: Request) -> None:
-        response = await self._connections.answer(request)
-        self._end(response.encode(request.version, with_body=request.method != "HEAD"))
+        self._end(await self._connections.answer(request))
 
-    def _end(self, answer: bytes) -> None:
-        self._transport.write(answer)
+    def _end(self, response: Response) -> None:
+        self._transport.write(self._exchange.answer(response))
         self._transport.close()
 
     def abort(self) -> None:

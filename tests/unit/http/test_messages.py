@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.http.messages import LONGEST_HEAD, MalformedError, Request, Response, parse, text
+from kroute.http.messages import LONGEST_HEAD, Exchange, MalformedError, Request, Response, text
 
 PORT = 10256
 PIECES = st.sampled_from(
@@ -33,14 +33,20 @@ PIECES = st.sampled_from(
 
 
 def request(*lines: str) -> Request:
-    parsed = parse("\r\n".join([*lines, "", ""]).encode("latin-1"), PORT)
-    assert parsed is not None
-    return parsed
+    asked = Exchange(PORT).receive("\r\n".join([*lines, "", ""]).encode("latin-1"))
+    assert asked is not None
+    return asked
+
+
+def answer(response: Response, method: str = "GET") -> bytes:
+    exchange = Exchange(PORT)
+    assert exchange.receive(f"{method} / HTTP/1.0\r\n\r\n".encode()) is not None
+    return exchange.answer(response)
 
 
 def test_a_request_has_its_path_decoded_and_the_first_value_of_each_parameter() -> None:
     asked = request("GET /a%20b/c?only=x%26y&only=z&empty= HTTP/1.1", "HOST:  node:1 \t", "Accept: a", "accept: b")
-    assert (asked.method, asked.path, asked.version, asked.port) == ("GET", "/a b/c", "HTTP/1.1", PORT)
+    assert (asked.method, asked.path, asked.port) == ("GET", "/a b/c", PORT)
     assert asked.query == {"only": "x&y", "empty": ""}
     assert asked.headers == {"host": "node:1", "accept": "a, b"}
 
@@ -53,16 +59,22 @@ def test_a_target_may_have_other_forms(target: str, path: str) -> None:
     assert request(f"OPTIONS {target} HTTP/1.0").path == path
 
 
-def test_an_empty_line_before_the_request_is_skipped() -> None:
-    assert request("", "GET / HTTP/1.1").path == "/"
-
-
 def test_a_request_that_arrives_in_pieces_is_taken_when_its_head_is_complete() -> None:
     whole = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
-    assert [parse(whole[:end], PORT) for end in range(len(whole))] == [None] * len(whole)
-    asked = parse(whole + b"body\r\n\r\n", PORT)
+    exchange = Exchange(PORT)
+    for at in range(len(whole) - 1):
+        assert exchange.receive(whole[at : at + 1]) is None
+    asked = exchange.receive(whole[-1:] + b"body\r\n\r\n")
     assert asked is not None
     assert asked.headers["content-length"] == "9"
+
+
+def test_a_head_that_never_ends_is_refused_when_it_is_too_long() -> None:
+    exchange = Exchange(PORT)
+    assert exchange.receive(b"GET / HTTP/1.1\r\nA: ") is None
+    assert exchange.receive(b"x" * (LONGEST_HEAD - 100)) is None
+    with pytest.raises(MalformedError):
+        exchange.receive(b"x" * 100)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +87,9 @@ def test_a_request_that_arrives_in_pieces_is_taken_when_its_head_is_complete() -
         pytest.param(b"G\0T / HTTP/1.1\r\n\r\n", id="a method that is no token"),
         pytest.param(b"GET /\xe4 HTTP/1.1\r\n\r\n", id="a target that is not encoded"),
         pytest.param(b"GET http://[ HTTP/1.1\r\n\r\n", id="a target that is no URL"),
-        pytest.param(b"GET / HTTP/1.1\nHost: a\r\n\r\n", id="a line feed alone"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="no host"),
         pytest.param(b"GET / HTTP/1.1\r\nHost : a\r\n\r\n", id="a space before the colon"),
-        pytest.param(b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", id="a folded field"),
-        pytest.param(b"GET / HTTP/1.1\r\nA: b\0c\r\n\r\n", id="a control character"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nA: b\0c\r\n\r\n", id="a control character"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", id="two hosts"),
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * LONGEST_HEAD, id="too long, and not complete"),
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * LONGEST_HEAD + b"\r\n\r\n", id="too long"),
@@ -86,13 +97,13 @@ def test_a_request_that_arrives_in_pieces_is_taken_when_its_head_is_complete() -
 )
 def test_what_is_no_request_is_refused(received: bytes) -> None:
     with pytest.raises(MalformedError):
-        parse(received, PORT)
+        Exchange(PORT).receive(received)
 
 
 @given(st.lists(PIECES | st.binary(max_size=3), max_size=12).map(b"".join))
 def test_whatever_arrives_is_a_request_or_is_refused(received: bytes) -> None:
     try:
-        asked = parse(received + b"\r\n\r\n", PORT)
+        asked = Exchange(PORT).receive(received + b"\r\n\r\n")
     except MalformedError:
         return
     if asked is not None:
@@ -101,18 +112,16 @@ def test_whatever_arrives_is_a_request_or_is_refused(received: bytes) -> None:
 
 
 def test_an_answer_says_its_length_its_time_and_that_it_is_the_last() -> None:
-    head, body = (
-        Response(HTTPStatus.OK, b"abc", "a/b", {"X": "y"}).encode("HTTP/1.0", with_body=True).split(b"\r\n\r\n")
-    )
+    head, body = answer(Response(HTTPStatus.OK, b"abc", "a/b", {"X": "y"})).split(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     fields = dict(line.split(": ", 1) for line in lines)
-    assert (first, body) == ("HTTP/1.0 200 OK", b"abc")
+    assert (first, body) == ("HTTP/1.1 200 OK", b"abc")
     assert abs(parsedate_to_datetime(fields.pop("Date")).timestamp() - time.time()) < 5
     assert fields == {"X": "y", "Content-Type": "a/b", "Content-Length": "3", "Connection": "close"}
 
 
 def test_an_answer_to_head_has_the_length_of_what_is_left_out() -> None:
-    answer = text(HTTPStatus.NOT_FOUND, "näh").encode("HTTP/1.1", with_body=False)
-    assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
-    assert b"Content-Length: 4\r\n" in answer
-    assert answer.endswith(b"\r\n\r\n")
+    sent = answer(text(HTTPStatus.NOT_FOUND, "näh"), "HEAD")
+    assert sent.startswith(b"HTTP/1.1 404 Not Found\r\n")
+    assert b"Content-Length: 4\r\n" in sent
+    assert sent.endswith(b"\r\n\r\n")

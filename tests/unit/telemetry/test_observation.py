@@ -169,7 +169,7 @@ async def test_start_and_take_over_are_events_on_the_node() -> None:
 
 
 async def test_what_is_no_http_gets_no_line_in_the_log(agent: Observed, caplog: pytest.LogCaptureFixture) -> None:
-    assert (await say(agent.metrics_port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+    assert (await say(agent.metrics_port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
     assert not caplog.records
 
 

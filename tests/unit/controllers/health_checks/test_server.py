@@ -95,7 +95,7 @@ async def test_what_is_no_http_is_refused_in_silence(
     port: int, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     try:
-        assert (await say(port, request_bytes)).startswith(b"HTTP/1.0 400 ")
+        assert (await say(port, request_bytes)).startswith(b"HTTP/1.1 400 ")
     except ConnectionResetError:
         assert len(request_bytes) > 8190  # unread bytes make the server's close a reset
     assert not caplog.records
