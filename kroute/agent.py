@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kroute import __version__, cleanup
+from kroute import __version__
 from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
@@ -249,6 +249,8 @@ async def _claim(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
     """Undo everything that kroute did on the node; returns whether that succeeded."""
+    from kroute import cleanup  # noqa: PLC0415  it loads what a director leaves behind
+
     report = await cleanup.undo_all(settings, state_dir)
     for what in report.failed:
         log.error("cleanup.failed", what=what)

@@ -5,12 +5,12 @@ structlog loads rich where it is installed, to draw tracebacks that plain text s
 """
 
 import logging
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from kroute.printable import printable
 from kroute.recent_events import RecentEvents
 
 
@@ -38,9 +38,6 @@ RECENT = RecentEvents(200)
 LONGEST_FIELD = 2000
 """The most characters of a field, and the most elements of a list in one; the rest is left out."""
 
-_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, which a terminal obeys; characters that change the writing direction; lone surrogates."""
-
 
 def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Shorten and escape each field, which may come from objects or servers: none is long or moves a cursor.
@@ -48,11 +45,6 @@ def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) ->
     This is a structlog processor.
     """
     return {name: _bounded(value) for name, value in event.items()}
-
-
-def printable(text: str) -> str:
-    """The text with each character that a terminal would obey written as an escape sequence of Python."""
-    return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
 
 
 def _bounded(value: Any) -> Any:
@@ -63,11 +55,6 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_bounded(it) for it in value[:LONGEST_FIELD]]
     return value
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class _Lines:

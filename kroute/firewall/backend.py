@@ -97,7 +97,7 @@ async def open_what_stands(settings: Settings) -> AsyncIterator[tuple[Settings, 
 
 async def _is_present(settings: Settings, backend: Backend) -> bool:
     async with open_kernel(settings.proc_sys, only=backend.presence_clients) as kernel:
-        return await backend.make(settings, kernel).is_present()
+        return await backend.is_present(settings, kernel)
 
 
 async def _lacking(settings: Settings, name: str) -> str:

@@ -1,6 +1,6 @@
 """The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from kroute.firewall.packets import Rules
@@ -128,7 +128,8 @@ class Firewall(Protocol):
 class Backend(NamedTuple):
     """A way to program the kernel's firewall, and what it needs before it can be used.
 
-    `clients` are the kernel clients that must be open; `presence_clients` those of them by which `is_present` looks.
+    `clients` are the kernel clients that must be open; `presence_clients` those that `is_present` needs, which does not
+    load the backend if it can.
     `modules` are kernel modules with their purpose. `overrules`: what its rules accept is not dropped by any rule of
     iptables. `capabilities` are needed besides NET_ADMIN, with their purpose. `missing_libraries` returns one sentence
     for each missing library; it ends in `; ` and the next step.
@@ -141,3 +142,4 @@ class Backend(NamedTuple):
     capabilities: Mapping[str, str]
     missing_libraries: Callable[[], list[str]]
     make: Callable[[Settings, NodeKernel], Firewall]
+    is_present: Callable[[Settings, NodeKernel], Awaitable[bool]]

@@ -5,31 +5,36 @@ clients (`kroute.inspect.dry_run`) and the fakes of the tests share nothing but 
 cannot inherit a method that writes to the kernel, and mypy finds a client that lacks a method. The Protocols do not
 have `open` and `close`, because only the code that makes the bundle may call those. Those of the firewall are in
 `firewall_clients`.
+
+Importing this module loads no client.
 """
+
+from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
-from kroute.kernel.errors import Failure
-from kroute.kernel.ipvs.client import (
-    IpvsChange,
-    RealServerKey,
-    RealServerState,
-    SyncDaemon,
-    Traffic,
-    VirtualServerKey,
-    VirtualServerState,
-)
-from kroute.kernel.ipvs.outlines import Outlines
-from kroute.kernel.net.addresses import AddressChange, InterfaceAddress
-from kroute.kernel.net.links import LinkState
-from kroute.kernel.net.monitor import Event, Overrun
-from kroute.kernel.net.routes import LocalRoute, RouteChange
-from kroute.kernel.net.steering import Steer
-from kroute.kernel.pods.namespaces import PodNamespace
-from kroute.kernel.pods.pod_network import PodTunnel
+if TYPE_CHECKING:
+    from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+    from kroute.kernel.errors import Failure
+    from kroute.kernel.ipvs.client import (
+        IpvsChange,
+        RealServerKey,
+        RealServerState,
+        SyncDaemon,
+        Traffic,
+        VirtualServerKey,
+        VirtualServerState,
+    )
+    from kroute.kernel.ipvs.outlines import Outlines
+    from kroute.kernel.net.addresses import AddressChange, InterfaceAddress
+    from kroute.kernel.net.links import LinkState
+    from kroute.kernel.net.monitor import Event, Overrun
+    from kroute.kernel.net.routes import LocalRoute, RouteChange
+    from kroute.kernel.net.steering import Steer
+    from kroute.kernel.pods.namespaces import PodNamespace
+    from kroute.kernel.pods.pod_network import PodTunnel
 
 
 class LinkClient(Protocol):

@@ -1,15 +1,18 @@
 """The Protocols of the clients that serve a firewall: IP sets, iptables and nf_tables. `clients` explains them."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kroute.kernel.errors import Failure
-from kroute.kernel.ipset import Element, SetChange, SetDefinition
-from kroute.kernel.iptables.xtables import TableRules
-from kroute.kernel.nftables import objects as nft
-from kroute.kernel.nftables.chains import NftChain
-from kroute.kernel.nftables.objects import ElementChange, NftChange, Table, TableState
+if TYPE_CHECKING:
+    from kroute.kernel.errors import Failure
+    from kroute.kernel.ipset import Element, SetChange, SetDefinition
+    from kroute.kernel.iptables.xtables import TableRules
+    from kroute.kernel.nftables import objects as nft
+    from kroute.kernel.nftables.chains import NftChain
+    from kroute.kernel.nftables.objects import ElementChange, NftChange, Table, TableState
 
 
 class IpsetClient(Protocol):

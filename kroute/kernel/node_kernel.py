@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kroute.kernel.clients import (
     AddressClient,
@@ -22,10 +22,8 @@ from kroute.kernel.clients import (
     TunnelClient,
 )
 from kroute.kernel.conntrack import Conntrack
+from kroute.kernel.errors import KernelError
 from kroute.kernel.firewall_clients import IpsetClient, NftablesClient, XtablesClient
-from kroute.kernel.ipset import Ipset
-from kroute.kernel.iptables.nft_tables import NftTables
-from kroute.kernel.iptables.xtables import Xtables
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses
@@ -33,11 +31,12 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.statistics import NetlinkStatistics
-from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.pods.client import Tunnels
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
+    from kroute.kernel.iptables.nft_tables import NftTables
+    from kroute.kernel.iptables.xtables import Xtables
     from kroute.kernel.netlink.client import NetlinkClient
 
 ClientName: TypeAlias = Literal["links", "ipvs", "addresses", "routes", "conntrack", "ipset", "xtables", "nftables"]
@@ -81,13 +80,13 @@ async def open_kernel(
     """The kernel of the calling thread's network namespace, open until the end of the `with` block.
 
     Each client has its own netlink socket. Only the clients in `only` are opened; the others raise KernelError when
-    they are used.
+    they are used, and those of a firewall are not even loaded.
 
     Raises:
         KernelError: the kernel lacks a protocol, or a library is missing.
     """
     links, ipvs, addresses, routes = Links(), Ipvs(), Addresses(), Routes()
-    ipset, conntrack, nftables = Ipset(), Conntrack(), Nftables()
+    ipset, nftables, conntrack = _ipset(only), _nftables(only), Conntrack()
     sockets: dict[ClientName, NetlinkClient] = {
         "links": links,
         "ipvs": ipvs,
@@ -97,10 +96,10 @@ async def open_kernel(
         "conntrack": conntrack,
         "nftables": nftables,
     }
-    xtables: dict[int, Xtables] = {family: Xtables(family) for family in (socket.AF_INET, socket.AF_INET6)}
+    xtables, nft = _tables() if "xtables" in only else ({}, {})
     async with AsyncExitStack() as stack:
         clients: list[AbstractAsyncContextManager[object]] = [it for name, it in sockets.items() if name in only]
-        clients += xtables.values() if "xtables" in only else ()
+        clients += xtables.values()
         for client in clients:
             await stack.enter_async_context(client)
         yield NodeKernel(
@@ -110,12 +109,47 @@ async def open_kernel(
             routes=routes,
             ipset=ipset,
             conntrack=conntrack,
-            xtables=xtables if "xtables" in only else {},
+            xtables=xtables,
             nftables=nftables,
             sysctls=Sysctls(proc_sys),
             tunnels=Tunnels(proc_sys),
             version=kernel_version(),
             monitor=Monitor,
-            nft={family: NftTables(family) for family in xtables},
+            nft=nft,
             sockets={name: client.statistics for name, client in sockets.items() if name in only},
         )
+
+
+class _Closed:
+    """Stands for a client that is not opened."""
+
+    def __init__(self, name: ClientName) -> None:
+        self._name = name
+
+    def __getattr__(self, _name: str) -> Any:
+        raise KernelError(f"the kernel client {self._name} is not open")
+
+
+def _ipset(only: Collection[ClientName]) -> Any:
+    if "ipset" not in only:
+        return _Closed("ipset")
+    from kroute.kernel.ipset import Ipset  # noqa: PLC0415  only for who asks for sets
+
+    return Ipset()
+
+
+def _nftables(only: Collection[ClientName]) -> Any:
+    if "nftables" not in only:
+        return _Closed("nftables")
+    from kroute.kernel.nftables.client import Nftables  # noqa: PLC0415  only for who asks for nf_tables
+
+    return Nftables()
+
+
+def _tables() -> "tuple[dict[int, Xtables], dict[int, NftTables]]":
+    """A client for the tables of each family, and one for those of iptables-nft."""
+    from kroute.kernel.iptables.nft_tables import NftTables  # noqa: PLC0415  only for who asks for iptables
+    from kroute.kernel.iptables.xtables import Xtables  # noqa: PLC0415
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {it: Xtables(it) for it in families}, {it: NftTables(it) for it in families}

@@ -4,20 +4,21 @@ Nothing here changes what is served, and no failure here ends kroute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
-from kroute import __version__, logs
+from kroute import __version__
 from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
+from kroute.http.messages import Request, Response
 from kroute.inspect import shared_state
 from kroute.inspect.agent_socket import Answer
 from kroute.inspect.status import QUESTION
-from kroute.kernel.errors import KernelError
 from kroute.model.plan import Problem
 from kroute.planning.catalog import Catalog
 from kroute.settings import ListenAddress, Settings
@@ -26,15 +27,12 @@ from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
 from kroute.telemetry.health_server import HealthServer
-from kroute.telemetry.kernel_reader import KernelReader, KernelSummary
-from kroute.telemetry.metrics import families as metrics
-from kroute.telemetry.metrics.plan_survey import survey
-from kroute.telemetry.metrics.process import process_figures
-from kroute.telemetry.metrics.scrape import Scrape
-from kroute.telemetry.metrics_server import MetricsServer
-from kroute.telemetry.page.content import StatusPage
+from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import Statistics
+
+if TYPE_CHECKING:
+    from kroute.telemetry.metrics_port import MetricsPort
 
 log = structlog.get_logger(__name__)
 
@@ -72,9 +70,9 @@ class Observation:
         self._agent = AgentStatus(
             settings, catalog, broadcaster, controllers, changes, self._kernel, statistics, faults=faults
         )
-        self._page = StatusPage(
-            catalog, broadcaster, controllers.statistics, self._health, self._kernel, logs.RECENT, self._agent.status
-        )
+        self._catalog = catalog
+        self._loading = asyncio.Lock()
+        self._metrics_port: MetricsPort | None = None
         self.answers: Mapping[str, Answer] = {
             QUESTION: self._agent.answer,
             shared_state.QUESTION: self._agent.answer_shared,
@@ -99,34 +97,33 @@ class Observation:
         await listener.serve("healthz", where, HealthServer(self._health).answer, self._report)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
-        only_loopback = where.host.startswith(LOOPBACK)
-        server = MetricsServer(
-            self._metrics, self._page, self._health, self._settings, self.answers, only_loopback=only_loopback
-        )
-        await listener.serve("metrics", where, server.answer, self._report, seconds=SCRAPE_SECONDS)
+        async def answer(request: Request) -> Response:
+            return await (await self.metrics_port()).server.answer(request)
 
-    def _metrics(self) -> AsyncIterator[bytes]:
-        return metrics.write(self._scrape)
+        await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS)
 
-    async def _scrape(self) -> Scrape:
-        return Scrape(
-            statistics=self._statistics(),
-            plans=await survey(self._broadcaster.plans, self._settings.metrics_services),
-            passes=self._controllers.passes(),
-            health=self._health,
-            changes=self._changes,
-            process=process_figures(),
-            kernel=await self._read_kernel(),
-            firewall=self._settings.firewall,
-            sets=self._controllers.set_fills(),
-        )
+    async def metrics_port(self) -> "MetricsPort":
+        """What the metrics port shows. The first call loads it, in a thread.
 
-    async def _read_kernel(self) -> KernelSummary | None:
-        try:
-            return await self._kernel.summary()
-        except KernelError as error:
-            log.warning("metrics.incomplete", error=str(error), consequence="this scrape says nothing of the kernel")
-            return None
+        While one thread fails to load a module, another would see half of it; so callers take turns.
+        """
+        async with self._loading:
+            if self._metrics_port is None:
+                where = self._settings.metrics_bind_address
+                self._metrics_port = (await asyncio.to_thread(_metrics_port))(
+                    self._settings,
+                    self._catalog,
+                    self._broadcaster,
+                    self._controllers,
+                    changes=self._changes,
+                    statistics=self._statistics,
+                    health=self._health,
+                    kernel=self._kernel,
+                    status=self._agent,
+                    answers=self.answers,
+                    only_loopback=where is not None and where.host.startswith(LOOPBACK),
+                )
+        return self._metrics_port
 
     def _privilege_back(self, problem: Problem) -> None:
         self._recorder.take_back_on_node(problem, "PrivilegeRestored", f"kroute has it again: {problem.subject}.")
@@ -150,3 +147,9 @@ async def _harmless(name: str, part: Callable[[], Awaitable[None]]) -> None:
         await patiently(name, part)
     except Exception:
         log.exception("observation.failed", part=name, consequence="kroute serves without it")
+
+
+def _metrics_port() -> "type[MetricsPort]":
+    from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  15 modules, for who is asked for metrics
+
+    return MetricsPort

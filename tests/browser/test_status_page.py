@@ -143,7 +143,7 @@ async def test_an_agent_that_ends_is_noticed(shop: Observed, page: Browser) -> N
     async def refuse(_view: object) -> None:
         raise ConnectionResetError
 
-    shop.observation._page.content = refuse
+    (await shop.observation.metrics_port()).page.content = refuse
     await shows(lambda: _begins(page), "no answer from the agent")
     assert "shop/web" in await column(page, SERVICE)
 

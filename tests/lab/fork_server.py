@@ -32,7 +32,11 @@ _PRELOADED = (
     "kroute.watchers.kubernetes.api",
     "kroute.watchers.kubernetes.watcher",
     "kroute.telemetry.health_server",
-    "kroute.telemetry.metrics_server",
+    "kroute.telemetry.metrics_port",
+    "kroute.firewall.nftables.firewall",
+    "kroute.firewall.iptables.firewall",
+    "kroute.kernel.nftables.client",
+    "kroute.kernel.iptables.nft_tables",
     "kroute.kernel.iptables.table",
 )
 

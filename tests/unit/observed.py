@@ -134,7 +134,8 @@ class Observed:
     def use_readings(self, readings: KernelReader) -> None:
         """Read from this kernel instead of the real one."""
         self.observation._kernel = readings
-        self.observation._page.use(readings)
+        if (port := self.observation._metrics_port) is not None:
+            port.page.use(readings)
         self.observation._agent._kernel = readings
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from kroute.cli.bundle.redaction import Redaction, secrets_of
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.cli.terminal.output import DONE, FAILURE, refusing
+from kroute.printable import printable
 from kroute.settings import Settings
 
 STDOUT = "-"
@@ -70,7 +71,7 @@ def print_index(index: Index, path: str, size: int) -> None:
     """Say on standard error what the bundle has, and what it lacks."""
     failed = [part for part in index.parts if part.reason]
     for part in failed:
-        click.echo(f"not collected: {part.name}: {logs.printable(part.reason)}", err=True)
+        click.echo(f"not collected: {part.name}: {printable(part.reason)}", err=True)
     where = "standard output" if path == STDOUT else path
     count = len(index.parts) - len(failed)
     click.echo(

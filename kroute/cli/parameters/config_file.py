@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 import structlog
-import yaml
 
 from kroute.migration.kube_proxy_configuration import (
     ConfigurationFieldError,
@@ -27,6 +26,8 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """
     if path is None:
         return None
+    import yaml  # noqa: PLC0415  0.02 s, and most agents have flags and variables only
+
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

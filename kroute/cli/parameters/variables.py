@@ -6,7 +6,6 @@ Service: for one called `kroute` or `kroute-…` they begin with KROUTE_ as well
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 
 import click
 
@@ -58,6 +57,8 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def _complaint(name: str, known: Collection[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415  for a mistake only
+
     meant = get_close_matches(name.removeprefix(PREFIX), sorted(it.removeprefix(PREFIX) for it in known), n=1)
     hint = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/settings.md names all; remove it"
     return f"the variable {name} is no setting of kroute's: {hint}"

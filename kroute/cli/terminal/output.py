@@ -11,9 +11,8 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 import click
-import msgspec
 
-from kroute.logs import printable
+from kroute.printable import printable
 
 DONE, FAILURE, USAGE = 0, 1, 2
 """The exit codes of all commands."""
@@ -45,6 +44,8 @@ def plain(value: T) -> T:
 
 
 def _plain(value: Any) -> Any:
+    import msgspec  # noqa: PLC0415  whoever has a Struct has loaded it; 0.02 s for a command that has none
+
     match value:
         case str() if not isinstance(value, Enum):
             return printable(value)

@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 from kroute.firewall.sets import ROOM, SHAPES, Room
+from kroute.kernel.firewall_clients import IpsetClient
 from kroute.kernel.ipset import SetDefinition
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
@@ -36,3 +37,8 @@ def set_definitions(room: Room = ROOM) -> list[SetDefinition]:
 
 
 _BY_NAME = {set_name(family, which): which for family in Family for which in AddressSet}
+
+
+async def are_present(ipset: IpsetClient) -> bool:
+    """Whether the kernel has sets of kroute's. Raises KernelError."""
+    return any(name.startswith(PREFIX) for name in await ipset.names())

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import structlog
 
 from kroute.firewall.iptables.acceptance import Acceptance
-from kroute.firewall.iptables.address_sets import PREFIX, set_definitions, set_name
+from kroute.firewall.iptables.address_sets import PREFIX, are_present, set_definitions, set_name
 from kroute.firewall.iptables.rules import FamilyRules
 from kroute.firewall.iptables.set_growth import SetGrowth
 from kroute.firewall.iptables.tables import WITHOUT, Tables
@@ -112,7 +112,7 @@ class IptablesFirewall:
         """Return at once: neither ipset nor the tables report their changes."""
 
     async def is_present(self) -> bool:
-        return any(name.startswith(PREFIX) for name in await self._ipset.names())
+        return await are_present(self._ipset)
 
     async def remove(self, report: CleanupReport) -> None:
         await self._acceptance.remove(report)

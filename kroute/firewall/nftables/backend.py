@@ -1,13 +1,18 @@
 """The backend on nf_tables, and what the process and its kernel must have before it can be used."""
 
-from kroute.firewall.nftables.firewall import NftablesFirewall
-from kroute.firewall.protocol import Backend
+from kroute.firewall.protocol import Backend, Firewall
 from kroute.kernel.node_kernel import NodeKernel
 from kroute.settings import Settings
 
 
-def _make(settings: Settings, kernel: NodeKernel) -> NftablesFirewall:
+def _make(settings: Settings, kernel: NodeKernel) -> Firewall:
+    from kroute.firewall.nftables.firewall import NftablesFirewall  # noqa: PLC0415  for this backend only
+
     return NftablesFirewall(settings, kernel.nftables)
+
+
+async def _is_present(settings: Settings, kernel: NodeKernel) -> bool:
+    return await _make(settings, kernel).is_present()
 
 
 def _missing_libraries() -> list[str]:
@@ -22,4 +27,5 @@ NFTABLES = Backend(
     capabilities={},
     missing_libraries=_missing_libraries,
     make=_make,
+    is_present=_is_present,
 )

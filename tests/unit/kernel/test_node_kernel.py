@@ -36,7 +36,7 @@ def members(kernel: NodeKernel) -> dict[str, list[object]]:
 
 async def test_every_bundle_answers_what_the_protocols_ask() -> None:
     fake = FakeNodeKernel.of(FakeKernel())
-    async with open_kernel(only=("xtables",)) as real:
+    async with open_kernel(only=("xtables", "ipset", "nftables")) as real:
         for kernel in (real, fake, recording(fake, Recorder())):
             for name, each in members(kernel).items():
                 asked = inspect.getmembers(PROTOCOLS[name], inspect.isfunction)
@@ -49,6 +49,8 @@ async def test_only_the_clients_that_are_asked_for_are_open() -> None:
         assert await kernel.links.read("lo") is not None
         with pytest.raises(KernelError, match="not open"):
             await kernel.addresses.read("lo")
+        with pytest.raises(KernelError, match="nftables is not open"):
+            await kernel.nftables.tables()
         assert kernel.sockets.keys() == {"links"}
         assert kernel.sockets["links"].sends == 1
     with pytest.raises(KernelError, match="not open"):

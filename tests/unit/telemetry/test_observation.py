@@ -181,7 +181,7 @@ async def test_a_defect_of_one_part_ends_no_other(monkeypatch: pytest.MonkeyPatc
 
     agent.observation._privileges._may_change_network = fail
     agent.observation._privileges._period = 0
-    agent.observation._page.content = fail
+    (await agent.observation.metrics_port()).page.content = fail
     with capture_logs() as logs:
         async with agent.running():
             await ask_soon(agent.metrics_port)

@@ -45,7 +45,8 @@ Series = dict[tuple[str, ...], float]
 
 async def scraped(agent: Observed) -> dict[str, Series]:
     """Return every sample's value, by name and then by its labels' values in the order of the labels' names."""
-    text = b"".join([part async for part in families.write(agent.observation._scrape)]).decode()
+    port = await agent.observation.metrics_port()
+    text = b"".join([part async for part in families.write(port.scrape)]).decode()
     found: dict[str, Series] = {}
     for family in text_string_to_metric_families(text):
         for it in family.samples:
