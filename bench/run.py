@@ -19,14 +19,14 @@ from bench.workload import Workload
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 
-HEADLINE = ("cold", "update", "idle", "warm")
+HEADLINE = ("cold", "update", "warm", "idle")
 """The phases of the table on top of docs/performance.md."""
 PHASES = ("tools", *HEADLINE, "services", "weights", "storm")
 FIREWALLS = ("nftables", "iptables")
 """The backends, the preferred one first."""
 RUNS = 3
 """How often each size is measured: the least of which a median and a spread say anything."""
-_OF_THE_SECOND_AGENT = {"warm", "storm"}
+_OF_THE_SECOND_AGENT = {"warm", "idle", "storm"}
 _UNSAID = {"series", "latencies"}
 
 Say = Callable[[str], None]
@@ -87,9 +87,11 @@ class _Measurement:
             await session.calibrate(self._plan.lengths.calm)
             empty = session.baseline
             self._done(cold=await start(session, profile=self._plan.profile))
-            await self._changes_and_rest(session, empty)
+            await self._changes(session, empty)
             if self._plan.wanted & _OF_THE_SECOND_AGENT:
                 self._done(warm=await start(session, profile=self._plan.profile))
+                if self._wants("idle"):
+                    self._done(idle=await idle(session, self._plan.lengths))
                 if self._wants("storm"):
                     self._done(storm=await storm(session, self._plan.lengths))
                 await self._stop()
@@ -100,8 +102,8 @@ class _Measurement:
         self._done(tools=await self._node.ask("batch_tools", **content))
         self._done(tools_cpu={"seconds": self._node.cpu() - cpu})
 
-    async def _changes_and_rest(self, session: Session, empty: float) -> None:
-        """Measure the first agent once it has started, and stop it. `empty` is the use of an empty node at rest."""
+    async def _changes(self, session: Session, empty: float) -> None:
+        """Measure the changes of the first agent, and stop it. `empty` is what an empty node uses at rest."""
         lengths = self._plan.lengths
         await session.calibrate(lengths.calm)
         if self._wants("update"):
@@ -110,12 +112,9 @@ class _Measurement:
             self._done(**await additions_and_deletions(session, lengths))
         if self._wants("weights"):
             self._done(weights=await weights(session, lengths))
-        resting = await idle(session, lengths) if self._wants("idle") else None
         await self._stop()
-        await session.calibrate(lengths.calm if resting is None else lengths.rest)
+        await session.calibrate(lengths.rest if self._wants("idle") else lengths.calm)
         self._done(kernel={"cpu_share": session.baseline - empty})
-        if resting is not None:
-            self._done(idle={**resting, "cpu_share": resting["node_share"] - session.baseline})
 
     async def _stop(self) -> None:
         """Stop the agent, and print the profile if it was sampled."""

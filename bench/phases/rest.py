@@ -2,25 +2,45 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from bench.phases.lengths import Figures, Lengths
 from bench.phases.session import Session
+from kroute.reconcile.pass_status import ControllerStatistics
+
+Controllers = Mapping[str, ControllerStatistics]
 
 
 async def idle(session: Session, lengths: Lengths) -> Figures:
-    """What the whole node uses while nothing changes, with the default settings: all resyncs are included.
+    """What the node uses while nothing changes, with the default settings, beyond the session's baseline.
 
-    `node_share` is a share of a processor. It includes what the node uses without kroute.
+    `looks_share` is the share of a processor in that time, `resyncs_share` what resyncs that are due less often than
+    that take on average; `cpu_share` is both. `agent_share` is the agent's own count of its processor time.
     """
     before = await session.statistics()
     began, cpu = time.monotonic(), session.node.cpu()
     await asyncio.sleep(lengths.idle)
-    share = (session.node.cpu() - cpu) / (time.monotonic() - began)
+    measured = (session.node.cpu() - cpu) / (time.monotonic() - began) - session.baseline
     rounds = [it.seconds for it in (await session.newest()).rounds if it.end > before.now]
     after = await session.statistics()
+    rare = rare_resyncs(before.controllers, after.controllers)
     return {
-        "node_share": share,
+        "cpu_share": measured + rare,
+        "looks_share": measured,
+        "resyncs_share": rare,
         "agent_share": (after.cpu - before.cpu) / (after.now - before.now),
+        "looks": _total("looks", after.controllers) - _total("looks", before.controllers),
+        "resyncs": _total("resyncs", after.controllers) - _total("resyncs", before.controllers),
         "longest_round": max(rounds, default=0.0),
         "rss": (await session.memory())["now"],
     }
+
+
+def rare_resyncs(before: Controllers, after: Controllers) -> float:
+    """The share of a processor that the resyncs take of those controllers that had none between two moments."""
+    rare = [it for name, it in after.items() if it.resyncs == before[name].resyncs and it.resync_pause]
+    return sum(it.resync_cost / it.resync_pause for it in rare)
+
+
+def _total(counter: str, controllers: Controllers) -> int:
+    return sum(getattr(it, counter) for it in controllers.values())

@@ -170,7 +170,9 @@ class Controller(ABC):
         if self.has_adopted:
             self.status.repaired(drift)
         self.has_adopted = True
-        self._schedule.ends(time.process_time() - began, is_clean=counters.repairs == self._repairs_before)
+        counters.resync_cost = time.process_time() - began
+        self._schedule.ends(counters.resync_cost, is_clean=counters.repairs == self._repairs_before)
+        counters.resync_pause = self._schedule.pause
         self._repairs_before = counters.repairs
         counters.last_resync = time.time()
         counters.resyncs += 1

@@ -35,9 +35,11 @@ class ControllerStatistics(msgspec.Struct):
     """Counters of one controller since its start.
 
     `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
-    `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. `last_resync` and
-    `last_look` are the Unix times of the last of each, `last_success` that of the last pass that did not fail as a
-    whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one with `last_error`.
+    `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last resync took
+    `resync_cost` seconds of processor time, and the next comes `resync_pause` seconds after it, if nothing asks for one
+    before. `last_resync` and `last_look` are the Unix times of the last of each, `last_success` that of the last pass
+    that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one
+    with `last_error`.
     `busy_for` is for how many seconds the current pass has been running.
     """
 
@@ -48,6 +50,8 @@ class ControllerStatistics(msgspec.Struct):
     waiting: int = 0
     resyncs: int = 0
     looks: int = 0
+    resync_cost: float = 0.0
+    resync_pause: float = 0.0
     last_resync: float = 0.0
     last_look: float = 0.0
     last_success: float = 0.0

@@ -27,6 +27,11 @@ class ResyncSchedule:
         self._pause = math.inf
         self._regular = now
 
+    @property
+    def pause(self) -> float:
+        """Seconds from the last resync to the next one, if nobody asks for one before."""
+        return self._pause
+
     def next_due(self) -> float:
         """When the next look or resync is due."""
         return min(self.look_due, self.resync_due)

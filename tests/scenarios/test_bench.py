@@ -41,7 +41,9 @@ async def test_a_run_has_every_figure_and_they_agree():
     assert figures["update"]["rss"] > 0
     assert figures["weights"]["messages_each"] == 1, "only that real server has another weight"
     assert figures["weights"]["measured"] == LENGTHS.weights
-    assert figures["idle"]["node_share"] - figures["idle"]["cpu_share"] < 1
+    idle = figures["idle"]
+    assert idle["cpu_share"] == idle["looks_share"] + idle["resyncs_share"] < 1
+    assert idle["resyncs_share"] >= 0
     assert figures["add"]["measured"] == figures["delete"]["measured"] == LENGTHS.services
     assert figures["storm"]["changes"] == 200
     assert figures["storm"]["lost"] == 0

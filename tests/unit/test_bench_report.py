@@ -3,10 +3,12 @@
 import copy
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from bench import firewalls, unasked
 from bench.phases.changes import delays
+from bench.phases.rest import rare_resyncs
 from bench.report import page, peers
 from bench.report.charts import CHARTS, charts
 from bench.report.figures import MIB
@@ -16,6 +18,7 @@ from bench.report.rows import ROWS
 from bench.report.spread import how_many, spread_of, spread_over
 from bench.report.targets import TARGETS, straight_line, verdicts
 from bench.workload import NODE, Workload
+from kroute.reconcile.pass_status import ControllerStatistics
 
 
 def a_change() -> dict:
@@ -170,6 +173,13 @@ def test_a_delay_is_from_a_change_to_its_last_completion():
     sent = [10.0, 20.0, 30.0, 40.0]
     assert delays(sent, [5.0, 12.0, 13.0, 21.0, 41.0]) == [3.0, 1.0, 1.0]
     assert delays(sent, []) == []
+
+
+def test_resyncs_that_are_rarer_than_the_window_count_with_their_average():
+    before = {name: ControllerStatistics(resyncs=1, resync_cost=0.5, resync_pause=2000.0) for name in ("often", "rare")}
+    after = {"often": msgspec.structs.replace(before["often"], resyncs=2), "rare": before["rare"]}
+    after["never"] = before["never"] = ControllerStatistics()
+    assert rare_resyncs(before, after) == 0.5 / 2000
 
 
 def test_quoted_figures_have_a_date_a_place_and_a_source():

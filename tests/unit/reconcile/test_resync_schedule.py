@@ -32,7 +32,9 @@ def test_what_costs_less_than_its_share_is_resynced_every_period() -> None:
 
 
 def test_what_costs_more_is_resynced_as_often_as_the_share_allows() -> None:
-    assert Run().resync(1.5) == 1500.0
+    run = Run()
+    assert run.resync(1.5) == 1500.0
+    assert run.schedule.pause == 1500.0
 
 
 @pytest.mark.parametrize(("share", "cost"), [(SHARE, 60.0), (0.0, 0.001)], ids=["too expensive", "no share"])
