@@ -10,11 +10,14 @@ from statistics import median
 from typing import Any
 
 from bench.phases.cost import percentile
-from bench.phases.lengths import Figures, Lengths
+from bench.phases.lengths import BenchError, Figures, Lengths
 from bench.phases.session import Session
+from bench.place.batch_tools import expected_content
 
 _CHANGE_SPACING = 0.08
 _SERVICE_SPACING = 0.4
+_DRAINED_WITHIN = 60.0
+_LOOKS_APART = 3.0
 _COUNTED = 5
 """Changes of a weight whose messages are counted one by one."""
 
@@ -107,6 +110,19 @@ async def additions_and_deletions(session: Session, lengths: Lengths) -> dict[st
             "cpu_per_change": cost.cpu / len(numbers),
         }
     return results
+
+
+async def drained(session: Session) -> None:
+    """Wait until the kernel has no real server of a replaced pod any more.
+
+    Raises BenchError if it still has one after a minute: nothing is connected to it.
+    """
+    expected = expected_content(session.workload)
+    for _ in range(round(_DRAINED_WITHIN / _LOOKS_APART)):
+        if await session.node.ask("content") == expected:
+            return
+        await asyncio.sleep(_LOOKS_APART)
+    raise BenchError(f"the kernel has {await session.node.ask('content')} instead of {expected}")
 
 
 def _logged(log: list[dict[str, Any]], clock_ahead: float) -> list[float]:
