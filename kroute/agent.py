@@ -248,14 +248,9 @@ async def _claim(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
-    """Undo everything that kroute did on the node; returns whether that succeeded."""
-    from kroute import cleanup  # noqa: PLC0415  it loads what a director leaves behind
+    from kroute import cleanup  # noqa: PLC0415  it loads what undoes a director, too
 
-    report = await cleanup.undo_all(settings, state_dir)
-    for what in report.failed:
-        log.error("cleanup.failed", what=what)
-    log.info("cleanup.done", undone=len(report.undone), failed=len(report.failed))
-    return not report.failed
+    return await cleanup.undo_and_log(settings, state_dir)
 
 
 async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stack: AsyncExitStack) -> Agent:

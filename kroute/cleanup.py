@@ -1,5 +1,7 @@
 """Undo everything that kroute did on this node, as an agent or as a director."""
 
+import structlog
+
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.director.cleanup import undo
@@ -11,6 +13,8 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupReport:
@@ -30,6 +34,15 @@ async def undo_all(settings: Settings, state_dir: StateDirectory) -> CleanupRepo
     if not report.failed:
         state_dir.empty()
     return report
+
+
+async def undo_and_log(settings: Settings, state_dir: StateDirectory) -> bool:
+    """Do the same at the end of an agent; returns whether it succeeded. Raises as `undo_all` does."""
+    report = await undo_all(settings, state_dir)
+    for what in report.failed:
+        log.error("cleanup.failed", what=what)
+    log.info("cleanup.done", undone=len(report.undone), failed=len(report.failed))
+    return not report.failed
 
 
 async def _undo_director(settings: Settings, kernel: NodeKernel) -> CleanupReport:
