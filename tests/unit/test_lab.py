@@ -1,5 +1,6 @@
 """The parts of the lab that can be tested without a kernel."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +9,13 @@ import pytest
 
 from tests.lab import feeds, places
 from tests.lab.mode import lab_mode
-from tests.lab.vm import host, kernels, provide
+from tests.lab.vm import host, kernels, provide, remote_run
 from tests.lab.vm.diagnosis import CAUSES, likely_cause
 from tests.lab.vm.durations import Durations, without_suffix
 from tests.lab.vm.host import HostError, memory_directory
 from tests.lab.vm.kernels import BARE, BUILT, PACKAGED
 from tests.lab.vm.machine import Machine, MachineError
+from tests.lab.vm.remote_run import RemoteRun
 from tests.lab.vm.work import Work, matrix
 
 
@@ -55,6 +57,21 @@ class TestWork:
         work.give_back(taken[1:])
         assert names(work.take()) == ["a.py::2"]
         assert names(work.take_all()) == ["b.py::1"]
+
+    def test_a_machine_that_is_up_has_a_file_in_reserve(
+        self, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config, own_cache: Path
+    ) -> None:
+        machine = SimpleNamespace(shared=own_cache, is_up=False, running=True, check=lambda: None)
+        machine.start = lambda *_, **__: None
+        monkeypatch.setattr(remote_run, "Machine", lambda *_: machine)
+        work = Work(BUILT, items("a.py::1", "a.py::2", "b.py::1", "c.py::1"), Durations({}, {}))
+        run = RemoteRun(1, work, pytestconfig)
+        assert (list(run.events()), [*run.owed]) == ([], ["a.py::1", "a.py::2"])
+        machine.is_up = True
+        assert (list(run.events()), [*run.owed]) == ([], ["a.py::1", "a.py::2", "b.py::1"])
+        finished = [{"event": "finish", "nodeid": it} for it in ("a.py::1", "a.py::2")]
+        (own_cache / "events").write_text("".join(json.dumps(it) + "\n" for it in finished))
+        assert (list(run.events()), [*run.owed]) == (finished, ["b.py::1", "c.py::1"])
 
     def test_the_first_kernel_runs_all_and_the_others_what_is_marked(self) -> None:
         marked, other = items("a.py::1", everywhere=True), items("b.py::1")

@@ -36,6 +36,7 @@ class RemoteRun:
         self.machine = Machine(f"lab{number}", number, work.kernel)
         self.owed: dict[str, pytest.Item] = {}
         self._underway = ""
+        self._newest = 0  # how many tests the file has that was given last
         self._assignments = 0
         self._is_last_given = False
         self._offset = 0
@@ -62,7 +63,7 @@ class RemoteRun:
             event = json.loads(line)
             self._note(event)
             yield event
-        if len(self.owed) <= 1:
+        if len(self.owed) <= (self._newest if self.machine.is_up else 1):
             self._give_more()
         if lines:
             return
@@ -118,11 +119,16 @@ class RemoteRun:
         )
 
     def _give_more(self) -> None:
-        """Give the machine the next file's tests, or an empty list if there are none left."""
+        """Give the machine the next file's tests, or an empty list if there are none left.
+
+        Once it is up it always has one file in reserve: the outer pytest looks only between its own tests, of which
+        some take minutes.
+        """
         if self._is_last_given:
             return
         items = self.work.take()
         self.owed.update((item.nodeid, item) for item in items)
+        self._newest = len(items)
         self._is_last_given = not items
         assignment = self._assigned / str(self._assignments)
         self._assignments += 1

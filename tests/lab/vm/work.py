@@ -1,7 +1,6 @@
 """The tests that machines still have to run, file by file, the longest first; on which kernel, and fed how.
 
-A machine gets a file when it has nearly finished the previous one. So all machines end at about the same time, whatever
-their speed.
+A machine gets a file when it begins the previous one. So all machines end at about the same time, whatever their speed.
 """
 
 import itertools
