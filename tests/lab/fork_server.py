@@ -23,12 +23,11 @@ import traceback
 from dataclasses import dataclass
 from typing import NoReturn
 
+from kroute.cli.main import COMMANDS
 from tests.lab.namespaces import enter
 
 _PRELOADED = (
-    "kroute.cli.main",
-    "kroute.cli.run",
-    "kroute.cli.director",
+    *(entry.module for entry in COMMANDS.values()),
     "kroute.watchers.kubernetes.api",
     "kroute.watchers.kubernetes.watcher",
     "kroute.telemetry.health_server",
@@ -135,7 +134,10 @@ def _reap(reports: dict[int, int]) -> None:
 
 
 def preload() -> None:
-    """Import what kroute imports, and keep the garbage collector from copying it in every child."""
+    """Import what kroute imports, and keep the garbage collector from copying it in every child.
+
+    A command that finds variables in its environment asks every command which of them it knows.
+    """
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):  # the child that needs it logs the failure
             importlib.import_module(name)
