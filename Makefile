@@ -4,6 +4,8 @@
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
 ARGS ?=
+# Byte code is kept, whatever the shell says: rewriting the assertions of all tests takes longer than most tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -17,7 +19,7 @@ test: ## run every test, also those that send packets
 
 unit: ## run the tests that need no kernel and no browser, with a fifth of the examples of each property
 	@scripts/setup unit
-	@$(PYTEST) -n $$(( 2 * $$(nproc) )) --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not release' $(ARGS)
+	@$(PYTEST) -o testpaths=tests/unit -n $$(( 1 + $$(nproc) )) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not release' $(ARGS)
 
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit

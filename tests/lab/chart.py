@@ -33,7 +33,7 @@ def render_chart(values: Mapping[str, Any], chart: Path = CHART) -> list[Object]
     """The objects that `helm install --namespace kube-system` would make."""
     done = helm("template", "kroute", str(chart), "--namespace", "kube-system", values=values)
     assert done.returncode == 0, done.stderr
-    return [it for it in yaml.safe_load_all(done.stdout) if it]
+    return [it for it in yaml.load_all(done.stdout, yaml.CSafeLoader) if it]
 
 
 def refusal(values: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ def render(directory: Path) -> list[Object]:
     kubectl = Path(sys.executable).parent / "kubectl"
     done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
 def with_component(name: str, directory: Path) -> list[Object]:

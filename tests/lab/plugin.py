@@ -19,9 +19,11 @@ the first and by the other on the second: the API server feeds S4, S6, S8 … on
 second.
 """
 
+import functools
 import itertools
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +35,7 @@ from tests.lab.vm.durations import Durations
 from tests.lab.vm.fleet import Fleet, kernels_used, stop_if_asked
 from tests.lab.vm.work import matrix, needs
 
-LAB_DIRECTORIES = ("kernel", "scenarios", "conformance")
+LAB_DIRECTORIES = ("tests/kernel/", "tests/scenarios/", "tests/conformance/")
 FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
 EVERY_KERNEL = re.compile(r"tests/kernel/(?!test_kill_between_writes)|tests/scenarios/test_s(0\d|1[0-8])_")
 """The files of the tests that run on every available kernel. A ledger's file is the same on all."""
@@ -45,10 +47,9 @@ FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that need a lab, by their paths, and deselect those for which there is no kernel."""
-    directories = tuple(PROJECT / "tests" / name for name in LAB_DIRECTORIES)
     for item in items:
-        path = str(item.path.relative_to(PROJECT)) if item.path.is_relative_to(PROJECT) else ""
-        if any(item.path.is_relative_to(directory) for directory in directories):
+        path = _in_project(item.path)
+        if path.startswith(LAB_DIRECTORIES):
             item.add_marker("lab")
         if EACH_FEED.match(path) and FED.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("each_feed")
@@ -56,15 +57,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("every_kernel")
         if scenario := FIELD_SCENARIO.match(path):
             item.add_marker(pytest.mark.feed_in_turn(int(scenario[1]) + 1))
-    if without_kernel := [item for item in items if needs(item) and not _can_run(item)]:
+    if without_kernel := [item for item in items if (needed := needs(item)) and not _exist(needed)]:
         config.hook.pytest_deselected(items=without_kernel)
-        items[:] = [item for item in items if not needs(item) or _can_run(item)]
+        items[:] = [item for item in items if not (needed := needs(item)) or _exist(needed)]
 
 
-def _can_run(item: pytest.Item) -> bool:
+@functools.cache
+def _in_project(path: Path) -> str:
+    """The path in the project; "" for a file elsewhere."""
+    return str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else ""
+
+
+@functools.cache
+def _exist(needed: frozenset[str]) -> bool:
+    """Whether some kernel has what a test needs."""
     if lab_mode() == "host":
-        return "legacy" not in needs(item) or firewall.has_legacy()
-    return any(kernel.can(needs(item)) for kernel in kernels.usable())
+        return "legacy" not in needed or firewall.has_legacy()
+    return any(kernel.can(needed) for kernel in kernels.usable())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -209,7 +209,7 @@ RIVALS = [
         external_ips=["198.51.100.1"],
         created=f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z",
     )
-    for number in range(5000)
+    for number in range(1000)
 ]
 
 
@@ -217,13 +217,13 @@ class TestManyServicesWithOneAddress:
     def test_the_next_one_gets_it_in_the_same_slice_and_the_others_are_told_in_later_ones(self) -> None:
         catalog = listed(*RIVALS, VICTIM, VICTIMS_SLICE)
         catalog.take([Deleted(Service, RIVALS[0].key)])
-        first, *others = filter(None, pieces(catalog, 4000))
+        first, *others = filter(None, pieces(catalog, 800))
         assert {it.key.name for it in first} == {"rival-0", "rival-1"}
         assert [it.key for piece in (first, *others) for it in piece if it.virtual_servers and it.vips[1:]] == [
             RIVALS[1].key
         ]
         assert max(map(len, others)) <= 64
-        assert sum(map(len, others)) == 4998
+        assert sum(map(len, others)) == len(RIVALS) - 2
         assert all("default/rival-1 has it" in it.problems[0].message for piece in others for it in piece)
 
     @pytest.mark.parametrize("is_reversed", [False, True])
@@ -236,5 +236,5 @@ class TestManyServicesWithOneAddress:
             claims.claim(rank, {key: 0})
         for rank in ranks:
             claims.withdraw(rank.key)
-        assert Created.compared < 2 * 13 * len(ranks)
+        assert Created.compared < 2 * len(ranks).bit_length() * len(ranks)
         assert claims.holder(key) is None
