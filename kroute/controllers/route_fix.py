@@ -13,6 +13,7 @@ takes its place, new plans name that one.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ESRCH
 
@@ -28,6 +29,7 @@ from kroute.comparison.source_routes import (
 )
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import EventSource, RouteClient
+from kroute.kernel.digest import LastLook
 from kroute.kernel.net.monitor import AddressEvent, Event, RouteEvent
 from kroute.kernel.net.routes import DeleteLocalRoute, RouteChange, SetLocalRoute
 from kroute.model.plan import ServicePlan
@@ -37,6 +39,9 @@ from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
+
+LOOKS_A_DIGEST = 4
+"""Every so many looks the routes are digested. The kernel reports most changes, and the others follow from those."""
 
 
 class RouteFix(StagedController[str, SourceRoute]):
@@ -67,6 +72,8 @@ class RouteFix(StagedController[str, SourceRoute]):
         self._revision = 0
         self._is_reading = False
         self._absent_sources: set[str] = set()
+        self._last = LastLook()
+        self._looks = 0
         interface.watch(self.wake)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
@@ -93,6 +100,8 @@ class RouteFix(StagedController[str, SourceRoute]):
             for event in events
             if isinstance(event, RouteEvent) and event.interface == self._interface.name
         }
+        if newest:
+            self._last.wrote()  # also the kernel's own routes, which come and go with the addresses
         for (address, source), event in newest.items():
             applied = self.desired.applied.get(address)
             if applied is None:
@@ -116,6 +125,15 @@ class RouteFix(StagedController[str, SourceRoute]):
     def _addresses_from(self, source: str) -> list[str]:
         return [address for address, applied in self.desired.applied.items() if source in applied.sources]
 
+    async def look(self) -> bool:
+        """Whether somebody else may have changed our routes, and no event has said so."""
+        self._looks += 1
+        if self._looks % LOOKS_A_DIGEST or self._interface.index is None:
+            return False
+        expected = Counter(source for applied in self.desired.applied.values() for source in applied.sources)
+        digest = await self._routes.digest(self._interface.name, tuple(expected))
+        return not self._last.is_same(digest, tuple(expected.values()))
+
     async def read(self) -> Iterable[str]:
         """Scan the routes on the dummy interface. Without the interface there are none."""
         self._is_reading = True
@@ -130,6 +148,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         if self._interface.index is None:
             await resync.complete()
             return []
+        self._last.read(await self._routes.digest(self._interface.name))
         unwritten = {address for address in self.desired.desired_keys() if self.desired.desired(address) == ANY_SOURCE}
         async for batch in sliced((await self._routes.read(self._interface.name)).items()):
             for address, routes in batch:
@@ -169,6 +188,7 @@ class RouteFix(StagedController[str, SourceRoute]):
                 changes += [DeleteLocalRoute(address, source) for source in stale_sources(address, applied, desired)]
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
+        self._last.wrote()
         failures = await self._routes.write(self._interface.name, changes)
         return {
             failure.change.address: str(failure)

@@ -1,7 +1,7 @@
 """The protocol that every backend implements. Code outside this folder uses the kernel's firewall only through it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from kroute.firewall.packets import Rules
 from kroute.firewall.sets import Capacity, Sets
@@ -11,6 +11,9 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
+
+SetCount: TypeAlias = Callable[[Family, AddressSet], int]
+"""How many elements a set has, as far as kroute knows."""
 
 
 class Prerequisites(NamedTuple):
@@ -87,6 +90,17 @@ class Firewall(Protocol):
 
         A resync would then find nothing, and may be skipped. False if the backend cannot know.
         """
+        ...
+
+    async def looks_untouched(self, count: SetCount) -> bool:
+        """Whether nobody else seems to have changed a set since the last resync or call; see `LastLook`.
+
+        It must cost much less than to read the sets. False after a resync that could not write all.
+        """
+        ...
+
+    async def are_rules_untouched(self) -> bool:
+        """Whether nobody else has changed a rule since the last `ensure_rules`. It must cost much less than that."""
         ...
 
     async def follow(self, changed: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+    from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
     from kroute.kernel.ipvs.client import (
         IpvsChange,
@@ -118,6 +119,9 @@ class AddressClient(Protocol):
     async def read(self, interface: str) -> set[str]:
         """The addresses of one interface."""
 
+    async def digest(self, interface: str) -> Digest | None:
+        """A digest of the addresses of one interface, and how many there are; None if it does not exist."""
+
     async def of_node(self) -> list[InterfaceAddress]:
         """The addresses of all interfaces."""
 
@@ -130,6 +134,9 @@ class RouteClient(Protocol):
 
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
         """The routes of one interface, by address; the first of an IPv4 address wins."""
+
+    async def digest(self, interface: str, sources: Sequence[str] = ()) -> Digest | None:
+        """A digest of the routes of one interface, and how many have each of the sources; None if it does not exist."""
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         """Make the changes in order; returns those that the kernel refused."""

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from kroute.kernel.digest import Digest
     from kroute.kernel.errors import Failure
     from kroute.kernel.ipset import Element, SetChange, SetDefinition
     from kroute.kernel.iptables.xtables import TableRules
@@ -29,6 +30,9 @@ class IpsetClient(Protocol):
 
     async def read(self, name: str) -> set[Element]:
         """The elements of a set. Raises KernelError ENOENT if it does not exist."""
+
+    async def digest(self, name: str) -> Digest | None:
+        """A digest of a set, and how many elements it has; None if it does not exist."""
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Make the changes in order; returns those that the kernel refused."""
@@ -57,6 +61,9 @@ class XtablesClient(Protocol):
 
     async def chains(self, table: str) -> list[str]:
         """The names of a table's chains; none if the table does not exist."""
+
+    async def digest(self, tables: Sequence[str]) -> Digest:
+        """A digest of these tables, without their counters, and how many of them exist."""
 
     async def supports_random_fully(self) -> bool:
         """Whether MASQUERADE supports --random-fully."""

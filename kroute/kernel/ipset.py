@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError, describe_errno
 from kroute.kernel.ipset_messages import (
     CMD_ADD,
@@ -30,6 +31,7 @@ from kroute.kernel.ipset_messages import (
     parse_definition,
     parse_elements,
     parse_name,
+    parse_size,
     parse_type,
     second_set_name,
     set_message,
@@ -165,6 +167,16 @@ class Ipset(NetlinkClient):
             if number % PARTS_A_TURN == 0:
                 await asyncio.sleep(0)
         return elements
+
+    async def digest(self, name: str) -> Digest | None:
+        """A digest of the set, with the number of its elements; None if no set has that name."""
+        try:
+            found = await self._digest(set_message(CMD_LIST, NLM_F_DUMP, set_name(name)))
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        return Digest(found.checksum, (parse_size(found.first),))
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""

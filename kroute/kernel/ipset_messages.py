@@ -32,7 +32,7 @@ FLAG_LIST_HEADER = 1 << 2
 ENTRY_IP, ENTRY_CIDR, ENTRY_PORT, ENTRY_PROTO, ENTRY_IP2, ENTRY_CIDR2 = 1, 3, 4, 7, 20, 21
 ADDRESS_KINDS = ((ENTRY_IP, ENTRY_CIDR), (ENTRY_IP2, ENTRY_CIDR2))
 """The attributes of an element's first and second address, each with that of its prefix length."""
-CREATE_HASHSIZE, CREATE_MAXELEM = 18, 19
+CREATE_HASHSIZE, CREATE_MAXELEM, HEADER_ELEMENTS = 18, 19, 24
 IPADDR_IPV4, IPADDR_IPV6 = 1, 2
 
 Element = tuple[str | int, ...]
@@ -134,6 +134,12 @@ def parse_definition(payload: bytes) -> tuple[str, str, int, int, int] | None:
         int.from_bytes(sizes.get(CREATE_HASHSIZE, b""), "big"),
         int.from_bytes(sizes.get(CREATE_MAXELEM, b""), "big"),
     )
+
+
+def parse_size(payload: bytes) -> int:
+    """How many elements a set has, from a listing's header (IPSET_ATTR_ELEMENTS, since Linux 4.10); -1 if unknown."""
+    header = attributes(attributes(payload, _NFGEN.size).get(ATTR_DATA, b""))
+    return int.from_bytes(header[HEADER_ELEMENTS], "big") if HEADER_ELEMENTS in header else -1
 
 
 def parse_elements(words: tuple[str, ...], payload: bytes) -> list[Element]:

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Sequence
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure
 from kroute.kernel.net.addresses import AddressChange, BindAddress, InterfaceAddress, RenewAddress
 from kroute.kernel.net.routes import LocalRoute
@@ -16,6 +17,11 @@ class FakeAddresses(FakeClient):
         self.check_open()
         link = self.kernel.links.get(interface)
         return set(link.addresses) if link else set()
+
+    async def digest(self, interface: str) -> Digest | None:
+        self.check_open()
+        link = self.kernel.links.get(interface)
+        return Digest(hash(tuple(link.addresses.values())), (len(link.addresses),)) if link else None
 
     async def of_node(self) -> list[InterfaceAddress]:
         self.check_open()

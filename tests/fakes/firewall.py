@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from ipaddress import ip_address, ip_network
 
-from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
@@ -81,6 +81,12 @@ class FakeFirewall:
 
     async def is_untouched(self) -> bool:
         return self.knows_untouched
+
+    async def looks_untouched(self, count: SetCount) -> bool:
+        return self.knows_untouched and all(count(*key) == len(it) for key, it in self.sets.items())
+
+    async def are_rules_untouched(self) -> bool:
+        return self.written_for == self._known
 
     async def follow(self, changed: Callable[[], None]) -> None:
         self._followers.append(changed)

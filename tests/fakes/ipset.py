@@ -4,6 +4,7 @@ import errno
 import ipaddress
 from collections.abc import Sequence
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
 from tests.fakes.client import FakeClient
@@ -41,6 +42,13 @@ class FakeIpset(FakeClient):
     async def read(self, name: str) -> set[Element]:
         self.check_open()
         return set(self._existing(name).elements)
+
+    async def digest(self, name: str) -> Digest | None:
+        self.check_open()
+        found = self.kernel.sets.get(name)
+        if found is None:
+            return None
+        return Digest(hash((found.definition, frozenset(found.elements))), (len(found.elements),))
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         self.check_open()

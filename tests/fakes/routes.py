@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Sequence
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure
 from kroute.kernel.net.monitor import RouteEvent
 from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute
@@ -16,6 +17,15 @@ class FakeRoutes(FakeClient):
         self.check_open()
         link = self.kernel.links.get(interface)
         return {address: list(routes) for address, routes in link.routes.items() if routes} if link else {}
+
+    async def digest(self, interface: str, sources: Sequence[str] = ()) -> Digest | None:
+        self.check_open()
+        link = self.kernel.links.get(interface)
+        if link is None:
+            return None
+        routes = [route for of_address in link.routes.values() for route in of_address]
+        found = [route.source for route in routes]
+        return Digest(hash(tuple(routes)), tuple(map(found.count, sources)))
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         self.check_open()

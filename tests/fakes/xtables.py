@@ -5,8 +5,10 @@ import functools
 import re
 import shlex
 import socket
+from collections.abc import Sequence
 from itertools import dropwhile
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.rule import Rule, parse_rule
 from kroute.kernel.iptables.xtables import TableRules
@@ -34,6 +36,11 @@ class FakeXtables(FakeClient):
         self.check_open()
         fake = self.kernel.tables.get((self.family, table))
         return list(fake.chains) if fake else []
+
+    async def digest(self, tables: Sequence[str]) -> Digest:
+        self.check_open()
+        used = {name: fake for name in tables if (fake := self.kernel.tables.get((self.family, name)))}
+        return Digest(hash(repr([(name, fake.chains) for name, fake in used.items()])), (len(used),))
 
     async def differences(self, rules: TableRules) -> list[str]:
         self.check_open()

@@ -88,6 +88,31 @@ class AddressesContract:
         found = {(each.interface, each.address, each.prefix_length) for each in await node.addresses.of_node()}
         assert {("e0", NODE_IP, 24), ("e0", NODE_IP6, 64), ("d0", VIP, 32)} <= found
 
+    async def test_a_digest_stays_until_somebody_changes_an_address(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(VIP), BindAddress(VIP6)])
+        digest = await node.addresses.digest("d0")
+        assert digest is not None
+        assert digest.counts == (2,)
+        node.add_address("e0", "192.168.9.7/32")
+        assert await node.addresses.digest("d0") == digest, "that was on another interface"
+        node.delete_address("d0", f"{VIP}/32")
+        node.add_address("d0", "10.0.0.3/32")
+        exchanged = await node.addresses.digest("d0")
+        assert exchanged is not None
+        assert exchanged != digest
+        assert exchanged.counts == (2,)
+
+    async def test_a_digest_of_many_addresses_counts_all(self, node: Node) -> None:
+        await node.addresses.write("d0", [BindAddress(f"10.1.{it >> 8}.{it & 255}") for it in range(1000)])
+        digest = await node.addresses.digest("d0")
+        assert digest is not None
+        assert digest.counts == (1000,)
+        assert await node.addresses.digest("d0") == digest
+
+    async def test_there_is_no_digest_without_interface(self, node: Node) -> None:
+        assert await node.addresses.digest("d9") is None
+        assert await node.routes.digest("d9") is None
+
 
 async def bind_with_kernel_route(node: Node) -> None:
     """Bind VIP6 and wait for the kernel's own route, which appears some time after the address."""
@@ -176,6 +201,23 @@ class RoutesContract:
         change = SetLocalRoute(VIP, NODE_IP)
         assert await node.routes.write("d9", [change]) == [Failure(change, errno.ENODEV)]
         assert await node.routes.read("d9") == {}
+
+    async def test_a_digest_counts_the_routes_with_each_source_and_stays_until_a_route_changes(
+        self, node: Node
+    ) -> None:
+        sources = (OTHER_NODE_IP6, NODE_IP, OTHER_NODE_IP, NODE_IP6)
+        set_routes = [SetLocalRoute(it, NODE_IP) for it in (VIP, "10.0.0.2", "10.0.0.3")]
+        await node.routes.write("d0", [*set_routes, SetLocalRoute(VIP6, NODE_IP6)])
+        await node.addresses.write("d0", [BindAddress(VIP), BindAddress("10.0.0.2")])
+        digest = await node.routes.digest("d0", sources)
+        assert digest is not None
+        assert digest.counts == (0, 3, 0, 1)
+        assert await node.routes.digest("d0", sources) == digest
+        await node.routes.write("d0", [SetLocalRoute(VIP6, OTHER_NODE_IP6), SetLocalRoute(VIP, OTHER_NODE_IP)])
+        changed = await node.routes.digest("d0", sources)
+        assert changed is not None
+        assert changed.counts == (1, 2, 1, 0)
+        assert changed.checksum != digest.checksum
 
 
 class MonitorContract:

@@ -300,6 +300,35 @@ class IpsetContract:
         assert await node.ipset.names() == set()
         assert await node.ipset.definition("S") is None
 
+    @pytest.mark.parametrize(
+        ("type_", "family", "elements"),
+        [
+            ("hash:ip,port", socket.AF_INET, [(f"10.0.{it >> 8}.{it & 255}", 6, 80) for it in range(1000)]),
+            ("hash:ip", socket.AF_INET6, [(f"fd00::{it:x}",) for it in range(1000)]),
+        ],
+        ids=["ip,port", "ip"],
+    )
+    async def test_a_digest_counts_the_elements_and_stays_until_one_changes(
+        self, node: Node, type_: str, family: int, elements: list[tuple[str | int, ...]]
+    ) -> None:
+        await node.ipset.create(SetDefinition("S", type_, family))
+        *present, other = elements
+        await node.ipset.write([AddEntry("S", element) for element in present])
+        digest = await node.ipset.digest("S")
+        assert digest is not None
+        assert digest.counts == (999,)
+        assert await node.ipset.digest("S") == digest
+        await node.ipset.write([DeleteEntry("S", present[0]), AddEntry("S", other)])
+        exchanged = await node.ipset.digest("S")
+        assert exchanged is not None
+        assert exchanged.counts == (999,)
+        assert exchanged != digest
+        await node.ipset.flush("S")
+        assert getattr(await node.ipset.digest("S"), "counts", None) == (0,)
+
+    async def test_a_missing_set_has_no_digest(self, node: Node) -> None:
+        assert await node.ipset.digest("S") is None
+
     async def test_reading_or_flushing_a_missing_set_is_refused(self, node: Node) -> None:
         with pytest.raises(KernelError) as unread:
             await node.ipset.read("S")
@@ -419,6 +448,20 @@ class XtablesContract:
         assert refused.value.errno == errno.EBUSY
         await node.xtables.remove("nat", "KROUTE-")
         await node.ipset.destroy("CLUSTER-IP")
+
+    async def test_a_digest_stays_until_a_table_changes(self, node: Node) -> None:
+        await node.xtables.ensure(RULES)
+        digest = await node.xtables.digest(["nat", "raw"])
+        assert digest.counts == (1,), "nobody has made the table raw, and this did not either"
+        assert await node.xtables.differences(RULES) == []
+        assert await node.xtables.digest(["nat", "raw"]) == digest
+        for chain, rule in (("KROUTE-MARK-MASQ", FOREIGN), ("PREROUTING", FOREIGN)):
+            node.add_foreign_rule("nat", chain, rule, first=True)
+            changed = await node.xtables.digest(["nat", "raw"])
+            assert changed != digest
+            digest = changed
+        node.add_foreign_rule("raw", "OUTPUT", FOREIGN)
+        assert (await node.xtables.digest(["nat", "raw"])).counts == (2,)
 
     async def test_random_fully_is_supported(self, node: Node) -> None:
         assert await node.xtables.supports_random_fully()

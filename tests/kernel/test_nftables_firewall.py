@@ -1,5 +1,6 @@
 """The firewall backend on nf_tables: nft prints its rules as they are written, and what others change is put right."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -223,6 +224,31 @@ async def test_it_is_untouched_after_a_resync_until_somebody_else_commits_anythi
     assert not await firewall.is_untouched()
     await resync(firewall)
     assert await firewall.is_untouched()
+
+
+async def test_while_it_is_followed_only_changes_of_its_own_tables_count(firewall: NftablesFirewall) -> None:
+    changed = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(firewall.follow(changed.set))
+        await asyncio.sleep(0.1)
+        for damage in (
+            "nft delete element ip kroute vip { 10.96.0.1 }",
+            "nft flush set ip kroute cluster-ip",
+            "nft insert rule ip kroute input accept",
+            "nft flush ruleset",
+        ):
+            await resync(firewall)
+            changed.clear()
+            for number in range(3):
+                run(f"nft 'add table ip foreign; add chain ip foreign c{number}; delete chain ip foreign c{number}'")
+                await asyncio.sleep(0)
+            assert await firewall.is_untouched()
+            assert not changed.is_set()
+            run(damage)
+            async with asyncio.timeout(1):
+                await changed.wait()
+            assert not await firewall.is_untouched()
+        following.cancel()
 
 
 async def test_while_rules_cannot_be_written_it_is_not_untouched(firewall: NftablesFirewall) -> None:

@@ -96,6 +96,13 @@ class Masquerade(StagedController[SetEntry, Present]):
             await super().run()
             following.cancel()
 
+    async def look(self) -> bool:
+        """Look at the sets; `write` checks the rules if only these may have been changed."""
+        if not await self._firewall.looks_untouched(self._fills.entries):
+            return True
+        self._rules_due = self._rules_due or not await self._firewall.are_rules_untouched()
+        return False
+
     async def read(self) -> Iterable[str]:
         """Make the missing sets and scan the others. `write` checks the rules once the sets are written.
 

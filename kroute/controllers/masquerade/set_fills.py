@@ -32,6 +32,10 @@ class SetFills:
         """An entry has come (1) or gone (-1)."""
         self._entries[entry.family, entry.set] += difference
 
+    def entries(self, family: Family, which: AddressSet) -> int:
+        """How many entries of one set kroute has written or found."""
+        return self._entries[family, which]
+
     def all(self) -> list[SetFill]:
         """Every set that the kernel has, by family."""
         return [

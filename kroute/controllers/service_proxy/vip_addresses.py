@@ -12,6 +12,7 @@ import structlog
 from kroute.comparison.vips import agrees
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import AddressClient
+from kroute.kernel.digest import LastLook
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Vip
@@ -25,6 +26,9 @@ HasRoute = Callable[[ObjectKey], bool]
 
 log = structlog.get_logger(__name__)
 
+LOOKS_A_DIGEST = 4
+"""Every so many looks the addresses are digested. The kernel reports changes, so this finds what it did not report."""
+
 
 class VipAddresses:
     """Reconciles the addresses on the dummy interface."""
@@ -34,14 +38,21 @@ class VipAddresses:
         self._status = status
         self._addresses = addresses
         self._interface = interface
+        self._last = LastLook()
+        self._looks = 0
 
     async def look(self) -> bool:
-        """Whether an address may be missing."""
-        return not self.desired.applied.keys() <= await self._bound()
+        """Whether somebody else may have changed the addresses, and no event has said so."""
+        self._looks += 1
+        if self._looks % LOOKS_A_DIGEST or self._interface.index is None:
+            return False
+        digest = await self._addresses.digest(self._interface.name)
+        return not self._last.is_same(digest, (len(self.desired.applied),))
 
     async def learn(self) -> list[Delta[str, Vip]]:
         """Scan the bound addresses into the applied state; returns the drift."""
         resync = self.desired.resync()
+        self._last.read(await self._addresses.digest(self._interface.name))
         async for addresses in sliced(await self._bound()):
             for address in addresses:
                 desired, known = self.desired.desired(address), self.desired.applied.get(address)
@@ -67,6 +78,7 @@ class VipAddresses:
 
     def lost_all(self) -> None:
         """Note that the link was deleted, and all its addresses with it."""
+        self._last.wrote()
         for address in list(self.desired.applied):
             self.desired.note_applied(address, None)
 
@@ -118,6 +130,7 @@ class VipAddresses:
 
     def _settle(self, written: Sequence[str], refusals: Mapping[str, str], event: str) -> list[str]:
         """Log, note and count a write. Returns the addresses that are now as desired."""
+        self._last.wrote()
         done = [address for address in written if address not in refusals]
         log_changes(log, done, lambda _: event, self._fields)
         for address in done:

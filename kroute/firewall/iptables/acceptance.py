@@ -36,6 +36,11 @@ class Acceptance:
         """Write what is missing or wrong; returns the drift. The sets must exist."""
         return [f"{family} nft: {what}" for family in self._nft for what in await self._ensure(family)]
 
+    @property
+    def are_right(self) -> bool:
+        """Whether the last `ensure` could compare and write all tables."""
+        return not self._failing
+
     async def differences(self, family: Family) -> list[str]:
         """What is wrong, or why it cannot be read, one sentence each."""
         if family not in self._nft:

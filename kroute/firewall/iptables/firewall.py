@@ -8,12 +8,13 @@ from types import MappingProxyType
 
 import structlog
 
-from kroute.firewall.iptables.acceptance import Acceptance
+from kroute.firewall.iptables.acceptance import FILTER, Acceptance
 from kroute.firewall.iptables.address_sets import PREFIX, are_present, set_definitions, set_name
+from kroute.firewall.iptables.looks import RuleLooks, SetLooks
 from kroute.firewall.iptables.rules import FamilyRules
 from kroute.firewall.iptables.set_growth import SetGrowth
 from kroute.firewall.iptables.tables import WITHOUT, Tables
-from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, SHAPES, Capacity, Room, Sets
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
@@ -49,6 +50,9 @@ class IptablesFirewall:
         self._definitions = set_definitions(room)
         self._tables = Tables(settings, xtables)
         self._acceptance = Acceptance(settings, nft)
+        self._set_looks = SetLooks(ipset)
+        legacy = [(client, tuple(WITHOUT)) for client in xtables.values()]
+        self._rule_looks = RuleLooks([*legacy, *((client, (FILTER,)) for client in nft.values())])
         self._leftover_sets: set[str] = set()
         self._kept_sets: set[str] = set()
 
@@ -77,11 +81,14 @@ class IptablesFirewall:
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
         for family in Family:
             for which in SHAPES:
-                async for elements in sliced(await self._ipset.read(set_name(family, which))):
+                name = set_name(family, which)
+                await self._set_looks.reads(name)
+                async for elements in sliced(await self._ipset.read(name)):
                     yield [SetEntry(which, element) for element in elements]
 
     async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
         written = [_change(entry, is_desired) for entry, is_desired in changes.items()]
+        self._set_looks.wrote({change.set for change in written})
         failures = await self._ipset.write(written)
         if not failures:
             return {}
@@ -94,8 +101,12 @@ class IptablesFirewall:
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write the rules of all tables, then destroy the sets that only the rules of an earlier version used."""
+        before = await self._rule_looks.digests()
         drift = await self._tables.ensure(node) + await self._acceptance.ensure()
         await self._destroy_leftover_sets()
+        are_right = self._tables.are_right and self._acceptance.are_right
+        if not await self._rule_looks.compared(before, are_right=are_right):
+            self._set_looks.wrote(it.name for it in self._definitions)  # a set counts the rules that refer to it
         return drift
 
     def enforces(self, family: Family) -> bool:
@@ -107,6 +118,16 @@ class IptablesFirewall:
     async def is_untouched(self) -> bool:
         """Never known: neither ipset nor the tables count their changes."""
         return False
+
+    async def looks_untouched(self, count: SetCount) -> bool:
+        for family in Family:
+            for which in SHAPES:
+                if not await self._set_looks.is_same(set_name(family, which), count(family, which)):
+                    return False
+        return True
+
+    async def are_rules_untouched(self) -> bool:
+        return await self._rule_looks.are_same()
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Return at once: neither ipset nor the tables report their changes."""

@@ -66,6 +66,11 @@ class Tables:
         """Whether the tables of ENFORCING were right after they were last checked or written."""
         return all((family, table) in self._standing for table in ENFORCING)
 
+    @property
+    def are_right(self) -> bool:
+        """Whether the last `ensure` could compare and write all tables."""
+        return not self._failing
+
     async def withdraw(self, family: Family) -> None:
         """Delete the rules of one family, so that its sets can be replaced. A failure shows when a set is destroyed."""
         self._standing -= {(family, table) for table in WITHOUT}

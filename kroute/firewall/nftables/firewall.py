@@ -6,7 +6,7 @@ from kroute.firewall.nftables.contents import Contents
 from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
 from kroute.firewall.nftables.rules import FamilyRules
 from kroute.firewall.nftables.tables import Tables
-from kroute.firewall.protocol import Prerequisites
+from kroute.firewall.protocol import Prerequisites, SetCount
 from kroute.firewall.sets import ROOM, Capacity, Room, Sets
 from kroute.kernel.firewall_clients import NftablesClient
 from kroute.model.addresses import Family
@@ -33,9 +33,11 @@ class NftablesFirewall:
         self._reading: int | None = None
         self._read: int | None = None
         self._untouched: int | None = None
+        self._is_following = self._is_followed = False
 
     async def ensure_sets(self) -> list[str]:
         self._reading = self._read = self._untouched = None
+        self._is_followed = self._is_following
         generation = await self._nftables.foreign_generation()
         drift = []
         for family in Family:
@@ -82,15 +84,32 @@ class NftablesFirewall:
         return self._tables.hindered_by
 
     async def is_untouched(self) -> bool:
-        """Whether no other socket has committed anything to any table since a resync began that found all right."""
-        return self._untouched is not None and await self._nftables.foreign_generation() == self._untouched
+        """Whether nobody else has changed anything since a resync began that found all right.
+
+        If no other socket has committed to any table, nobody has. If one has, the events of kroute's tables tell.
+        """
+        if self._untouched is None:
+            return False
+        return await self._nftables.foreign_generation() == self._untouched or self._is_followed
+
+    async def looks_untouched(self, count: SetCount) -> bool:
+        del count
+        return await self.is_untouched()
+
+    async def are_rules_untouched(self) -> bool:
+        return True  # `looks_untouched` says so of sets and rules
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Runs until it is cancelled. KernelError if the kernel reports nothing, or not any more."""
         async with self._nftables.foreign_changes(TABLES.values()) as changes:
-            while True:
-                await changes.next()
-                changed()
+            self._is_following = True
+            try:
+                while True:
+                    await changes.next()
+                    self._is_followed = False
+                    changed()
+            finally:
+                self._is_following = self._is_followed = False
 
     async def is_present(self) -> bool:
         return bool(await self._tables.present())

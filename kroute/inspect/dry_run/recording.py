@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from kroute.kernel.clients import AddressClient, IpvsClient, LinkClient, RouteClient, SysctlClient
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.client import (
     AddRealServer,
@@ -158,6 +159,9 @@ class RecordingAddresses:
     async def read(self, interface: str) -> set[str]:
         return await self._recorder.answered(self._addresses.read(interface))
 
+    async def digest(self, interface: str) -> Digest | None:
+        return await self._addresses.digest(interface)
+
     async def of_node(self) -> list[InterfaceAddress]:
         return await self._recorder.answered(self._addresses.of_node())
 
@@ -179,6 +183,9 @@ class RecordingRoutes:
     async def read(self, interface: str) -> dict[str, list[LocalRoute]]:
         self._present = await self._recorder.answered(self._routes.read(interface))
         return self._present
+
+    async def digest(self, interface: str, sources: Sequence[str] = ()) -> Digest | None:
+        return await self._routes.digest(interface, sources)
 
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:  # noqa: ARG002
         """Record the changes, except routes that exist already: the controller may write those again to be sure."""

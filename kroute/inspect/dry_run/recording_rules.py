@@ -4,6 +4,7 @@ import errno
 from collections.abc import Sequence
 
 from kroute.inspect.dry_run.recording import ADD, DELETE, EDIT, Recorder
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.firewall_clients import IpsetClient, XtablesClient
 from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
@@ -34,6 +35,9 @@ class RecordingIpset:
     async def read(self, name: str) -> set[Element]:
         """The kernel's entries. A set that is only recorded has none."""
         return set() if name in self._made else await self._recorder.answered(self._ipset.read(name))
+
+    async def digest(self, name: str) -> Digest | None:
+        return await self._ipset.digest(name)
 
     async def write(self, changes: Sequence[SetChange]) -> list[Failure[SetChange]]:
         for change in changes:
@@ -74,6 +78,9 @@ class RecordingXtables:
 
     async def chains(self, table: str) -> list[str]:
         return await self._xtables.chains(table)
+
+    async def digest(self, tables: Sequence[str]) -> Digest:
+        return await self._xtables.digest(tables)
 
     async def supports_random_fully(self) -> bool:
         """Whether the kernel supports it. If the nat table is unused, it is assumed: asking would create the table."""

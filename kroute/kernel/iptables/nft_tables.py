@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.iptables.saved import SavedRule, SavedTable, parse_saved
 from kroute.kernel.iptables.tools import Variant, XtablesTools
 from kroute.kernel.iptables.xtables import TableRules
@@ -28,6 +29,13 @@ class NftTables:
         """Whether a program has made the table. The kernel is asked: the tools show one that is not there as empty."""
         async with Nftables() as nftables:
             return (self._nft_family, table) in await nftables.tables()
+
+    async def digest(self, tables: Sequence[str]) -> Digest:
+        """The generation of nf_tables while one of the tables is used: it changes with every change of any program."""
+        async with Nftables() as nftables:
+            listed = await nftables.tables()
+            used = [table for table in tables if (self._nft_family, table) in listed]
+            return Digest(await nftables.foreign_generation() if used else 0, (len(used),))
 
     async def differences(self, rules: TableRules) -> list[str]:
         return _compare(await self._read(rules.table) or SavedTable(rules.table), rules)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Ipset
 from kroute.kernel.iptables.lock import xtables_lock
@@ -139,6 +140,10 @@ class Xtables:
             return []
         return await self._in_thread(lambda: self._read(table, lambda opened: opened.chain_names()))
 
+    async def digest(self, tables: Sequence[str]) -> Digest:
+        """A digest of the tables without their counters, and how many of them exist. Makes none, and needs no lock."""
+        return await self._in_thread(lambda: self._digest(tables))
+
     async def supports_random_fully(self) -> bool:
         """Whether the kernel (since 3.14) and libxtables (since 1.6.2) support MASQUERADE --random-fully."""
         if kernel_version() < RANDOM_FULLY_KERNEL:
@@ -155,6 +160,12 @@ class Xtables:
         if missing:
             sentence = f"rules of table {rules.table} name sets that do not exist: {', '.join(sorted(missing))}"
             raise KernelError(f"{sentence}; create them first", errno=errno.ENOENT)
+
+    def _digest(self, tables: Sequence[str]) -> Digest:
+        from kroute.kernel.iptables.table_digest import table_digest  # noqa: PLC0415 (loads ctypes)
+
+        used = [table for table in tables if self._is_used(table)]
+        return Digest(hash(tuple((table, table_digest(self.family, table)) for table in used)), (len(used),))
 
     def _is_used(self, table: str) -> bool:
         """Whether the table exists. Call it in the xtables thread, whose network namespace counts."""

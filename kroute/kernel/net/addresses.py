@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import UNINTELLIGIBLE, Failure, KernelError
 from kroute.kernel.net.address_arrivals import AddressArrivals
 from kroute.kernel.net.routes import delete_kernel_route
@@ -133,6 +134,19 @@ class Addresses(NetlinkClient):
                 return set()  # the interface was deleted meanwhile
             raise
 
+    async def digest(self, interface: str) -> Digest | None:
+        """A digest of the addresses on the interface, with their number; None if it does not exist."""
+        index = interface_index(interface)
+        if index is None:
+            return None
+        try:
+            found = await self._digest(_dump_of(index))
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        return Digest(found.checksum, (found.messages,))
+
     async def of_node(self) -> list[InterfaceAddress]:
         """All addresses of all interfaces."""
         return await self._dump(0)
@@ -179,10 +193,14 @@ class Addresses(NetlinkClient):
         await self._netlink.transact([delete_kernel_route(index, address) for address in addresses])
 
     async def _dump(self, index: int) -> list[InterfaceAddress]:
-        query = message(RTM_GETADDR, NLM_F_DUMP, ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, index))
         names = dict(socket.if_nameindex())
-        found = await self._netlink.request(query, lambda _, payload: parse_address(payload, names))
+        found = await self._netlink.request(_dump_of(index), lambda _, payload: parse_address(payload, names))
         return [address for address in found if not index or address.interface == names.get(index)]
+
+
+def _dump_of(index: int) -> bytes:
+    """The request for the addresses of one interface; 0: of all."""
+    return message(RTM_GETADDR, NLM_F_DUMP, ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, index))
 
 
 def _encode(index: int, change: AddressChange) -> bytes:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import (
@@ -101,6 +102,26 @@ class Routes(NetlinkClient):
             return {}
         return await self._read(index)
 
+    async def digest(self, interface: str, sources: Sequence[str] = ()) -> Digest | None:
+        """A digest of the routes on the interface, and how many have each of the sources; None without interface."""
+        index = interface_index(interface)
+        if index is None:
+            return None
+        counts: dict[str, int] = {}
+        checksums: list[int] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            of_family = [source for source in sources if address_family(source) == family]
+            searched = [attribute(RTA_PREFSRC, pack_address(source)) for source in of_family]
+            try:
+                found = await self._digest(_dump_of(family, index), searched)
+            except KernelError as error:
+                if error.errno == errno.ENODEV:
+                    return None
+                raise
+            checksums.append(found.checksum)
+            counts |= zip(of_family, found.counts, strict=True)
+        return Digest(hash(tuple(checksums)), tuple(counts[source] for source in sources))
+
     async def write(self, interface: str, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
         index = interface_index(interface)
@@ -147,11 +168,8 @@ class Routes(NetlinkClient):
     async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
         routes: dict[str, list[LocalRoute]] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
-            header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
-            body = header + u32(RTA_TABLE, RT_TABLE_LOCAL) + u32(RTA_OIF, index)
-            query = message(RTM_GETROUTE, NLM_F_DUMP, body)
             try:
-                found = await self._netlink.request(query, lambda _, payload: parse_route(payload))
+                found = await self._netlink.request(_dump_of(family, index), lambda _, payload: parse_route(payload))
             except KernelError as error:
                 if error.errno == errno.ENODEV:
                     return {}  # the interface was deleted meanwhile
@@ -161,6 +179,12 @@ class Routes(NetlinkClient):
                 if on_interface == index and address_family(route.address) == family:
                     routes.setdefault(route.address, []).append(route)
         return routes
+
+
+def _dump_of(family: int, index: int) -> bytes:
+    """The request for the routes of one interface in table local."""
+    header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
+    return message(RTM_GETROUTE, NLM_F_DUMP, header + u32(RTA_TABLE, RT_TABLE_LOCAL) + u32(RTA_OIF, index))
 
 
 def set_route(index: int, address: str, source: str) -> bytes:

@@ -1,9 +1,11 @@
 """The base of the clients that have one netlink socket each."""
 
 import errno
+from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink.digest_socket import DigestSocket, DumpDigest
 from kroute.kernel.netlink.netlink_socket import RECEIVE_BUFFER, NetlinkSocket
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 
@@ -15,6 +17,8 @@ class NetlinkClient:
 
     def __init__(self, protocol: int, *, receive_buffer: int = RECEIVE_BUFFER) -> None:
         self._netlink = NetlinkSocket(protocol, receive_buffer=receive_buffer)
+        self._protocol = protocol
+        self._digests: DigestSocket | None = None
 
     @property
     def statistics(self) -> NetlinkStatistics:
@@ -26,6 +30,13 @@ class NetlinkClient:
 
     async def close(self) -> None:
         await self._netlink.close()
+        if self._digests is not None:
+            await self._digests.close()
+
+    async def _digest(self, request: bytes, count: Sequence[bytes] = ()) -> DumpDigest:
+        """The digest of a dump, by a socket of its own, which the first call opens. Raises KernelError."""
+        self._digests = self._digests or DigestSocket(self._protocol)
+        return await self._digests.digest(request, count)
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -26,6 +26,8 @@ PORT_AT = 12
 RECEIVE_BUFFER = 4 * 1024 * 1024
 DATAGRAMS_A_TURN = 100
 """How many datagrams, of up to 4 KiB, are looked through before other tasks run."""
+PAUSE = 0.1
+"""Seconds until more events are read after those of other tables: whoever writes such all the time costs little."""
 EVERYTHING = 0xFFFFFFFF
 UNKNOWN = "a program whose events were lost"
 
@@ -40,8 +42,10 @@ class TableMonitor(NetlinkClient):
     def __init__(self, tables: Collection[Table], port: int) -> None:
         super().__init__(NETLINK_NETFILTER, receive_buffer=RECEIVE_BUFFER)
         self._tables = {(table.family, text(TABLE_NAME, table.name)) for table in tables}
+        self._names = {name for _family, name in self._tables}
         self._port = port
         self._is_changed = False
+        self._is_more_waiting = False
 
     async def open(self) -> None:
         """Subscribe. No later change is missed, so read the tables after this."""
@@ -56,14 +60,15 @@ class TableMonitor(NetlinkClient):
             who = await self._take()
             if who:
                 return who
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if self._is_more_waiting else PAUSE)
 
     async def _take(self) -> str:
-        who = ""
+        who, self._is_more_waiting = "", True
         try:
             datagram: bytes | None = await self._netlink.receive()
             for _ in range(DATAGRAMS_A_TURN):
                 if datagram is None:
+                    self._is_more_waiting = False
                     break
                 who = self._read(datagram) or who
                 datagram = self._netlink.receive_now()
@@ -83,6 +88,8 @@ class TableMonitor(NetlinkClient):
     def _read(self, datagram: bytes) -> str:
         """Who has changed one of the tables, if a transaction that did ends in this datagram; else ""."""
         who = ""
+        if not self._is_changed and not any(name in datagram for name in self._names):
+            return who
         for kind, _flags, _sequence, payload in iterate_messages(datagram):
             if type_of(kind) == Message.NEWGEN:
                 if self._is_changed:

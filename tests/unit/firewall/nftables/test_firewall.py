@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
-from contextlib import suppress
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,11 +16,14 @@ from kroute.kernel.nftables.objects import (
     AddChain,
     AddElements,
     AddRule,
+    AddTable,
     Chain,
     DeleteElements,
     DeleteTable,
     FlushChain,
+    Table,
 )
+from kroute.kernel.nftables.table_monitor import UNKNOWN
 from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -163,6 +168,52 @@ async def test_only_a_whole_resync_makes_it_untouched(kernel: FakeKernel) -> Non
     assert await firewall.is_untouched()
     await (await client(kernel)).transact(TABLES[Family.IPV4], [FlushChain("input")])
     assert not await firewall.is_untouched()
+
+
+@asynccontextmanager
+async def followed(firewall: NftablesFirewall) -> AsyncIterator[asyncio.Event]:
+    """Follow the changes of others, after a resync; the event says that there was one."""
+    changed = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(firewall.follow(changed.set))
+        await asyncio.sleep(0)
+        await firewall.ensure_sets()
+        await everything(firewall)
+        await firewall.ensure_rules(NODE)
+        yield changed
+        task.cancel()
+
+
+async def test_while_it_is_followed_commits_to_other_tables_do_not_count(kernel: FakeKernel) -> None:
+    firewall, foreign = await written(kernel), await client(kernel)
+    async with followed(firewall) as changed:
+        for name in ("one", "two", "three"):
+            await foreign.transact(Table(socket.AF_INET, name), [AddTable()])
+            await asyncio.sleep(0)
+            assert await firewall.is_untouched()
+        assert not changed.is_set()
+        await foreign.transact(TABLES[Family.IPV4], [FlushChain("input")])
+        await asyncio.wait_for(changed.wait(), 1)
+        assert not await firewall.is_untouched()
+    await followed_again(firewall)
+    assert await firewall.is_untouched()
+    await foreign.transact(Table(socket.AF_INET, "four"), [AddTable()])
+    assert not await firewall.is_untouched(), "nobody follows any more"
+
+
+async def followed_again(firewall: NftablesFirewall) -> None:
+    async with followed(firewall):
+        assert await firewall.is_untouched()
+
+
+async def test_lost_events_count_as_a_change(kernel: FakeKernel) -> None:
+    firewall, foreign = await written(kernel), await client(kernel)
+    async with followed(firewall) as changed:
+        await foreign.transact(Table(socket.AF_INET, "other"), [AddTable()])
+        for _client, _tables, queue in kernel.nft.watchers:
+            queue.put_nowait(UNKNOWN)
+        await asyncio.wait_for(changed.wait(), 1)
+        assert not await firewall.is_untouched()
 
 
 async def test_what_somebody_changes_while_the_sets_are_read_counts_as_not_read(kernel: FakeKernel) -> None:
