@@ -79,6 +79,8 @@ COMMANDS = {
 
 
 def load(name: str) -> click.Command:
+    from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
+
     entry = COMMANDS[name]
     command: click.Command = getattr(import_module(entry.module), entry.attribute or name)
     return command
