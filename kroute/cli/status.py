@@ -149,7 +149,7 @@ def print_status(found: Status, screen: Screen) -> None:
     if is_there:
         lines["since"] = f"{found.started}"
         lines["pending"] = f"{found.pending} Services" if found.pending else "nothing"
-        lines["resync"] = f"last at {found.last_resync}" if found.last_resync else "none yet"
+        lines["resync"] = f"last at {found.last_resync}, last look {found.last_look}" if found.last_look else "none yet"
     if found.firewall:
         lines["firewall"] = found.firewall
     if (source := found.source) is not None:

@@ -48,6 +48,7 @@ def director_status(parts: DirectorParts, table: Mapping[VirtualServerKey, Virtu
         pending=max(int(parts.is_changed), *(queue.depth for queue in parts.queues)),
         generation=max((plan.generation for plan in parts.plans), default=0),
         last_resync=rfc3339(parts.work.last_resync),
+        last_look=rfc3339(parts.work.last_look),
         source=source,
     )
     return with_problems(

@@ -102,6 +102,7 @@ class Status(Document, kw_only=True):
     pending: int = 0
     generation: int = 0
     last_resync: str | None = None
+    last_look: str | None = None
     source: Source | None = None
     shared: str = ""
     problems: list[StatusProblem] = msgspec.field(default_factory=list)

@@ -174,7 +174,7 @@ class Controller(ABC):
         self._schedule.ends(counters.resync_cost, is_clean=counters.repairs == self._repairs_before)
         counters.resync_pause = self._schedule.pause
         self._repairs_before = counters.repairs
-        counters.last_resync = time.time()
+        counters.last_resync = counters.last_look = time.time()
         counters.resyncs += 1
 
     def resync_soon(self) -> None:

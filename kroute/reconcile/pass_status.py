@@ -37,9 +37,9 @@ class ControllerStatistics(msgspec.Struct):
     `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
     `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last resync
     took `resync_cost` seconds of processor time; if nothing asks for one before, the next comes `resync_pause` seconds
-    after it. `last_resync` and `last_look` are the Unix times of the last of each, `last_success` that of the last pass
-    that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed, the last one
-    with `last_error`. `busy_for` is for how many seconds the current pass has been running.
+    after it. `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success`
+    that of the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has
+    failed, the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
     """
 
     writes: int = 0

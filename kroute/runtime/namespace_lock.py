@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ NAMES = 8
 _QUEUE = 128
 """How many connections may wait. Further ones cannot find out who holds the name."""
 _EMPTY_EVERY = 1.0
-"""Seconds after which the waiting connections are closed."""
+"""Seconds between two times that the waiting connections are closed."""
 _LISTENS_WITHIN = (0.01, 0.05)
 """Seconds until a name that was just bound is tried again: its holder listens in a moment."""
 _CREDENTIALS = struct.Struct("iII")
@@ -73,11 +73,11 @@ def hold(role: Role) -> Iterator[None]:
                 next_step="`ss -xlp` shows who holds the names that begin with @kroute",
             )
         else:
-            _empty_queue(held)
+            _follow(held)
         yield
     finally:
         if held is not None:
-            held.close()
+            _release(held)
 
 
 def _bound(name: str) -> socket.socket | None:
@@ -131,20 +131,30 @@ def _sentence(role: Role, holder: _Holder) -> str:
     )
 
 
-def _empty_queue(lock: socket.socket) -> None:
-    """Close the waiting connections periodically, so that there is room for new ones.
+def _follow(lock: socket.socket) -> None:
+    """Close connections as they arrive, so that there is room for new ones, but not more often than _EMPTY_EVERY.
 
-    Only with a running event loop.
+    Only with a running event loop, which sleeps while nobody connects.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    if lock.fileno() < 0:
-        return
+    if lock.fileno() >= 0:
+        loop.add_reader(lock, _empty_queue, loop, lock)
+
+
+def _empty_queue(loop: asyncio.AbstractEventLoop, lock: socket.socket) -> None:
+    loop.remove_reader(lock)
     for _ in range(_QUEUE):
         try:
             lock.accept()[0].close()
         except OSError:  # nothing waits, or no file descriptor is free: next time
             break
-    loop.call_later(_EMPTY_EVERY, _empty_queue, lock)
+    loop.call_later(_EMPTY_EVERY, _follow, lock)
+
+
+def _release(lock: socket.socket) -> None:
+    with suppress(RuntimeError):  # no event loop runs
+        asyncio.get_running_loop().remove_reader(lock)
+    lock.close()

@@ -35,6 +35,7 @@ STATUS = with_problems(
         firewall="nftables",
         served=Served(12, 30, 71, 2, 0, 0, 103, 20),
         last_resync="2026-11-22T19:12:31Z",
+        last_look="2026-11-22T19:20:01Z",
         source=Source("api", connected=True, objects={"Service": 12, "EndpointSlice": 17, "Node": 3}),
     ),
     [of_plan("default/web", BAD_SCHEDULER)],

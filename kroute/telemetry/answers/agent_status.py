@@ -73,7 +73,7 @@ class AgentStatus:
         pending = self._pending(counted)
         source = self._source(counted)
         served, unreadable = await self._served()
-        resyncs = [each.last_resync for each in counted.controllers.values() if each.last_resync]
+        resynced = [each for each in counted.controllers.values() if each.last_resync]
         plans = self._broadcaster.plans
         found = Status(
             node=self._settings.node_name,
@@ -84,7 +84,8 @@ class AgentStatus:
             served=served,
             pending=pending,
             generation=max((plan.generation for plan in plans), default=0),
-            last_resync=rfc3339(min(resyncs, default=0)),
+            last_resync=rfc3339(min((each.last_resync for each in resynced), default=0)),
+            last_look=rfc3339(min((each.last_look for each in resynced), default=0)),
             source=source,
             shared=await self._digest() if with_digest else "",
         )

@@ -83,7 +83,7 @@ WORK_ROWS: tuple[Row, ...] = (
         Metric(
             "kroute_last_look_timestamp_seconds",
             "gauge",
-            "The Unix time of the last look that found no reason for a resync.",
+            "The Unix time of the last look or resync.",
             _CONTROLLER,
         ),
         _of_controllers(lambda it: it.last_look),

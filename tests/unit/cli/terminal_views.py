@@ -150,6 +150,7 @@ STATUS = with_problems(
         served=Served(12345, 123456, 1234567, 1234, 0, 0, 1234567, 98765),
         pending=3,
         last_resync="2026-01-01T01:00:00Z",
+        last_look="2026-01-01T01:10:30Z",
         source=Source("api", connected=True, objects={"EndpointSlice": 23456, "Service": 12345, "Node": 1234}),
     ),
     [

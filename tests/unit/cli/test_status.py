@@ -24,6 +24,7 @@ READY = Status(
     firewall="nftables",
     served=Served(12, 30, 70, 2, 0, 0, 103, 20),
     last_resync="2026-01-01T01:00:00Z",
+    last_look="2026-01-01T01:10:30Z",
     source=Source("api", connected=True, objects={"Service": 12}),
 )
 OF_A_SERVICE = StatusProblem(Severity.WARNING, "default/web", "InvalidAnnotation", "x\x1b[2J is wrong", "correct it")

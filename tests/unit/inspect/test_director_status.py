@@ -25,7 +25,7 @@ def parts(**changes: object) -> DirectorParts:
         is_changed=False,
         plans=[plan("web", SERVER, generation=7)],
         queues=[QueueStatistics("director", 0, 0.0)],
-        work=ControllerStatistics(last_resync=1_700_000_100.0),
+        work=ControllerStatistics(last_resync=1_700_000_100.0, last_look=1_700_000_160.0),
         failing=(),
         is_away=False,
     )
@@ -37,6 +37,7 @@ def test_an_active_director_whose_kernel_has_everything_has_no_problem() -> None
     assert (found.role, found.election, found.state, found.problems) == ("director", "active", State.READY, [])
     assert (found.served.virtual_servers, found.served.real_servers, found.served.connections) == (1, 2, 4)
     assert (found.started, found.last_resync) == ("2023-11-14T22:13:20Z", "2023-11-14T22:15:00Z")
+    assert found.last_look == "2023-11-14T22:16:00Z"
     assert found.generation == 7
 
 

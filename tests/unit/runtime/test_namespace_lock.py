@@ -95,3 +95,8 @@ async def test_any_number_of_refusals_is_answered(monkeypatch: pytest.MonkeyPatc
                 pass
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+
+async def test_the_event_loop_sleeps_while_nobody_connects() -> None:
+    with hold(Role.AGENT):
+        assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
