@@ -13,6 +13,7 @@ from kroute.director.settings import DirectorSettings, LeaseSettings
 from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddVirtualServer,
+    DeleteRealServer,
     SyncDaemon,
     SyncRole,
     VirtualServerOptions,
@@ -52,7 +53,9 @@ class FakeAnnouncer:
 class FakeDirector:
     """One run of a director's controller on a kernel."""
 
-    def __init__(self, state_dir: Path, kernel: FakeKernel | None = None, **settings: object) -> None:
+    def __init__(
+        self, state_dir: Path, kernel: FakeKernel | None = None, *, budget: float = 1.0, **settings: object
+    ) -> None:
         self.kernel = kernel or new_kernel()
         self.clock = Clock()
         self.announcer = FakeAnnouncer()
@@ -62,7 +65,7 @@ class FakeDirector:
         self.clients = FakeNodeKernel.of(self.kernel)
         self.ipvs, self.addresses = self.clients.ipvs, self.clients.addresses
         self.monitor = self.clients.monitor(only_interface="eth0", routes=False)
-        common = Settings(node_name="one", scheduler="wrr", state_dir=state_dir)
+        common = Settings(node_name="one", scheduler="wrr", state_dir=state_dir, resync_budget=budget)
         fields = {"sync_interface": "eth0", "sync_id": 7, "lease": LeaseSettings(duration=20), **settings}
         self.routing = DirectRouting(
             DirectorSettings(common, "eth0", **fields),  # type: ignore[arg-type]
@@ -253,6 +256,21 @@ async def test_a_taken_away_address_is_back_and_announced(state_dir: Path) -> No
     assert director.bound == {VIP}
     assert director.announcer.announced[-1] == VIP
     assert director.routing.statistics().repairs == 1
+
+
+async def test_between_resyncs_a_look_finds_what_others_have_changed(state_dir: Path) -> None:
+    director = await FakeDirector(state_dir, budget=0.0).start(plan())
+    await director.resync()
+    whole = await director.ipvs.read()
+    statistics = director.routing.statistics
+    assert (statistics().resyncs, statistics().looks) == (1, 1)
+    await director.ipvs.write([DeleteRealServer((6, VIP, 80), ("10.0.0.1", 80))])
+    await director.resync()
+    assert await director.ipvs.read() == whole
+    assert (statistics().resyncs, statistics().repairs) == (2, 1)
+    director.kernel.delete_address("eth0", VIP)
+    await director.resync()
+    assert director.bound == {VIP}
 
 
 async def test_an_address_that_a_renewal_has_brought_back_stays_ours(state_dir: Path) -> None:
