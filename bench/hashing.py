@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import os
-import platform
 import random
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from bench.place.node import LABS
+from bench.place.kernel_name import kernel_name
 from bench.report import page, plots
 from bench.run import circumstances
 from kroute.controllers.service_proxy.server_order.placement import place
@@ -36,7 +35,6 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.model.plan import Protocol, RealServer, VirtualServer, VirtualServerKey
 from tests.lab import hash_choices
-from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 
 RESULTS = PROJECT / "bench" / "results"
@@ -194,7 +192,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure in this network namespace, and print the figures")
     chosen = parser.parse_args()
     if chosen.here:
-        print(PREFIX + json.dumps({"kernel": platform.release(), "runs": asyncio.run(measure())}))
+        print(PREFIX + json.dumps({"lab": kernel_name(), "runs": asyncio.run(measure())}))
         return
     if not chosen.again:
         FILE.write_text(json.dumps(_in_the_lab(), indent=1) + "\n")
@@ -220,8 +218,7 @@ def _in_the_lab() -> dict[str, Any]:
     if done.returncode or not found:
         sys.exit(f"bench.hashing: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     measured, now = json.loads(found[0].removeprefix(PREFIX)), circumstances()
-    lab = f"{LABS[lab_mode()]}, Linux {measured['kernel']}"
-    return {"when": now["when"], "commit": now["commit"], "lab": lab, "runs": measured["runs"]}
+    return {"when": now["when"], "commit": now["commit"], **measured}
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ from tests.lab.run import environment
 from tests.lab.vm.machine import Machine
 
 API_ADDRESS = "192.168.250.1"
-LABS = {"vm": "User Mode Linux", "host": "native"}
-"""The kinds of lab, as docs/lab.md calls their modes."""
 _STARTS_WITHIN = 60.0
 _LINE_LIMIT = 1 << 26
 
@@ -82,7 +80,7 @@ async def node_under_test() -> AsyncIterator[NodeUnderTest]:
         reader, writer = await _connect()
         stack.callback(writer.close)
         node = NodeUnderTest(reader, writer, shared, process)
-        node.lab = f"{LABS[lab_mode()]}, Linux {await node.ask('kernel')}"
+        node.lab = await node.ask("kernel")
         yield node
 
 

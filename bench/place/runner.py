@@ -7,7 +7,6 @@ It starts and stops the agent, passes questions on to it, reads the kernel's sta
 
 import asyncio
 import json
-import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.place import batch_tools, kernel_content
+from bench.place.kernel_name import kernel_name
 from kroute.inspect import agent_socket
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class Runner:
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
 
     async def do_kernel(self) -> str:
-        """The release of this node's kernel."""
-        return platform.release()
+        """The kind of lab, and this node's kernel."""
+        return kernel_name()
 
     async def do_clock(self) -> float:
         """The Unix time here."""

@@ -1,6 +1,7 @@
 """The bench's report: medians and spreads, which goals and targets a result meets, and where it is published."""
 
 import copy
+import platform
 from xml.etree import ElementTree as ET
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from bench import firewalls, unasked
 from bench.phases.changes import delays
 from bench.phases.rest import rare_resyncs
+from bench.place.kernel_name import kernel_name
 from bench.report import page, peers
 from bench.report.charts import CHARTS, charts
 from bench.report.figures import MIB
@@ -127,6 +129,14 @@ def test_the_page_says_how_many_runs_there_were():
 
 def test_the_page_says_which_kernel_and_which_kind_of_lab():
     assert "on User Mode Linux, Linux 7.3, 2 of the host's cores" in page.headline_text(a_result(100))
+
+
+def test_the_kind_of_lab_is_read_from_the_kernel_itself(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nvendor_id\t: User Mode Linux\n")
+    assert kernel_name(cpuinfo) == f"User Mode Linux, Linux {platform.release()}"
+    cpuinfo.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
+    assert kernel_name(cpuinfo) == f"native, Linux {platform.release()}"
 
 
 def cells_of(text: str, figure: str) -> list[str]:
