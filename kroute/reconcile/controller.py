@@ -200,11 +200,14 @@ class Controller(ABC):
         self.status.retries.expire(started)
 
     async def _finds_change(self) -> bool:
-        """Look, if a look is due, whether somebody else may have changed something."""
+        """If a look is due, look whether somebody else may have changed something. If that fails, a resync says why."""
         now = self.clock()
         if now < self._schedule.look_due:
             return False
-        if await self.look():
+        try:
+            if await self.look():
+                return True
+        except KernelError:
             return True
         self._schedule.looked(now)
         self.status.counters.last_look = time.time()
@@ -247,7 +250,7 @@ class Controller(ABC):
                 events = await monitor.next()
             except KernelError as error:
                 self.status.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # meanwhile the resyncs find every change
+                await asyncio.sleep(self._settings.resync_period)  # the resync after it finds what has changed
                 events = [Overrun()]
             # Not `+= await`: it would load the list before it waits, and bring back the one that `_take` has replaced.
             self._events += events

@@ -174,7 +174,7 @@ class Masquerade(StagedController[SetEntry, Present]):
                 await patiently("following the firewall", lambda: self._firewall.follow(self._changed_by_others))
             except KernelError as error:
                 self.status.failed(error)
-                await asyncio.sleep(self._settings.resync_period)  # meanwhile the resyncs find every change
+                await asyncio.sleep(self._settings.resync_period)  # the resync after it finds what has changed
                 self._changed_by_others()
             else:
                 return  # this firewall reports nothing

@@ -162,6 +162,20 @@ async def test_a_kernel_without_the_call_is_read_in_full(tmp_path: Path, monkeyp
     assert resyncs(node) == 3
 
 
+async def test_a_look_that_fails_is_a_reason_and_no_failed_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await serving(tmp_path)
+
+    async def interrupted(_interface: str) -> None:
+        raise KernelError("the addresses change faster than they can be read", errno=errno.EINTR)
+
+    monkeypatch.setattr(node.service_proxy, "look", lambda: interrupted("kube-ipvs0"))
+    await node.resync()
+    assert resyncs(node) == 2
+    assert node.service_proxy.statistics().failures == 0
+
+
 class CountingIpvs(FakeIpvs):
     """Remembers whose real servers were read."""
 
