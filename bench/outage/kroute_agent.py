@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
-
 from bench.outage.server import Answer, RefusedError, Server
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.http.connection import HttpError
 from kroute.watchers.kubernetes.server_presence import ServerPresence
 from kroute.watchers.kubernetes.timing import Timing
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
 
-_KEY = SimpleNamespace(host="server", port=6443, ssl=True, is_ssl=True)
 _BEFORE, _AFTER = "3380", "3390"
 """The resourceVersions of the recorded restart."""
 
@@ -38,41 +36,38 @@ _EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","reason":"Expired","code"
 
 
 class _Response:
-    """The part of aiohttp's response that `Api` uses."""
+    """The part of `Answer` that `Api` uses."""
 
-    connection = None
+    transport = None
 
     def __init__(self, status: int, retry_after: int, content: AsyncIterator[bytes]) -> None:
         self.status = status
         self.ok = status == 200
-        self.headers = {"Retry-After": str(retry_after)} if retry_after else {}
-        self.content = SimpleNamespace(iter_any=lambda: content)
+        self.headers = {"retry-after": str(retry_after)} if retry_after else {}
+        self._content = content
         self.url = "https://server"
 
-    async def __aenter__(self) -> "_Response":
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
+    async def read(self) -> bytes:
+        return await anext(self._content, b"")
 
     def close(self) -> None: ...
 
 
 class _Transport:
-    """The part of kubernetes-asyncio's client that `Api` uses; `recovered` is called after each list of the restart."""
+    """The part of `HttpClient` that `Api` uses; `recovered` is called after each list of the restart."""
 
     def __init__(self, server: Server, recovered: Callable[[], None]) -> None:
         self._server = server
         self._recovered = recovered
 
-    async def request(self, _method: str, _url: str, *, query_params: dict[str, str], **_: Any) -> _Response:
-        lists = "sendInitialEvents" in query_params
+    async def request(self, _method: str, _path: str, query: dict[str, str], *_: Any, **_named: Any) -> _Response:
+        lists = "sendInitialEvents" in query
         if asyncio.get_running_loop().time() == 0.0:
             return _Response(200, 0, self._watched_until_the_end())
         try:
             answer = await self._server.ask(lists=lists)
         except RefusedError:
-            refusal = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed")
-            raise aiohttp.ClientConnectorError(_KEY, refusal) from refusal  # type: ignore[arg-type]
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed") from None
         if answer.status in {403, 429}:
             return _Response(answer.status, answer.retry_after, _body(answer))
         return _Response(200, 0, self._listed() if lists else _once(_EXPIRED))
@@ -80,7 +75,7 @@ class _Transport:
     async def _watched_until_the_end(self) -> AsyncIterator[bytes]:
         yield _end_of_list(_BEFORE)
         await self._server.has_ended.wait()
-        raise aiohttp.ClientPayloadError("Response payload is not completed")
+        raise HttpError("the connection ended too early")
 
     async def _listed(self) -> AsyncIterator[bytes]:
         self._recovered()

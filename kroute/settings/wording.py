@@ -5,8 +5,10 @@ import os
 
 def in_words(error: BaseException) -> str:
     """One line that says what is wrong, without the library's own wrapping: no errno, no class, no address again."""
-    if (certificate := getattr(error, "certificate_error", None)) is not None:  # aiohttp's ClientConnectorError
-        return f"its certificate is not trusted: {getattr(certificate, 'verify_message', certificate)}"
+    if (said := getattr(error, "verify_message", None)) is not None:  # ssl.SSLCertVerificationError
+        return f"its certificate is not trusted: {said}"
+    if isinstance(error, OSError) and (reason := getattr(error, "reason", None)):  # ssl.SSLError: its errno is its own
+        return str(reason).replace("_", " ").lower()
     mark = getattr(error, "problem_mark", None)  # PyYAML's MarkedYAMLError
     if mark is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'it cannot be understood'}"

@@ -1,6 +1,6 @@
 """Requests to the Kubernetes API: bytes and typed errors.
 
-kubernetes-asyncio provides the TLS session and the authentication. Bodies are left undecoded, for msgspec.
+kubernetes-asyncio provides the authentication, `http/` the transport. Bodies are left undecoded, for msgspec.
 """
 
 import asyncio
@@ -8,33 +8,27 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
-import aiohttp
+import msgspec
 
 from kroute import __version__
 from kroute.backoff import exhaustion
 from kroute.settings import Settings
 from kroute.settings.wording import in_words
-from kroute.watchers.kubernetes.client_package import RESTClientObject
 from kroute.watchers.kubernetes.credentials import Credentials, fingerprint, load_credentials
 from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
+from kroute.watchers.kubernetes.http.client import HttpClient
+from kroute.watchers.kubernetes.http.connection import Answer, HttpError
+from kroute.watchers.kubernetes.http.tls import context_for
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.peers import Peers
 from kroute.watchers.kubernetes.requests import RequestStatistics
 from kroute.watchers.kubernetes.server_presence import ServerPresence, WritesWhenUp, costs_nothing
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds that a connection may take to open, TLS included, which client-go gives as long."""
 HEADERS_TIMEOUT = 30.0
 """Seconds until the headers of a stream must be there. The API server sends them before the first object; a request may
 wait for 15 s in the queue of its priority level (a quarter of --request-timeout)."""
 READ_TIMEOUT = 60.0
 """Seconds that an ordinary answer may pause. The API server's own limit is as long."""
-
-READ_AHEAD = 64 << 10
-"""Bytes of an answer after which aiohttp stops reading the socket; it holds twice as many at most. A line may be
-longer: `Api.stream` puts it together. kubernetes-asyncio's 2 MiB are meant for reading line by line. With them, a large
-list arrives in pieces of 4 MiB that are in memory three times. That costs 15 MiB, and more page faults than all the
-objects that are kept."""
 
 LONGEST_ANSWER = 128 << 20
 """Bytes of a list, decompressed: some 80,000 Services. A longer list is requested in smaller pages. The bytes are in
@@ -42,7 +36,11 @@ memory twice."""
 LONGEST_REFUSAL = 1 << 20
 """Bytes of the body of an error."""
 
-_CONTENT_TYPE = {"PATCH": {"Content-Type": "application/merge-patch+json"}}
+_CONTENT_TYPE = {
+    "POST": {"Content-Type": "application/json"},
+    "PUT": {"Content-Type": "application/json"},
+    "PATCH": {"Content-Type": "application/merge-patch+json"},
+}
 
 _METADATA_LIST, _METADATA = (
     f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
@@ -51,7 +49,7 @@ _METADATA_LIST, _METADATA = (
 """What to accept instead of whole objects, in lists and in watches (Kubernetes 1.15). A server that has no metadata
 alone answers with whole objects, of which the same is read."""
 
-_FAILURES = (aiohttp.ClientError, OSError, MemoryError, RuntimeError)
+_FAILURES = (HttpError, OSError, MemoryError, RuntimeError)
 """Errors with which a request ends. RuntimeError: there is no thread in which to resolve the server's name."""
 
 Parameters = Mapping[str, str]
@@ -64,7 +62,7 @@ class Api:
         self._credentials = credentials
         self._rejected = False
         self._tls: tuple[Any, ...] = ()
-        self._rest: Any = None
+        self._client: HttpClient | None = None
         self._renewing = asyncio.Lock()
         self.peers = Peers()
         self.presence = ServerPresence()
@@ -88,9 +86,9 @@ class Api:
 
     async def close(self) -> None:
         """End every request."""
-        if self._rest is not None:
-            await self._rest.close()
-            self._rest = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,7 +128,7 @@ class Api:
         response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
         response.close()
         try:
-            return parsedate_to_datetime(response.headers["Date"]).timestamp()
+            return parsedate_to_datetime(response.headers["date"]).timestamp()
         except (KeyError, ValueError) as error:
             raise ApiError(0, "", f"the answer of {self.server} has no date: {error}") from error
 
@@ -149,7 +147,7 @@ class Api:
         response = await self._request("GET", path, params, read_timeout=None, accept=accept)
         try:
             buffer = LineBuffer()
-            async for piece in response.content.iter_any():
+            while piece := await response.read():
                 if lines := buffer.take(piece):
                     yield lines
         except _FAILURES as error:
@@ -170,8 +168,7 @@ class Api:
     ) -> bytes:
         response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body, accept=accept)
         try:
-            async with response:
-                return await _read(response, LONGEST_ANSWER)
+            return await _read(response, LONGEST_ANSWER)
         except _FAILURES as error:
             raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
 
@@ -184,23 +181,22 @@ class Api:
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
-    ) -> aiohttp.ClientResponse:
+    ) -> Answer:
         """Send a request. Returns when the headers of an answer without error have arrived."""
         try:
-            rest, headers = await self._session()
+            client, headers = await self._session()
         except (ConfigurationError, *_FAILURES) as error:
             raise UnreachableError(_what(error)) from error  # a rotation may be half done: the next try finds the rest
         with self.requests.measured(self.server, method) as request:
             try:
                 async with asyncio.timeout(HEADERS_TIMEOUT if read_timeout is None else None):
-                    response: aiohttp.ClientResponse = await rest.request(
+                    response = await client.request(
                         method,
-                        self.server + path,
-                        query_params=params,
-                        headers=headers | _CONTENT_TYPE.get(method, {}) | ({"Accept": accept} if accept else {}),
-                        body=body,
-                        _preload_content=False,
-                        _request_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=read_timeout),
+                        path,
+                        params,
+                        {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
+                        msgspec.json.encode(body) if body is not None else b"",
+                        read_timeout=read_timeout,
                     )
             except _FAILURES as error:
                 unreachable = UnreachableError(f"{self.server} does not answer: {_what(error)}")
@@ -210,19 +206,17 @@ class Api:
                 raise UnreachableError(f"{self.server} cannot be asked: {_what(error)}") from error
             request.status = response.status
         self.presence.answered()
-        if response.connection is not None:
-            self.peers.saw(response.connection.transport)
+        self.peers.saw(response.transport)
         if response.ok:
             return response
         try:
-            async with response:
-                text = await _read(response, LONGEST_REFUSAL)
+            text = await _read(response, LONGEST_REFUSAL)
         except _FAILURES as error:
             raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
         self._rejected = response.status == 401
-        raise ApiError.from_status(text, response.status, response.headers.get("Retry-After"))
+        raise ApiError.from_status(text, response.status, response.headers.get("retry-after"))
 
-    async def _session(self) -> tuple[Any, dict[str, str]]:
+    async def _session(self) -> tuple[HttpClient, dict[str, str]]:
         """The session to use and the headers that authenticate, both up to date.
 
         A changed certificate needs a new session. The old one is closed at once, as in client-go, so that no request
@@ -233,47 +227,44 @@ class Api:
             self._rejected = False
             configuration = self._credentials.configuration
             tls = _tls_settings(configuration)
-            if self._rest is None or tls != self._tls:
+            if self._client is None or tls != self._tls:
                 await self.close()
-                self._rest = _new_session(configuration)
+                self._client = _new_client(configuration)
                 self._tls = tls
             headers = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
-            return self._rest, headers | await self._credentials.headers()
+            return self._client, headers | await self._credentials.headers()
 
 
-class _Session:
-    """The part of aiohttp's session that kubernetes-asyncio uses. It reads no further ahead than `READ_AHEAD`."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def request(self, **arguments: Any) -> aiohttp.ClientResponse:
-        return await self._session.request(**arguments, read_bufsize=READ_AHEAD)
-
-    async def close(self) -> None:
-        """End every request."""
-        await self._session.close()
-
-
-def _new_session(configuration: Any) -> Any:
+def _new_client(configuration: Any) -> HttpClient:
     try:
-        rest = RESTClientObject(configuration)
+        tls = context_for(configuration) if str(configuration.host).startswith("https:") else None
     except OSError as error:  # ssl.SSLError is an OSError
         files = [file for file in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if file]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
-    rest.pool_manager = _Session(rest.pool_manager)  # type: ignore[assignment]  # it has every method that is used
-    return rest
+    try:
+        return HttpClient(
+            configuration.host,
+            tls,
+            server_name=configuration.tls_server_name,
+            proxy=configuration.proxy,
+            proxy_headers=configuration.proxy_headers,
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"{configuration.host} cannot be asked: {_what(error)}") from error
 
 
-async def _read(response: aiohttp.ClientResponse, longest: int) -> bytes:
+async def _read(response: Answer, longest: int) -> bytes:
     """The body of an answer. Raises AnswerTooLongError if it has more than `longest` bytes."""
     body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > longest:
-            raise AnswerTooLongError(
-                f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
-            )
+    try:
+        while piece := await response.read():
+            body += piece
+            if len(body) > longest:
+                raise AnswerTooLongError(
+                    f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
+                )
+    finally:
+        response.close()
     return bytes(body)
 
 
@@ -282,6 +273,7 @@ def _tls_settings(configuration: Any) -> tuple[Any, ...]:
     return (
         *(fingerprint(file) for file in files),
         *files,
+        configuration.host,
         configuration.verify_ssl,
         configuration.tls_server_name,
         configuration.proxy,

@@ -10,6 +10,8 @@ the package's file after all, so code that needs the whole package still gets it
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -47,23 +49,52 @@ def _prepare() -> None:
         sys.modules[name] = package
 
 
+def _deferred(module: str, name: str) -> Callable[..., Any]:
+    """A function that imports a class when it is to make an object of it."""
+
+    def make(*arguments: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*arguments, **named)
+
+    return make
+
+
+@contextmanager
+def _left_out() -> Iterator[None]:
+    """Let what is imported inside have OpenID Connect and kubernetes-asyncio's own client only when they are called.
+
+    Both need aiohttp: 0.3 s of processor time and 12 MiB. `kroute.watchers.kubernetes.http` makes the requests.
+    """
+    client, openid = sys.modules["kubernetes_asyncio.client"], "kubernetes_asyncio.config.openid"
+    if openid in sys.modules or type(client) is not _PackageOnDemand:
+        yield
+        return
+    vars(client)["ApiClient"] = _deferred("kubernetes_asyncio.client.api_client", "ApiClient")
+    stand_in = ModuleType(openid)
+    vars(stand_in)["OpenIDRequestor"] = _deferred(openid, "OpenIDRequestor")
+    sys.modules[openid] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[openid]
+        vars(client).pop("ApiClient", None)
+
+
 _prepare()
 
-from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
-from kubernetes_asyncio.client.rest import RESTClientObject  # noqa: E402
-from kubernetes_asyncio.config import (  # noqa: E402
-    ConfigException,
-    kube_config,
-    load_incluster_config,
-    load_kube_config,
-)
-from kubernetes_asyncio.config.exec_provider import ExecProvider  # noqa: E402
+with _left_out():
+    from kubernetes_asyncio.client.configuration import Configuration
+    from kubernetes_asyncio.config import (
+        ConfigException,
+        kube_config,
+        load_incluster_config,
+        load_kube_config,
+    )
+    from kubernetes_asyncio.config.exec_provider import ExecProvider
 
 __all__ = [
     "ConfigException",
     "Configuration",
     "ExecProvider",
-    "RESTClientObject",
     "kube_config",
     "load_incluster_config",
     "load_kube_config",

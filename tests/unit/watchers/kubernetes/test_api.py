@@ -13,8 +13,9 @@ import pytest
 
 from kroute.settings import Settings
 from kroute.watchers.kubernetes import credentials
-from kroute.watchers.kubernetes.api import READ_AHEAD, Api
+from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
+from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
 from tests.unit.watching import service
 
@@ -318,11 +319,22 @@ def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> N
         "    async with await Api.open(settings) as api: print(api.server)\n"
         "asyncio.run(main())\n"
         "print(sum(name.startswith('kubernetes_asyncio.client.models.') for name in sys.modules))\n"
+        "print([name for name in ('aiohttp', 'dateutil', 'kubernetes_asyncio.client.rest') if name in sys.modules])\n"
+        "from kroute.watchers.kubernetes.client_package import kube_config\n"
+        "requestor = kube_config.OpenIDRequestor('id', 'secret', 'https://issuer')\n"
+        "print(type(requestor).__name__, type(requestor).__module__)\n"
         "from kubernetes_asyncio.client import V1Service\n"
         "from kubernetes_asyncio import watch\n"
         "print(V1Service(kind='Service').kind, watch.Watch.__name__)\n"
     )
-    assert lines == ["False False", "http://127.0.0.1:1", "0", "Service Watch"]
+    assert lines == [
+        "False False",
+        "http://127.0.0.1:1",
+        "0",
+        "[]",
+        "OpenIDRequestor kubernetes_asyncio.config.openid",
+        "Service Watch",
+    ]
 
 
 async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them(

@@ -17,7 +17,7 @@ from kroute.backoff import exhaustion
 from kroute.model.kinds import SERVICES
 from kroute.settings import Settings
 from kroute.watchers.kubernetes import api_facts, credentials
-from kroute.watchers.kubernetes.api import Api, _new_session
+from kroute.watchers.kubernetes.api import Api, _new_client
 from kroute.watchers.kubernetes.client_package import Configuration
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.reflector import Reflector
@@ -171,7 +171,7 @@ def test_certificates_that_cannot_be_opened_say_what_to_raise(tmp_path: Path) ->
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # OpenSSL opens the file itself: the error is a real one
     try:
         with pytest.raises(ConfigurationError) as refused:
-            _new_session(configuration)
+            _new_client(configuration)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "limit of open files" in str(exhaustion(refused.value))

@@ -1,0 +1,178 @@
+"""Requests to one server, over connections that are kept for the next request."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode, urlsplit
+
+import h11
+
+from kroute.watchers.kubernetes.http.connection import Answer, Connection, Exchange, HttpError
+from kroute.watchers.kubernetes.http.proxies import Proxy, basic, proxy_to
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take to open, TLS included, which client-go gives as long."""
+KEPT_FOR = 15.0
+"""Seconds for which a connection that is not used is kept."""
+NEXT_ADDRESS_AFTER = 0.25
+"""Seconds after which a second address of the server is tried beside the first (RFC 8305)."""
+
+_PATH = "/:@!$&'()*+,;=~%"
+_ERRNO = re.compile(r"\[Errno (\d+)\] ([^(,]*)")
+
+
+class HttpClient:
+    """A client of the server at `url`. `tls` is for https; `server_name` is what its certificate has to name.
+
+    Redirects are not followed: an API server sends none, and they would take the credentials elsewhere.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None,
+        *,
+        server_name: str | None = None,
+        proxy: str | None = None,
+        proxy_headers: Mapping[str, str] | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (80 if tls is None else 443)
+        self._tls = tls
+        self._server_name = server_name or self._host
+        self._prefix = parts.path.rstrip("/")
+        authority = parts.netloc.rpartition("@")[2]
+        self._authority = authority if authority.isascii() else authority.encode("idna").decode()
+        self._headers = {"Authorization": basic(parts.username, parts.password)} if parts.username else {}
+        self._proxy = proxy_to(url, proxy)
+        self._proxy_headers = dict(proxy_headers or {})
+        self._open: set[Connection] = set()
+        self._idle: list[tuple[float, Connection]] = []
+        self._is_closed = False
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        read_timeout: float | None,
+    ) -> Answer:
+        """Send a request and return its answer when the head has come. `read_timeout`: seconds without a byte.
+
+        Raises HttpError, OSError (TimeoutError, ssl.SSLError).
+        """
+        target = self._prefix + quote(path, safe=_PATH) + (f"?{urlencode(query)}" if query else "")
+        head: dict[str, str] = {"Host": self._authority, "Accept-Encoding": "gzip", **self._headers, **headers}
+        if body or method in {"POST", "PUT", "PATCH"}:
+            head["Content-Length"] = str(len(body))
+        if self._proxy is not None and self._tls is None:
+            target = f"http://{self._authority}{target}"
+            head |= {**dict(self._proxy.headers), **self._proxy_headers}
+        try:
+            request = h11.Request(method=method, target=target, headers=list(head.items()))
+        except h11.LocalProtocolError as error:
+            raise HttpError(str(error)) from error
+        while True:
+            is_kept, connection = await self._connection()
+            exchange = Exchange(connection, read_timeout)
+            try:
+                exchange.send(request, body)
+                answer = await exchange.head()
+                return Answer(exchange, answer, f"{self._authority}{target}", self._keep)
+            except BaseException as error:
+                connection.transport.abort()
+                # A server may close a connection that it has kept, in the moment in which the request is sent.
+                is_late = is_kept and not exchange.has_begun and method == "GET"
+                if not (is_late and isinstance(error, (HttpError, ConnectionError))):
+                    raise
+
+    async def close(self) -> None:
+        """End every request."""
+        self._is_closed = True
+        self._idle.clear()
+        for connection in list(self._open):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # for the ends of the connections
+
+    def _keep(self, connection: Connection) -> None:
+        if not self._is_closed:
+            self._idle.append((asyncio.get_running_loop().time(), connection))
+
+    async def _connection(self) -> tuple[bool, Connection]:
+        """Whether the connection was kept, and the connection. Connections that were kept for too long are closed."""
+        now, idle = asyncio.get_running_loop().time(), self._idle
+        while idle and now - idle[0][0] > KEPT_FOR:
+            idle.pop(0)[1].transport.abort()
+        while idle:
+            connection = idle.pop()[1]
+            if connection.is_quiet:
+                return True, connection
+            connection.transport.abort()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                return False, await self._connect()
+        except TimeoutError as error:
+            raise TimeoutError(f"no connection within {CONNECT_TIMEOUT:g} s") from error
+
+    async def _connect(self) -> Connection:
+        if self._proxy is None:
+            return await self._connect_to(self._host, self._port, self._tls, self._server_name)
+        proxy, proxy_tls = self._proxy, ssl.create_default_context() if self._proxy.is_tls else None
+        connection = await self._connect_to(proxy.host, proxy.port, proxy_tls, proxy.host)
+        if self._tls is not None:
+            try:
+                await self._tunnel(connection, proxy, self._tls)
+            except BaseException:
+                connection.transport.abort()
+                raise
+        return connection
+
+    async def _connect_to(self, host: str, port: int, tls: ssl.SSLContext | None, name: str) -> Connection:
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self._open.discard),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=name if tls is not None else None,
+                happy_eyeballs_delay=NEXT_ADDRESS_AFTER,
+            )
+        except OSError as error:
+            if (one := _of_all_addresses(error)) is not None:
+                raise one from error
+            raise
+        self._open.add(connection)
+        if self._is_closed:
+            connection.transport.abort()
+        return connection
+
+    async def _tunnel(self, connection: Connection, proxy: Proxy, tls: ssl.SSLContext) -> None:
+        """Have the proxy connect to the server, and speak TLS with that (RFC 9110, 9.3.6)."""
+        authority = f"[{self._host}]" if ":" in self._host else self._host
+        target = f"{authority}:{self._port}"
+        headers = {"Host": target, **dict(proxy.headers), **self._proxy_headers}
+        exchange = Exchange(connection, None)
+        exchange.send(h11.Request(method="CONNECT", target=target, headers=list(headers.items())), b"")
+        head = await exchange.head()
+        if head.status_code != 200:
+            raise HttpError(f"the proxy {proxy.host} refuses the way to {target}: {head.status_code}")
+        upgraded = await asyncio.get_running_loop().start_tls(
+            connection.transport, connection, tls, server_hostname=self._server_name
+        )
+        if upgraded is None:
+            raise HttpError(f"the proxy {proxy.host} closed the connection")
+        connection.connection_made(upgraded)
+
+
+def _of_all_addresses(error: OSError) -> OSError | None:
+    """What each of several addresses has failed with; None if that differs, or there is one. asyncio has no number."""
+    found = set(_ERRNO.findall(str(error))) if error.errno is None else set()
+    if len({number for number, _ in found}) != 1:
+        return None
+    number, words = found.pop()
+    return OSError(int(number), words.strip())

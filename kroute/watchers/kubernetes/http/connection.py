@@ -1,0 +1,225 @@
+"""Connections to a server, and the answers that come on them."""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import h11
+
+READ_AHEAD = 64 << 10
+"""Bytes that may wait to be taken before the socket is read no further. asyncio reads up to 256 KiB at once."""
+LONGEST_HEAD = 64 << 10
+"""Bytes of an answer's status line and headers."""
+INFLATED_AT_ONCE = 1 << 20
+"""Bytes of a compressed answer that are made at once: a few compressed ones may stand for very many."""
+
+
+class HttpError(Exception):
+    """What the server sent is not HTTP/1.1, or ended too early."""
+
+
+class Connection(asyncio.Protocol):
+    """The bytes of one connection. `lost` is called once when it has ended."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, lost: Callable[["Connection"], None]) -> None:
+        self._lost = lost
+        self._received = bytearray()
+        self._is_paused = False
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) > READ_AHEAD and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_ended, self._error = True, exc
+        self._wake()
+        self._lost(self)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open and nothing has come that nobody asked for."""
+        return not (self._has_ended or self._received or self.transport.is_closing())
+
+    async def receive(self, within: float | None) -> bytes:
+        """What has come, as soon as there is something; nothing at the end.
+
+        Raises OSError: the connection broke, or (TimeoutError) nothing has come within so many seconds.
+        """
+        if not (self._received or self._has_ended):
+            await self._wait(within)
+        if not self._received and self._error is not None:
+            raise self._error
+        received, self._received = bytes(self._received), bytearray()
+        if self._is_paused:
+            self._is_paused = False
+            self.transport.resume_reading()
+        return received
+
+    async def _wait(self, within: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(within, _time_out, waiter, within) if within is not None else None
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _time_out(waiter: asyncio.Future[None], seconds: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError(f"nothing came for {seconds:g} s"))
+
+
+class Exchange:
+    """One request on a connection, and its answer. `within` limits each wait for bytes of it, in seconds."""
+
+    def __init__(self, connection: Connection, within: float | None) -> None:
+        self.connection = connection
+        self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
+        self._within = within
+        self.has_begun = False
+
+    def send(self, request: h11.Request, body: bytes) -> None:
+        """Write the request. Raises HttpError: HTTP cannot carry it."""
+        try:
+            events = [request, *([h11.Data(data=body)] if body else []), h11.EndOfMessage()]
+            self.connection.transport.write(b"".join(self._machine.send(event) or b"" for event in events))
+        except h11.LocalProtocolError as error:
+            raise HttpError(str(error)) from error
+
+    async def head(self) -> h11.Response:
+        """The answer's head. Raises HttpError, OSError."""
+        while not isinstance(event := await self._next(), h11.Response):
+            if not isinstance(event, h11.InformationalResponse):
+                raise HttpError("the connection ended before an answer")
+        return event
+
+    async def body(self) -> bytes | None:
+        """The next bytes of the body, as they came; None at its end. Raises HttpError, OSError."""
+        event = await self._next()
+        return bytes(event.data) if isinstance(event, h11.Data) else None
+
+    @property
+    def leaves_connection_open(self) -> bool:
+        """Whether the whole answer was read, and another request may follow on the connection."""
+        return self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
+
+    async def _next(self) -> object:
+        try:
+            event, has_ended = self._machine.next_event(), False
+            while event is h11.NEED_DATA:
+                if has_ended:
+                    raise HttpError("the connection ended too early")
+                received = await self.connection.receive(self._within)
+                has_ended = not received
+                self.has_begun = self.has_begun or not has_ended
+                self._machine.receive_data(received)
+                event = self._machine.next_event()
+        except h11.RemoteProtocolError as error:
+            raise HttpError(str(error)) from error
+        return event
+
+
+class Answer:
+    """An answer whose head has come. Read its body to the end, or close it. Names of headers are in lower case."""
+
+    def __init__(self, exchange: Exchange, head: h11.Response, url: str, over: Callable[[Connection], None]) -> None:
+        self.status: int = head.status_code
+        self.headers: Mapping[str, str] = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        self.url = url
+        self._exchange = exchange
+        self._over = over
+        self._is_over = False
+        self._unpack = _Unpacking(self.headers.get("content-encoding", ""))
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._exchange.connection.transport
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, decompressed, as soon as there are some; nothing at its end.
+
+        Raises HttpError, OSError: it ended too early.
+        """
+        while not self._is_over:
+            if piece := self._unpack.waiting():
+                return piece
+            packed = await self._exchange.body()
+            if packed is None:
+                self._unpack.end()
+                self._end()
+            else:
+                self._unpack.feed(packed)
+        return b""
+
+    def close(self) -> None:
+        """End the request. The connection of an answer that was not read to its end is cut."""
+        if not self._is_over:
+            self._is_over = True
+            self.transport.abort()
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._exchange.leaves_connection_open:
+            self._over(self._exchange.connection)
+        else:
+            self.transport.abort()
+
+
+class _Unpacking:
+    """The Content-Encoding of a body: gzip or none."""
+
+    def __init__(self, encoding: str) -> None:
+        if encoding not in {"", "identity", "gzip"}:
+            raise HttpError(f"the answer has the encoding {encoding!r}, which was not asked for")
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+        self._waiting = b""
+
+    def feed(self, packed: bytes) -> None:
+        """Take the next bytes; `waiting` has returned all of those before."""
+        self._waiting = packed
+
+    def waiting(self) -> bytes:
+        """Some of what was fed; nothing when all was returned. Raises HttpError."""
+        if self._inflater is None:
+            piece, self._waiting = self._waiting, b""
+            return piece
+        if not self._waiting:
+            return b""
+        try:
+            piece = self._inflater.decompress(self._waiting, INFLATED_AT_ONCE)
+        except zlib.error as error:
+            raise HttpError(f"the compressed answer cannot be read: {error}") from error
+        self._waiting = self._inflater.unconsumed_tail
+        return piece
+
+    def end(self) -> None:
+        """The body has ended. Raises HttpError: what was compressed is not complete."""
+        if self._inflater is not None and not self._inflater.eof:
+            raise HttpError("the compressed answer ended too early")

@@ -1,0 +1,26 @@
+"""What a TLS connection to the API server needs."""
+
+import ssl
+from typing import Any
+
+
+def context_for(configuration: Any) -> ssl.SSLContext:
+    """The context for a `Configuration` of kubernetes-asyncio.
+
+    The system's authorities, which take long to load, count only where no other is named.
+
+    Raises OSError: a file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif configuration.ssl_ca_cert:
+        context.load_verify_locations(cafile=configuration.ssl_ca_cert)
+    else:
+        context.load_default_certs()
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if getattr(configuration, "disable_strict_ssl_verification", False):
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
