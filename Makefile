@@ -29,7 +29,7 @@ conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and wr
 	@scripts/setup lab
 	@.venv/bin/python -m tests.conformance $(ARGS)
 
-bench: ## measure kroute, and write docs/performance.md (ONLY=headline: 25 minutes; QUICK=1: a few, no page)
+bench: ## measure kroute, and write docs/performance.md (ONLY=headline: half an hour; QUICK=1: a few, no page)
 	@scripts/setup lab
 	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.firewalls --publish)

@@ -31,7 +31,7 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run the bench and write its results."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--only", choices=("headline",), help="the phases of the table on top, in some 25 minutes")
+    parser.add_argument("--only", choices=("headline",), help="the phases of the table on top, in half an hour")
     parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")), help="a few minutes")
     parser.add_argument("--services", type=int, action="append", help=f"default: {SIZES}, quick {QUICK_SIZES}")
     parser.add_argument("--endpoints", type=int, default=10, help="of each Service")

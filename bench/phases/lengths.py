@@ -24,7 +24,7 @@ class Lengths(NamedTuple):
     rest: float
 
 
-FULL = Lengths(changes=100, services=10, weights=50, storm=30.0, idle=3.0 * RESYNC_SECONDS, calm=6.0, rest=20.0)
+FULL = Lengths(changes=100, services=10, weights=50, storm=20.0, idle=4.0 * RESYNC_SECONDS, calm=6.0, rest=15.0)
 QUICK = Lengths(changes=40, services=5, weights=20, storm=5.0, idle=1.0 * RESYNC_SECONDS, calm=4.0, rest=8.0)
 
 
