@@ -19,7 +19,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
-from kroute.reconcile.resync_schedule import ResyncSchedule
+from kroute.reconcile.resync_schedule import Metered, ResyncSchedule
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -163,14 +163,13 @@ class Controller(ABC):
 
     async def resync(self) -> None:
         """Scan the kernel; count and log the drift, which the next write repairs."""
-        began = time.process_time()
         self._schedule.begins(self.clock(), 1.0 if self.has_adopted else self.first_resync)
-        drift = await self.read()
+        drift = await (reading := Metered(self.read()))
         counters = self.status.counters
         if self.has_adopted:
             self.status.repaired(drift)
         self.has_adopted = True
-        counters.resync_cost = time.process_time() - began
+        counters.resync_cost = reading.seconds
         self._schedule.ends(counters.resync_cost, is_clean=counters.repairs == self._repairs_before)
         counters.resync_pause = self._schedule.pause
         self._repairs_before = counters.repairs

@@ -7,6 +7,11 @@ finds none doubles the pause, up to what the share allows.
 """
 
 import math
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
 """The most seconds between two resyncs, whatever they cost: what no look can see is found by then."""
@@ -54,3 +59,34 @@ class ResyncSchedule:
         self._pause = min(2 * self._pause, limit) if is_clean else self._period
         if self.resync_due == self._regular:  # nobody has asked for one meanwhile
             self.resync_due += self._pause - self._period
+
+
+class Metered(Generic[T]):
+    """Awaits `work`; then `seconds` is the processor time that this took in the event loop's thread.
+
+    Other tasks run while it waits, so a clock of the whole process would count theirs, too.
+    """
+
+    def __init__(self, work: Awaitable[T], processor: Callable[[], float] = time.thread_time) -> None:
+        self.seconds = 0.0
+        self._work = work
+        self._processor = processor
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self._work.__await__()
+        resume: Callable[[], Any] = lambda: next(steps)  # noqa: E731
+        while True:
+            begun = self._processor()
+            try:
+                waited_for = resume()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self.seconds += self._processor() - begun
+            try:
+                sent = yield waited_for
+            except BaseException as error:  # noqa: BLE001  a cancellation, or what the future raises, belongs to the work
+                resume = lambda error=error: steps.throw(error)  # type: ignore[misc]  # noqa: E731
+            else:
+                resume = lambda sent=sent: steps.send(sent)  # type: ignore[misc]  # noqa: E731

@@ -27,7 +27,9 @@ from kroute.reconcile.batches import sliced
 from kroute.settings import Settings
 
 SHARE_OF_LOOKS = 1 / 2
-"""The part of `Settings.resync_budget` that may be spent on reading virtual servers singly."""
+"""The part of `Settings.resync_budget` that may be spent on reading virtual servers singly, if some are of IPv6."""
+SHARE_OF_IPV4 = 1 / 8
+"""The same if all are of IPv4: what is missing shows in their outlines."""
 LEAST_A_LOOK = 64
 """How many virtual servers are read in a look at least, whatever that costs: some milliseconds."""
 READ_TOGETHER = 16
@@ -48,7 +50,7 @@ class TableLook:
         self, ipvs: VirtualServerTable, settings: Settings, processor: Callable[[], float] = time.process_time
     ) -> None:
         self._ipvs = ipvs
-        self._seconds = settings.resync_period * settings.resync_budget * SHARE_OF_LOOKS
+        self._budget = settings.resync_period * settings.resync_budget
         self._processor = processor
         self._outlines: Outlines | None = None
         self._written: set[VirtualServerKey] = set()
@@ -103,13 +105,15 @@ class TableLook:
     async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:
         """Whether the kernel has the real servers of those whose turn it is."""
         begun, read = self._processor(), 0
+        is_any_ipv6 = any(":" in key.address for key in applied)
+        seconds = self._budget * (SHARE_OF_LOOKS if is_any_ipv6 else SHARE_OF_IPV4)
         for keys in self._in_turn(applied):
             for key, there in (await self._ipvs.real_servers(keys)).items():
                 server = applied.get(planned_key(key))
                 if server is not None and not has_real_servers(there, server, draining(server.key)):
                     return False
             read += len(keys)
-            if read >= LEAST_A_LOOK and self._processor() - begun >= self._seconds:
+            if read >= LEAST_A_LOOK and self._processor() - begun >= seconds:
                 break
         return True
 
