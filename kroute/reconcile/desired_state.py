@@ -216,7 +216,8 @@ class DesiredState(Generic[K, V]):
                 self._applied[key] = desired
         return deltas
 
-    def _remember(self, key: K, value: V | None) -> None:
+    def _remember(self, key: K, value: V | None) -> bool:
+        """Take in what the kernel has now; returns whether the object is right."""
         if value is None:
             if self._applied.pop(key, None) is not None:
                 self._count(key, -1)
@@ -226,10 +227,11 @@ class DesiredState(Generic[K, V]):
                 self._count(key, 1)
             desired = self.desired(key)
             self._applied[key] = desired if desired is not None and value == desired else value
-        if self.is_right(key):
+        if is_right := self.is_right(key):
             self._in_doubt.discard(key)
         else:
             self._in_doubt.add(key)
+        return is_right
 
     def _overtake_resync(self, key: K) -> None:
         """Let a resync in progress ignore what it finds of this object: that may be older than this call."""
@@ -259,10 +261,11 @@ class Resync(Generic[K, V]):
     """A resync in progress. Scanned objects are compared as they arrive, so the kernel's state is in memory only once.
 
     `overtaken` are the objects that were written or checked since it began: what the scan says of them is ignored.
-    `remember` puts a scanned value into the applied state; None: the kernel does not have the object.
+    `remember` puts a scanned value into the applied state (None: the kernel does not have it), and says whether that is
+    right.
     """
 
-    def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], None]) -> None:
+    def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], bool]) -> None:
         self.overtaken: set[K] = set()
         self._state = state
         self._remember = remember
@@ -292,6 +295,5 @@ class Resync(Generic[K, V]):
 
     def _note(self, key: K, value: V | None) -> None:
         was_right = not self._state.is_in_doubt(key)
-        self._remember(key, value)
-        if was_right and not self._state.is_right(key):
+        if not self._remember(key, value) and was_right:
             self._drift.append(Delta(key, value, self._state.desired(key)))
