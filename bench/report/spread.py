@@ -1,6 +1,6 @@
 """Several runs as one figure: their median, and how far apart they are."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -52,8 +52,8 @@ def by_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
 
 
 def how_many(runs: Iterable[Run]) -> str:
-    """In words how often each size was measured."""
-    counts = sorted({len(each) for each in by_size(runs).values()})
+    """In words how often each size was measured with each backend of the firewall."""
+    counts = sorted(set(Counter((run["services"], run["firewall"]) for run in runs).values()))
     if counts[-1] == 1:
         return "one run, so without a spread"
     times = " or ".join(str(count) for count in counts)

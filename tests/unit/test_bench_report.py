@@ -125,6 +125,7 @@ def test_the_page_says_how_many_runs_there_were():
         "the median of 2 or 3"
     )
     assert how_many(a_result(100)["runs"]) == "one run, so without a spread"
+    assert how_many([a_run(100), {**a_run(100), "firewall": "iptables"}]) == "one run, so without a spread"
 
 
 def test_the_page_says_which_kernel_and_which_kind_of_lab():
