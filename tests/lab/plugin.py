@@ -90,6 +90,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     durations = Durations.read()
     with Fleet(session, matrix(in_lab, kernels.usable(), durations), durations) as fleet:
         _run_here(session, here, fleet)
+        if here:
+            fleet.reinforce()
         fleet.follow()
     durations.write()
     return True

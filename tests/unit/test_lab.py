@@ -12,6 +12,7 @@ from tests.lab.mode import lab_mode
 from tests.lab.vm import host, kernels, provide, remote_run
 from tests.lab.vm.diagnosis import CAUSES, likely_cause
 from tests.lab.vm.durations import Durations, without_suffix
+from tests.lab.vm.fleet import free_place
 from tests.lab.vm.host import HostError, memory_directory
 from tests.lab.vm.kernels import BARE, BUILT, PACKAGED
 from tests.lab.vm.machine import Machine, MachineError
@@ -72,6 +73,9 @@ class TestWork:
         finished = [{"event": "finish", "nodeid": it} for it in ("a.py::1", "a.py::2")]
         (own_cache / "events").write_text("".join(json.dumps(it) + "\n" for it in finished))
         assert (list(run.events()), [*run.owed]) == (finished, ["b.py::1", "c.py::1"])
+
+    def test_a_new_machine_takes_the_place_of_the_one_that_ended(self) -> None:
+        assert [free_place(taken) for taken in ([], [0, 1], [3, 0, 2], [1, 2, 3])] == [0, 2, 1, 0]
 
     def test_the_first_kernel_runs_all_and_the_others_what_is_marked(self) -> None:
         marked, other = items("a.py::1", everywhere=True), items("b.py::1")

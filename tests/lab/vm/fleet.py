@@ -16,6 +16,8 @@ from tests.lab.vm.work import Work
 
 MACHINES_PER_CPU = 2
 """More than one, since tests wait for periods of the kernel and the specification. docs/lab.md has figures."""
+WORTH_A_BOOT = 120.0
+"""Seconds of waiting tests for which one more machine is started."""
 _POLL = 0.2
 
 
@@ -51,6 +53,11 @@ class Fleet:
         for run in self._runs:
             run.machine.close()
 
+    def reinforce(self) -> None:
+        """Start one more machine: the session's own tests are over, and their part of the processors is free."""
+        if "KROUTE_LAB_MACHINES" not in os.environ and sum(it.seconds_waiting for it in self._works) > WORTH_A_BOOT:
+            self._start_machine()
+
     def follow(self) -> None:
         """Show the events of the machines until every test has ended."""
         while self._runs:
@@ -80,8 +87,9 @@ class Fleet:
         busy = [run.work for run in self._runs]
         work = max(waiting, key=lambda it: it.seconds_waiting / (1 + busy.count(it)))
         self._started += 1
+        place = free_place([run.place for run in self._runs])
         try:
-            self._runs.append(RemoteRun(self._started, work, self._session.config))
+            self._runs.append(RemoteRun(self._started, work, self._session.config, place))
         except MachineError as failure:
             if not self._runs:  # else the running machines do the work: this host has no room for more
                 for each in waiting:
@@ -123,6 +131,11 @@ class Fleet:
             hook.pytest_runtest_logreport(report=report)
             hook.pytest_runtest_logfinish(nodeid=nodeid, location=item.location)
             stop_if_asked(self._session)
+
+
+def free_place(taken: list[int]) -> int:
+    """The lowest place that no machine has: so all processors have as many machines, whichever ended."""
+    return min({*range(len(taken) + 1)} - {*taken})
 
 
 def kernels_used(config: pytest.Config) -> list[str]:

@@ -28,12 +28,13 @@ _PASSED_ON = {"tbstyle": "--tb", "verbose": "--verbosity", "hypothesisseed": "--
 class RemoteRun:
     """One machine that takes files of tests from `work` until none is left.
 
-    `owed` are those that it has not finished.
+    `owed` are those that it has not finished. `place` is its number among those that run now.
     """
 
-    def __init__(self, number: int, work: Work, config: pytest.Config) -> None:
+    def __init__(self, number: int, work: Work, config: pytest.Config, place: int = 0) -> None:
         self.work = work
-        self.machine = Machine(f"lab{number}", number, work.kernel)
+        self.place = place
+        self.machine = Machine(f"lab{number}", place, work.kernel)
         self.owed: dict[str, pytest.Item] = {}
         self._underway = ""
         self._newest = 0  # how many tests the file has that was given last
