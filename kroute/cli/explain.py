@@ -133,7 +133,7 @@ def _print_explanation(found: Explanation, screen: Screen) -> None:
     """Print one explanation, from the address to the clients."""
     screen.line(str(found.key), bold=True)
     _line(screen, "Service", _service(found))
-    _line(screen, "address", "bound to the dummy interface" if found.is_bound else "not a VIP of this node")
+    _line(screen, "address", _address(found))
     _line(screen, "route", _route(found))
     for text in _real_servers(found):
         _line(screen, *text)
@@ -171,6 +171,12 @@ def _service(found: Explanation) -> str:
     return f"{found.service},{name} {frontend.kind}, traffic policy {frontend.policy}{held}"
 
 
+def _address(found: Explanation) -> str:
+    if found.is_steered:
+        return "on no link, delivered to this node by direct return"
+    return "bound to the dummy interface" if found.is_bound else "not a VIP of this node"
+
+
 def _route(found: Explanation) -> str:
     if found.route is None:
         return "none"
@@ -181,6 +187,8 @@ def _route(found: Explanation) -> str:
 def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
     """Each endpoint with its reason and the kernel's state of it."""
     yield "IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server"
+    if found.frontend is not None and found.frontend.forwarding:
+        yield "", f"packets go on {found.frontend.forwarding}"
     present = {(it.address, it.port): it for it in found.real_servers}
     for endpoint in found.frontend.endpoints if found.frontend else ():
         server = present.pop((endpoint.address, endpoint.port), None)

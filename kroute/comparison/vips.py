@@ -1,5 +1,7 @@
 """VIPs on the dummy interface. An address is bound or not. A VIP's source belongs to its source route."""
 
+from collections.abc import Collection
+
 from kroute.model.plan import Vip
 
 
@@ -11,6 +13,15 @@ def agrees(_applied: Vip, _desired: Vip) -> bool:
 def differences(desired: Vip | None, *, is_bound: bool) -> list[str]:
     """What is not as desired of an address. One that is bound without a plan is left out."""
     return [f"address {desired.address} is not bound"] if desired is not None and not is_bound else []
+
+
+def delivery_differences(address: str, direct: Collection[str], *, is_steered: bool) -> list[str]:
+    """What is not as desired of the delivery of packets to an address. `direct` are those that are on no link."""
+    if address in direct and not is_steered:
+        return [f"packets to {address} are not delivered to this node, as direct return needs"]
+    if is_steered and address not in direct:
+        return [f"packets to {address} are delivered by direct return, which is not planned"]
+    return []
 
 
 def describe_drift(address: str, applied: Vip | None) -> str:

@@ -38,8 +38,9 @@ class Explanation(View):
     """Everything that is known about an address and port.
 
     `source` is `agent`, or `kernel` if no agent answered; then Services are not known. `route` is None if no route
-    leads to the address. `frontend` is the Service's, with its endpoints. `verdicts` are by the kernel's state.
-    `differences` are sentences about deviations from the plan.
+    leads to the address. `is_steered`: the address is on no link, and direct return delivers its packets. `frontend`
+    is the Service's, with its endpoints. `verdicts` are by the kernel's state. `differences` are sentences about
+    deviations from the plan.
     """
 
     protocol: str
@@ -55,6 +56,7 @@ class Explanation(View):
     verdicts: list[Verdict]
     differences: list[str]
     problems: list[str]
+    is_steered: bool = False
 
     @property
     def key(self) -> VirtualServerKey:
@@ -64,7 +66,7 @@ class Explanation(View):
     @property
     def is_known(self) -> bool:
         """Whether kroute has anything to do with the address, or with the address and port."""
-        return bool(self.service or self.real_servers or self.is_bound or self.scheduler)
+        return bool(self.service or self.real_servers or self.is_bound or self.scheduler or self.is_steered)
 
 
 class ExplanationList(Document):
@@ -116,6 +118,7 @@ async def explain(
         verdicts=[judge(key, one, applied, rules) for one in clients],
         differences=differences,
         problems=planned.problems if planned is not None else [],
+        is_steered=applied.is_steered,
     )
 
 
@@ -159,6 +162,7 @@ def _differences(key: VirtualServerKey, planned: PlannedState, applied: AppliedS
     present = {SetEntry(name, it) for name, elements in applied.sets.items() for it in elements if _is_about(key, it)}
     return [
         *vips.differences(vip, is_bound=key.address in applied.bound),
+        *vips.delivery_differences(key.address, planned.direct_vips, is_steered=applied.is_steered),
         *source_routes.differences(vip, applied.source, is_local=applied.is_local),
         *virtual_servers.differences(key, desired, applied.server),
         *set_entries.differences(entries, present, lambda entry: firewall.set_name(entry.family, entry.set)),

@@ -25,8 +25,8 @@ class PlannedEntry(msgspec.Struct, frozen=True):
 class PlannedState(msgspec.Struct):
     """The planned state. `service` is empty if no Service has the address and port of the question.
 
-    `entries` are those of the Service, of the node, and of every Service with the same VIP: the rules may look up any
-    of them.
+    `direct_vips` are on no link of the node, since pods answer from them. `entries` are those of the Service, of the
+    node, and of every Service with the same VIP: the rules may look up any of them.
     """
 
     node: NodeFacts
@@ -36,6 +36,7 @@ class PlannedState(msgspec.Struct):
     vips: list[Vip]
     entries: list[PlannedEntry]
     problems: list[str]
+    direct_vips: list[str] = []
 
 
 def decode(answer: bytes) -> PlannedState | None:
@@ -91,6 +92,7 @@ def _planned_state(
         vips if vips is not None else list(plan.vips if plan else ()),
         entries,
         [f"{it.reason}: {it.message}" for it in plan.problems] if plan else [],
+        list(plan.direct_vips) if plan else [],
     )
 
 

@@ -11,6 +11,7 @@ from kroute.comparison.virtual_servers import (
     Condition,
     condition_of,
     is_climbing,
+    method_of,
     missing_real_servers,
     options_of,
     real_server_condition,
@@ -22,6 +23,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.objects import MASQUERADING
 from kroute.model.addresses import host_port
 from kroute.model.document import Document, View
 from kroute.model.plan import NodePlan, Plan, Protocol, VirtualServer
@@ -42,9 +44,13 @@ class RealServerView(View):
 
 
 class RealServerRow(RealServerView):
-    """One real server. `state` is serving, climbing, draining, or missing (planned, and not in the kernel)."""
+    """One real server. `state` is serving, climbing, draining, or missing (planned, and not in the kernel).
+
+    `method` is how packets are forwarded to it, in the kernel's word: Masq, Tunnel or Route.
+    """
 
     state: Condition
+    method: str = MASQUERADING
 
 
 class TrafficCounts(View):
@@ -204,7 +210,7 @@ def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState
         if is_climbing(planned, weights.get((it.address, it.port), 0), it.weight):
             it.state = Condition.CLIMBING
     row.real_servers += [
-        RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING)
+        RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING, method_of(planned))
         for each in missing_real_servers(planned.real_servers, shown.real_servers)
     ]
     return row
@@ -229,4 +235,4 @@ def _row(service: str, key: VirtualServerKey, state: VirtualServerState) -> Virt
 
 
 def _real_server_row(key: tuple[str, int], state: RealServerState) -> RealServerRow:
-    return RealServerRow(*key, state.weight, state.active, state.inactive, real_server_condition(state))
+    return RealServerRow(*key, state.weight, state.active, state.inactive, real_server_condition(state), state.method)

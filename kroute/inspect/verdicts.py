@@ -45,6 +45,9 @@ class Verdict(msgspec.Struct, frozen=True, rename="camel"):
     masquerade: str
 
 
+_AGAINST = {Ruling.REFUSED: Fate.REFUSED, Ruling.DROPPED: Fate.DROPPED}
+
+
 def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: Rules) -> Verdict:
     """Trace the client's first packet."""
     packet = Packet(int(key.protocol), client.address, key.address, key.port, client.interface)
@@ -58,11 +61,11 @@ def judge(key: VirtualServerKey, client: Client, applied: AppliedState, rules: R
 def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, str]:
     if not applied.is_local:
         return Fate.PASSED_ON, "the address is not this node's, and no local route leads to it"
+    if applied.route is None and not packet.in_interface:
+        return Fate.REFUSED, "this node has no route towards it, and its own calls need one"
     ruling, why = rules.admission(packet, applied.sets, has_virtual_server=applied.server is not None)
-    if ruling is Ruling.REFUSED:
-        return Fate.REFUSED, why
-    if ruling is Ruling.DROPPED:
-        return Fate.DROPPED, why
+    if ruling in _AGAINST:
+        return _AGAINST[ruling], why
     if applied.serving:
         return Fate.SERVED, why or "no rule is against it"
     if applied.server is not None:
@@ -72,6 +75,8 @@ def _fate(packet: Packet, applied: AppliedState, rules: Rules) -> tuple[Fate, st
 
 def _masquerade(packet: Packet, applied: AppliedState, rules: Rules) -> str:
     """The source that the real servers see, listed for each of them if they do not all see the same."""
+    if applied.is_tunnelled:
+        return "the client's address is kept (packets go on as they are, in a tunnel)"
     serving = applied.serving
     said = list(map(_source, rules.sources(packet, serving, applied.sets)))
     if len(set(said)) == 1:

@@ -148,6 +148,9 @@ class TunnelClient(Protocol):
     async def steered(self) -> set[str]:
         """The addresses on no link of which packets are delivered to this node."""
 
+    async def has_rules(self, mark: int) -> bool:
+        """Whether the rules that lead marked packets to these addresses are there, and no others of ours."""
+
     async def ensure_rules(self, mark: int) -> list[str]:
         """Have the rules that lead marked packets to these addresses; returns what was not so."""
 

@@ -12,6 +12,7 @@ from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, Set
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, Backends, Chosen, choice_steps, external_policy, merge
 from kroute.planning.frontends import Frontend
+from kroute.planning.service_parts.direct_return import forwarding_of
 from kroute.planning.weights.rule import Weighing
 
 
@@ -30,7 +31,8 @@ class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
 
     `kind` is clusterIP, externalIP, loadBalancerIP or nodePort. `policy` is the traffic policy that applies there.
     `held_by` is the Service that has the address and port instead, or empty. `port_name` is empty for the only port of
-    a Service, which needs no name.
+    a Service, which needs no name. `forwarding` says how packets reach the pods, and why, where the Service asks for
+    direct return; elsewhere it is by address translation, and this is empty.
     """
 
     protocol: str
@@ -41,6 +43,7 @@ class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
     policy: str
     held_by: str
     endpoints: list[EndpointView]
+    forwarding: str = ""
 
     @property
     def key(self) -> VirtualServerKey:
@@ -84,6 +87,7 @@ def view_service(
                 policy=policy,
                 held_by=str(holder or ""),
                 endpoints=endpoints,
+                forwarding=forwarding_of(frontend, plan),
             )
         )
     return ServiceView(service, views)

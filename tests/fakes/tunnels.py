@@ -46,6 +46,9 @@ class FakeTunnels(FakeClient):
     async def steered(self) -> set[str]:
         return set(self.addresses)
 
+    async def has_rules(self, mark: int) -> bool:
+        return self.mark == mark
+
     async def ensure_rules(self, mark: int) -> list[str]:
         wrong = [] if self.mark == mark else ["the rule of direct return was missing or another"]
         self.mark = mark
@@ -94,8 +97,8 @@ class FakeTunnels(FakeClient):
         return "cali1" if pod in self.strict else None
 
     def _pod(self, namespace: PodNamespace) -> FakePod:
-        """The namespace, by a process in it. Raises KernelError ESRCH if that has ended."""
+        """The namespace, by a process in it. Raises KernelError ENOENT if that has ended."""
         for pod in self.pods:
             if pod.pid == namespace.pid:
                 return pod
-        raise KernelError(f"cannot enter the network namespace of process {namespace.pid}", errno=errno.ESRCH)
+        raise KernelError(f"cannot enter the network namespace of process {namespace.pid}", errno=errno.ENOENT)

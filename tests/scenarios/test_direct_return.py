@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab.answers import ask_json
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.feed import feed_for
@@ -99,6 +100,22 @@ async def answer_all(caller: Host, cluster: Cluster) -> bool:
     return True
 
 
+async def explain_all(node: Node) -> None:
+    """Assert that `kroute explain`, `kroute show service` and `kroute plan` know of direct return."""
+    for vip in VIPS:
+        code, said = await ask_json(node, "explain", f"[{vip}]:8080" if ":" in vip else f"{vip}:8080")
+        [found] = said["items"]
+        assert (code, found["differences"], found["isSteered"], found["isBound"]) == (0, [], True, False)
+        assert "in a tunnel to the pod" in found["frontend"]["forwarding"]
+        assert {it["fate"] for it in found["verdicts"]} == {"served"}
+    code, said = await ask_json(node, "show", "service", "default/web")
+    assert (code, sorted(said["directVips"])) == (0, sorted(VIPS))
+    methods = {row["address"]: {it["method"] for it in row["realServers"]} for row in said["virtualServers"]}
+    assert methods == {it: {"Tunnel"} for it in VIPS} | {it: {"Masq"} for it in CLUSTER_IPS}
+    code, said = await ask_json(node, "plan")
+    assert (code, said["items"]) == (0, [])
+
+
 async def test_pods_answer_clients_outside_inside_and_on_nodes_themselves(deployment: Deployment) -> None:
     """Past the node that was reached; beside an ordinary Service; with nothing written at a restart."""
     cluster = deployment.cluster
@@ -120,6 +137,8 @@ async def test_pods_answer_clients_outside_inside_and_on_nodes_themselves(deploy
         with pytest.raises(ConnectionRefusedError):
             await client.http(vip, 8081)
         assert vip not in " ".join(node3.addresses("kube-ipvs0"))
+
+    await explain_all(node3)
 
     stream = await client.open_stream(VIP, 8080)
     prepared = [inside(pod) for pod in pods]

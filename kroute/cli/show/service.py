@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from kroute.cli.show.table import virtual_server_table
 from kroute.cli.terminal.formats import show
 from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
@@ -76,6 +78,7 @@ class ServiceReport(Document):
     set_entries: list[EntryView]
     connections: list[ConnectionView]
     problems: list[str]
+    direct_vips: list[str] = msgspec.field(default_factory=list)
 
     def names(self) -> list[str]:
         """The Service, as `kroute explain` takes it."""
@@ -115,6 +118,7 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             set_entries=await _entries(known, firewall_of(settings, kernel)),
             connections=list(map(_connection_view, await read_connections([it.key for it in shown.virtual_servers]))),
             problems=known.problems,
+            direct_vips=known.direct_vips,
         )
 
 
@@ -173,6 +177,8 @@ def print_report(report: ServiceReport, screen: Screen) -> None:
         screen.line(f"annotation {name}: {value}", hang=2)
     for frontend in report.frontends:
         _print_frontend(frontend, screen)
+    for address in report.direct_vips:
+        screen.line(f"address {address}: on no link, its packets are delivered to this node by direct return", hang=2)
     for vip in report.vips:
         state, calls = "bound" if vip.is_bound else "NOT bound", "calls from this node have the source"
         is_right = source_routes.is_right_source(Vip(vip.address, vip.planned_source), vip.source)
@@ -192,6 +198,8 @@ def _print_frontend(frontend: FrontendView, screen: Screen) -> None:
     held = f", held by {frontend.held_by}" if frontend.held_by else ""
     name = f" ({frontend.port_name})" if frontend.port_name else ""
     screen.line(f"{frontend.kind} {frontend.key}{name}, policy {frontend.policy}{held}", hang=2)
+    if frontend.forwarding:
+        screen.line(f"  packets go on {frontend.forwarding}", hang=4)
     for endpoint in frontend.endpoints:
         where = f" on {endpoint.node}" if endpoint.node else ""
         word = "in " if endpoint.serves else "out"

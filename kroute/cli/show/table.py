@@ -35,7 +35,7 @@ _SERVICE_HEADINGS = ("Service", "Virtual servers", "Serving", "Active", "Inactiv
 def main(state_dir: Path, how: str) -> int:
     """Print what this node's agent serves, or without an agent what the kernel has. Returns the exit code.
 
-    `how` is one of FORMATS; wide has traffic counters.
+    `how` is one of FORMATS; wide has traffic counters and forwarding methods.
     """
     with refusing(KernelError):
         shown = asyncio.run(_read(state_dir, with_traffic=how == "wide"))
@@ -98,15 +98,16 @@ def print_problems(problems: Iterable[ProblemRow], screen: Screen) -> None:
 
 
 def virtual_server_table(rows: Iterable[VirtualServerRow], *, is_wide: bool = False) -> Table:
-    """A line for each real server. `is_wide` adds each virtual server's traffic counters."""
+    """A line for each real server. `is_wide` adds traffic counters and forwarding methods."""
     outer = (*_HEADINGS, *(_TRAFFIC_HEADINGS if is_wide else ()))
-    table = Table(*outer, *_REAL_SERVER_HEADINGS, numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS), outer=len(outer))
+    inner = (*_REAL_SERVER_HEADINGS, *(["Method"] if is_wide else []))
+    table = Table(*outer, *inner, numbers=(*_NUMBERS, *_TRAFFIC_HEADINGS), outer=len(outer))
     for row in rows:
         cells = [*_virtual_server_cells(row), *(_traffic_cells(row.traffic) if is_wide else ())]
         for each in row.real_servers:
-            table.add(*cells, *_real_server_cells(each))
+            table.add(*cells, *_real_server_cells(each), *([each.method] if is_wide else []))
         if not row.real_servers:
-            table.add(*cells, "-", "", "", "", row.state)
+            table.add(*cells, "-", "", "", "", row.state, *([""] if is_wide else []))
     return table
 
 

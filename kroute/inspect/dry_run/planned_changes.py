@@ -128,7 +128,7 @@ def _owners(plans: Sequence[Plan], firewall: Firewall) -> dict[Hashable, str]:
     for plan in plans:
         subjects: list[Hashable] = [(firewall.set_name(it.family, it.set), it.element) for it in plan.set_entries]
         if not isinstance(plan, NodePlan):
-            subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips)]
+            subjects += [*(it.key for it in plan.virtual_servers), *(it.address for it in plan.vips), *plan.direct_vips]
         for subject in subjects:
             owners.setdefault(subject, []).append(plan.service_name)
     return {subject: " ".join(names) for subject, names in owners.items()}

@@ -85,6 +85,10 @@ class Steering(NetlinkClient):
             found += await self._netlink.request(query, lambda _, it: _parse_route(it))
         return set(found)
 
+    async def has_rules(self, mark: int) -> bool:
+        """Whether each family has one rule, with this mark."""
+        return all([await self._rules(family) == [_rule(family, mark)] for family in FAMILIES])
+
     async def ensure_rules(self, mark: int) -> list[str]:
         """Have one rule for each family, with this mark; returns what was not so. Raises KernelError."""
         wrong: list[str] = []

@@ -36,6 +36,11 @@ class Tunnels:
         async with Steering() as steering:
             return await steering.read()
 
+    async def has_rules(self, mark: int) -> bool:
+        """Whether this node's rules are right."""
+        async with Steering() as steering:
+            return await steering.has_rules(mark)
+
     async def ensure_rules(self, mark: int) -> list[str]:
         async with Steering() as steering:
             return await steering.ensure_rules(mark)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
-from kroute.model.plan import Problem, Protocol, RealServer, TunnelEnd
+from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, TunnelEnd
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
 from kroute.planning.endpoints import LOCAL
@@ -17,7 +17,9 @@ from kroute.planning.frontends import Frontend, Kind
 from kroute.settings import Settings
 
 _KINDS = frozenset({Kind.EXTERNAL_IP, Kind.LOAD_BALANCER_IP})
-_BY_TRANSLATION = "nodes serve by address translation"
+_REASON = "NoDirectReturn"
+_NOT_OBEYED = "annotation service.dsr is not obeyed: "
+_BY_TRANSLATION = "; nodes serve by address translation there"
 
 
 class DirectReturn:
@@ -78,9 +80,8 @@ class DirectReturn:
             return
         first, *more = self._reasons
         also = f" (and {len(more)} more reasons)" if more else ""
-        subject = "annotation service.dsr"
-        message = f"{subject} is not obeyed: {first}{also}; {_BY_TRANSLATION} there. See docs/direct-return.md."
-        yield Problem("NoDirectReturn", subject, message)
+        message = f"{_NOT_OBEYED}{first}{also}{_BY_TRANSLATION}. See docs/direct-return.md."
+        yield Problem(_REASON, "annotation service.dsr", message)
 
     def _is_host(self, address: str) -> bool:
         return address in self._node.own or bool(self._owners.nodes_with(address))
@@ -89,6 +90,19 @@ class DirectReturn:
         found = [it for it in reasons if it]
         self._reasons.update(dict.fromkeys(found[:1]))
         return bool(found)
+
+
+def forwarding_of(frontend: Frontend, plan: ServicePlan) -> str:
+    """How packets to a frontend reach the pods, and why so; empty unless the Service asks for direct return there."""
+    if frontend.kind not in _KINDS:
+        return ""
+    if any(it.is_tunnelled for it in plan.virtual_servers if it.key == frontend.key):
+        return "in a tunnel to the pod, which answers the client itself (annotation service.dsr)"
+    for problem in plan.problems:
+        if problem.reason == _REASON:
+            why = problem.message.removeprefix(_NOT_OBEYED).partition(_BY_TRANSLATION)[0]
+            return f"by address translation, not in a tunnel: {why}"
+    return ""
 
 
 def _is_local(service: Service, options: Options) -> bool:

@@ -41,13 +41,13 @@ def test_a_pod_is_found_by_its_address_of_either_family_once(proc: Path) -> None
     process(proc, "21", 7, "10.1.0.2")
     process(proc, "22", 8, "10.1.0.3")
     found = find_namespaces(["10.1.0.2", "fd00:1::2"], [], proc)
-    assert [(it.inode, it.addresses) for it in found] == [(7, {"10.1.0.2", "fd00:1::2"})]
+    assert [(it.inode, it.addresses) for it in found] == [(7, frozenset({"10.1.0.2", "fd00:1::2"}))]
 
 
 def test_a_link_that_an_earlier_run_left_is_found_in_a_pod_that_nobody_wants(proc: Path) -> None:
     process(proc, "20", 7, "10.1.0.2", links="kroute-dsr4: 0\n")
     [found] = find_namespaces([], ["kroute-dsr4"], proc)
-    assert (found.addresses, found.links) == (frozenset(), {"kroute-dsr4"})
+    assert (found.addresses, found.links) == (frozenset(), frozenset({"kroute-dsr4"}))
 
 
 def test_the_nodes_own_namespace_is_no_pod(proc: Path) -> None:
