@@ -6,6 +6,7 @@ from pathlib import Path
 from kroute.checks import preflight
 from kroute.checks.bridges import check_bridges
 from kroute.checks.calico import calico_traces, check_calico
+from kroute.checks.direct_return import check_direct_return
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.host_firewall import check_host_firewall
 from kroute.checks.other_proxies import Leftover, leftovers
@@ -43,6 +44,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     ]
     findings += [ok(BACKEND, str(choice))] if choice is not None else []
     findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.scheduler)]
+    findings += await check_direct_return(settings, ipv6=ipv6)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
     if failures or choice is None:

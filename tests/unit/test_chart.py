@@ -84,6 +84,7 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
         ("iptables", {"iptables": True}),
         ("modules-of-the-host", {"loadModules": False}),
         ("pod-weights", {"settings": {"pod-weights": True}}),
+        ("direct-return", {"settings": {"direct-return": True}}),
     ],
 )
 def test_a_component_of_kustomize_is_a_value(name: str, values: dict[str, Any], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from kroute import __version__
+from kroute.checks import direct_return
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
@@ -190,6 +191,21 @@ def test_the_other_backend_gets_what_it_needs(tmp_path: Path) -> None:
     assert loader["command"] == ["modprobe", "--all", *NODE.modules, *needed.modules]
     assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *needed.capabilities]
     assert "/run/xtables.lock" in [it["mountPath"] for it in main["volumeMounts"]]
+
+
+def test_direct_return_gets_what_it_needs_and_nobody_else_does(tmp_path: Path) -> None:
+    [pod] = pods(with_component("direct-return", tmp_path))
+    [loader], [main] = pod["initContainers"], pod["containers"]
+    assert pod["hostPID"] is True
+    assert main["securityContext"]["capabilities"]["add"] == [*NODE.capabilities, *direct_return.CAPABILITIES]
+    assert main["securityContext"]["allowPrivilegeEscalation"] is False
+    assert not main["securityContext"].get("privileged")
+    assert loader["securityContext"]["capabilities"]["add"] == ["SYS_MODULE"]
+    for name in kustomizations():
+        for other in pods(render(KUSTOMIZE / name)):
+            assert "hostPID" not in other
+            added = {cap for it in containers(other) for cap in it["securityContext"]["capabilities"]["add"]}
+            assert not added & direct_return.CAPABILITIES.keys()
 
 
 def undoes(pod: Object) -> bool:
