@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from kroute.controllers.direct_return.cleanup import undo_direct_return
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.route_fix import RouteFix
 from kroute.controllers.service_proxy.controller import ServiceProxy
@@ -36,6 +35,8 @@ async def cleanup(
     for controller in (service_proxy, route_fix):
         with report.step(controller.name):
             await controller.cleanup(report)
+    from kroute.controllers.direct_return.cleanup import undo_direct_return  # noqa: PLC0415  for a cleanup alone
+
     await undo_direct_return(tunnels, report)
     await _remove_firewalls(firewalls, report)
     await _delete(interface, report)

@@ -8,11 +8,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.cleanup import cleanup, hand_over
-from kroute.controllers.direct_return.controller import DirectReturn
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.controllers.health_checks.controller import HealthChecks
 from kroute.controllers.liveness import RESYNC_PERIODS, complaints
@@ -32,6 +31,9 @@ from kroute.reconcile.prepared_pods import PreparedPods
 from kroute.reconcile.stage_gate import StageGate
 from kroute.settings import Settings
 
+if TYPE_CHECKING:
+    from kroute.controllers.direct_return.controller import DirectReturn
+
 
 class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
@@ -40,6 +42,8 @@ class NodeControllers:
     `clock` returns seconds and never goes back. The constructor reads the ledger (LedgerError). Entering subscribes to
     the kernel's events (KernelError); leaving closes the ledger.
     """
+
+    direct_return: "DirectReturn | None"
 
     def __init__(
         self,
@@ -83,8 +87,10 @@ class NodeControllers:
             clock=clock,
         )
         self._tunnels, prepared = kernel.tunnels, PreparedPods()
-        self.direct_return: DirectReturn | None = None
+        self.direct_return = None
         if settings.direct_return:
+            from kroute.controllers.direct_return.controller import DirectReturn  # noqa: PLC0415  few nodes have it
+
             self.direct_return = DirectReturn(
                 settings,
                 broadcaster.subscribe(DirectReturn.name),

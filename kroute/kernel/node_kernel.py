@@ -31,7 +31,6 @@ from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.statistics import NetlinkStatistics
-from kroute.kernel.pods.client import Tunnels
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ async def open_kernel(
             xtables=xtables,
             nftables=nftables,
             sysctls=Sysctls(proc_sys),
-            tunnels=Tunnels(proc_sys),
+            tunnels=_Tunnels(proc_sys),
             version=kernel_version(),
             monitor=Monitor,
             nft=nft,
@@ -128,6 +127,18 @@ class _Closed:
 
     def __getattr__(self, _name: str) -> Any:
         raise KernelError(f"the kernel client {self._name} is not open")
+
+
+class _Tunnels:
+    """The client of direct return, which most nodes never use: it is loaded when it is asked for something."""
+
+    def __init__(self, proc_sys: Path) -> None:
+        self._proc_sys = proc_sys
+
+    def __getattr__(self, name: str) -> Any:
+        from kroute.kernel.pods.client import Tunnels  # noqa: PLC0415
+
+        return getattr(Tunnels(self._proc_sys), name)
 
 
 def _ipset(only: Collection[ClientName]) -> Any:

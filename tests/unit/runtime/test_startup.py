@@ -15,6 +15,7 @@ UNUSED = (
     *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.page.content"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
     *("kroute.inspect.explain", "kroute.inspect.dry_run"),
+    *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
 """Some that an agent may come to use, and some that it never does."""
 OF_AN_AGENT = 490
