@@ -13,7 +13,6 @@ from kroute.kernel.nftables.objects import (
     AddElements,
     AddRule,
     AddSet,
-    AddTable,
     Chain,
     DeleteElements,
     Element,
@@ -264,14 +263,31 @@ async def test_who_has_changed_a_table_is_told(node: RealNode) -> None:
                 await changes.next()
 
 
+async def test_a_change_among_many_of_another_table_is_told_and_those_alone_wake_nobody(node: RealNode) -> None:
+    await make(node)
+    add = "add element ip other s {{ {} }}\n".format(", ".join(f"10.0.{it >> 8}.{it & 255}" for it in range(3000)))
+    flush = "flush set ip other s\n"
+    run_nft("add table ip other\nadd set ip other s { type ipv4_addr; }\n")
+    async with node.nftables.foreign_changes([T4]) as changes:
+        received = changes._netlink.receive_now
+        for text in (add, flush):
+            run_nft(text)
+        assert received() is not None, "the generation"
+        assert received() is not None, "the other generation"
+        assert received() is None
+        run_nft(f"{add}add element ip kroute vip {{ 10.0.0.1 }}\n{flush}{add}")
+        async with asyncio.timeout(1):
+            assert (await changes.next()).startswith("nft (process ")
+
+
 async def test_lost_events_count_as_a_change(node: RealNode) -> None:
     await make(node)
-    other, number = SetDefinition("other", ("ip", "port")), 0
-    await node.other_nftables.transact(Table(socket.AF_INET, "other"), [AddTable(), AddSet(other)])
+    other = SetDefinition("other", ("ip", "port"))
+    await node.other_nftables.transact(T4, [AddSet(other)])
     async with node.nftables.foreign_changes([T4]) as changes:
         for number in range(12):
             ports = tuple((f"10.0.{number}.1", 6, it) for it in range(1, 20_000))
-            await node.other_nftables.write(Table(socket.AF_INET, "other"), [AddElements(other, ports)])
+            await node.other_nftables.write(T4, [AddElements(other, ports)])
         async with asyncio.timeout(10):
             assert "lost" in await changes.next()
         await node.other_nftables.write(T4, [AddElements(VIPS, (("10.0.0.1",),))])

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import struct
 import sys
 from collections.abc import Collection
 
@@ -10,9 +11,25 @@ from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.netlink.client import NetlinkClient
 from kroute.kernel.netlink.message import iterate_messages, text
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER
-from kroute.kernel.netlink.socket_filter import JUMP_IF_EQUAL, LOAD_WORD, RETURN, Instruction
+from kroute.kernel.netlink.socket_filter import (
+    ADD,
+    ADD_X,
+    AND,
+    COPY_TO_X,
+    JUMP_IF_EQUAL,
+    LOAD_BYTE_AT_X,
+    LOAD_HALF_AT_X,
+    LOAD_STORED,
+    LOAD_WORD,
+    LOAD_WORD_AT_X,
+    RETURN,
+    SHIFT_LEFT,
+    STORE,
+    Instruction,
+)
 from kroute.kernel.nftables.messages import (
     HEADER,
+    NFNL_SUBSYS_NFTABLES,
     NFNLGRP_NFTABLES,
     TABLE_NAME,
     Message,
@@ -26,6 +43,10 @@ PORT_AT = 12
 RECEIVE_BUFFER = 4 * 1024 * 1024
 DATAGRAMS_A_TURN = 100
 """How many datagrams, of up to 4 KiB, are looked through before other tasks run."""
+TYPE_AT, NAME_AT = 4, 20
+"""Where a message has its type, and the attribute with the name of its table."""
+EVENTS_LOOKED_AT = 150
+"""More than a datagram of 4 KiB has; one with more is taken whatever it has. The kernel allows 4,096 instructions."""
 PAUSE = 0.1
 """Seconds until more events are read after those of other tables: whoever writes such all the time costs little."""
 EVERYTHING = 0xFFFFFFFF
@@ -49,7 +70,7 @@ class TableMonitor(NetlinkClient):
 
     async def open(self) -> None:
         """Subscribe. No later change is missed, so read the tables after this."""
-        await self._netlink.open([NFNLGRP_NFTABLES], except_of(self._port))
+        await self._netlink.open([NFNLGRP_NFTABLES], [*except_of(self._port), *only_about(self._names)])
 
     async def next(self) -> str:
         """Wait until somebody else has changed one of the tables; returns who, in words. One call may stand for many.
@@ -113,5 +134,41 @@ def except_of(port: int) -> list[Instruction]:
         Instruction(LOAD_WORD, 0, 0, PORT_AT),
         Instruction(JUMP_IF_EQUAL, 0, 1, socket.htonl(port)),
         Instruction(RETURN, 0, 0, 0),
-        Instruction(RETURN, 0, 0, EVERYTHING),
     ]
+
+
+def only_about(names: Collection[bytes]) -> list[Instruction]:
+    """The filter that drops a datagram with nothing but events of other tables than those with these names.
+
+    The kernel puts as many events of a transaction into a datagram as fit in, so the filter looks at each. Large
+    tables that other programs rewrite would otherwise overflow the receive buffer, and kroute would read its own again.
+    """
+    take = Instruction(RETURN, 0, 0, EVERYTHING)
+    if sys.byteorder == "big":
+        return [take]  # the lengths of messages are in the host's byte order
+    [generation] = struct.unpack("!H", struct.pack("=H", NFNL_SUBSYS_NFTABLES << 8 | Message.NEWGEN))
+    one = [Instruction(LOAD_HALF_AT_X, 0, 0, TYPE_AT), Instruction(JUMP_IF_EQUAL, 0, 1, generation), take]
+    for name in sorted(names):
+        words = struct.unpack(f"!{len(name) // 4}I", name)
+        for number, word in enumerate(words):
+            one.append(Instruction(LOAD_WORD_AT_X, 0, 0, NAME_AT + 4 * number))
+            one.append(Instruction(JUMP_IF_EQUAL, 0, 2 * (len(words) - number) - 1, word))
+        one.append(take)
+    start = [Instruction(LOAD_WORD, 0, 0, 0), Instruction(AND, 0, 0, 0), Instruction(COPY_TO_X, 0, 0, 0)]
+    return [*start, *(one + _NEXT) * EVENTS_LOOKED_AT, take]
+
+
+_NEXT = [
+    Instruction(LOAD_BYTE_AT_X, 0, 0, 1),
+    Instruction(SHIFT_LEFT, 0, 0, 8),
+    Instruction(STORE, 0, 0, 0),
+    Instruction(LOAD_BYTE_AT_X, 0, 0, 0),
+    Instruction(ADD, 0, 0, 3),
+    Instruction(AND, 0, 0, 0x1FC),
+    Instruction(ADD_X, 0, 0, 0),
+    Instruction(COPY_TO_X, 0, 0, 0),
+    Instruction(LOAD_STORED, 0, 0, 0),
+    Instruction(ADD_X, 0, 0, 0),
+    Instruction(COPY_TO_X, 0, 0, 0),
+]
+"""Let X point to the next message: add the length of this one, a little-endian number, rounded up to four bytes."""
