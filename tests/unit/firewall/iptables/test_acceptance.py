@@ -57,6 +57,24 @@ async def test_a_table_that_is_made_later_is_no_drift_and_a_flush_is() -> None:
     assert await place.firewall.ensure_rules(NODE) == ["IPv6 nft: the jumps of FORWARD are not first"]
 
 
+async def test_a_look_sees_a_table_that_is_made_later_and_one_that_is_flushed() -> None:
+    place = await Place().open()
+    await settle(place.firewall)
+    chains = place.nft.table(Family.IPV6.number, "filter").chains
+    assert not await place.firewall.are_rules_untouched()
+    await settle(place.firewall)
+    chains["FORWARD"].clear()
+    assert not await place.firewall.are_rules_untouched()
+    await settle(place.firewall)
+
+
+async def settle(firewall: IptablesFirewall) -> None:
+    """Write the rules, and compare what was written."""
+    for _ in range(2):
+        await firewall.ensure_rules(NODE)
+    assert await firewall.are_rules_untouched()
+
+
 async def test_they_are_removed_and_what_others_made_stays() -> None:
     place = await Place(*Family).open()
     await place.firewall.ensure_rules(NODE)
