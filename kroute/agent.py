@@ -112,7 +112,7 @@ class Agent:
         parts = self._broadcaster, self._controllers, self._recorder, self._changes
         self._observation = Observation(settings, *parts, self._statistics, self._catalog, faults)
         self._answers = {
-            **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers.set_fills).by_question,
+            **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers).by_question,
             **self._observation.answers,
             statistics.QUESTION: self._counted,
             statistics.NEWEST_QUESTION: self._measured,

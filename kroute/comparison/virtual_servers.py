@@ -31,6 +31,8 @@ class Condition(StrEnum):
     SERVING = "serving"
     CLIMBING = "climbing"
     """A real server that serves with a part of its weight, because of its slow start."""
+    EJECTED = "ejected"
+    """A real server without new connections on this node, because it did not answer."""
     DRAINING = "draining"
     """A real server without new connections."""
     REFUSING = "refusing"
@@ -79,6 +81,14 @@ def count_real_servers(
     draining = sum(1 for real in applied.values() if not real.weight)
     present = sum((it.address, it.port) in applied for it in desired)
     return RealServerCounts(len(applied) - draining, draining, len(desired) - present)
+
+
+def count_ejected(desired: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> int:
+    """How many of those that `count_real_servers` counts as draining are ejected."""
+    if desired.ejection is None:
+        return 0
+    present = ((it.weight, applied.get((it.address, it.port))) for it in desired.real_servers)
+    return sum(real is not None and is_ejected(desired, weight, real.weight) for weight, real in present)
 
 
 def stale_real_servers(applied: VirtualServerState, desired: VirtualServer | None) -> set[RealServerKey]:
@@ -176,6 +186,16 @@ def is_climbing(desired: VirtualServer, planned: int, applied: int) -> bool:
     return desired.slow_start > 0 and 0 < applied < planned
 
 
+def is_ejected(desired: VirtualServer, planned: int, applied: int) -> bool:
+    """Whether a real server with this planned weight may have this one in the kernel because it was ejected."""
+    return desired.ejection is not None and applied == 0 < planned
+
+
+def is_held_back(desired: VirtualServer, planned: int, applied: int) -> bool:
+    """Whether a real server may have a smaller weight in the kernel than planned, though nothing is wrong."""
+    return is_climbing(desired, planned, applied) or is_ejected(desired, planned, applied)
+
+
 def is_nothing(desired: VirtualServer) -> bool:
     """Whether the virtual server should not be in the kernel though a plan names it: it has no real servers."""
     return not desired.real_servers
@@ -260,7 +280,7 @@ def _differing_real_servers(
         for (address, port), weight in sorted(weights.items())
         if (address, port) in applied
         and applied[address, port].weight != weight
-        and not (wanted is not None and is_climbing(wanted, weight, applied[address, port].weight))
+        and not (wanted is not None and is_held_back(wanted, weight, applied[address, port].weight))
     ]
     return found + [
         f"real server {address}:{port} takes new connections and was not planned"

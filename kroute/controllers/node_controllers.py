@@ -6,7 +6,7 @@ writes, and the tests step them on fake ones.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
@@ -23,6 +23,7 @@ from kroute.firewall.backend import firewall_of
 from kroute.firewall.protocol import Firewall
 from kroute.histogram import Histogram
 from kroute.kernel.node_kernel import NodeKernel
+from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.ledger import Ledger
@@ -180,6 +181,14 @@ class NodeControllers:
     def set_fills(self) -> list[SetFill]:
         """How full each set of the firewall is."""
         return self.masquerade.set_fills()
+
+    def ejections(self) -> int:
+        """How many times a real server was ejected so far."""
+        return self.service_proxy.weights.ejections
+
+    def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
+        """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
+        return self.service_proxy.weights.ejected(keys)
 
     async def cleanup(self, firewalls: Sequence[Firewall]) -> CleanupReport:
         """Undo everything that earlier runs did on this node. `run` must not be running.

@@ -113,7 +113,7 @@ class DirectRouting(Controller):
         """Desire what the plans name, and no longer what their previous versions named."""
         for plan in plans:
             servers = {server.key: server for server in plan.virtual_servers}
-            self._servers.desired.want(plan, servers)
+            self._servers.weights.want(plan, servers)
             self.vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
 
     def notice(self, events: Sequence[Event]) -> None:

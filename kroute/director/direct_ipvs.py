@@ -8,9 +8,9 @@ from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddRealServer,
     IpvsChange,
-    RealServerKey,
-    RealServerState,
     SetRealServer,
+    StatesByServer,
+    TrafficByServer,
     VirtualServerKey,
     VirtualServerState,
 )
@@ -28,13 +28,14 @@ class DirectIpvs:
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         return self._ipvs.scan(expected)
 
-    async def real_servers(
-        self, keys: Sequence[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+    async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return await self._ipvs.real_servers(keys)
 
     async def outlines(self) -> Outlines:
         return await self._ipvs.outlines()
+
+    async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
+        return await self._ipvs.real_server_traffic(keys)
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Write the changes in order. The change of a failure is the one in direct-routing mode."""

@@ -194,14 +194,15 @@ def _candidates(
 def _of_nodes(
     server: VirtualServer, candidates: Sequence[_Candidate], weighing: Weighing, failing: Collection[Probe]
 ) -> VirtualServer:
-    """The virtual server with nodes as its real servers."""
+    """The virtual server with nodes as its real servers. None is ejected: their answers bypass the director."""
     weighed = weighing.weigh([(it.real_server, _traits(it.node)) for it in candidates])
     checked = [
         after._replace(weight=0) if it.probe in failing else after
         for it, after in zip(candidates, weighed, strict=True)
     ]
     real_servers = tuple(sorted(checked))
-    return msgspec.structs.replace(server, real_servers=in_steps(real_servers) if server.slow_start else real_servers)
+    stepped = in_steps(real_servers) if server.slow_start else real_servers
+    return msgspec.structs.replace(server, real_servers=stepped, ejection=None)
 
 
 def _traits(node: str) -> Traits:

@@ -1,11 +1,11 @@
 """The agent's answers on its socket."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from kroute.broadcaster import Broadcaster
-from kroute.controllers.masquerade.set_fills import SetFill
+from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_settings, planned_state, service_names, snapshot, support
 from kroute.inspect.agent_socket import Answer
@@ -17,7 +17,7 @@ from kroute.settings import Settings
 
 
 class Answers:
-    """Answers every question to an agent. No question changes anything. `set_fills` says how full each set is."""
+    """Answers every question to an agent. No question changes anything."""
 
     def __init__(
         self,
@@ -25,10 +25,10 @@ class Answers:
         catalog: Catalog,
         broadcaster: Broadcaster,
         firewall: Choice,
-        set_fills: Callable[[], list[SetFill]],
+        controllers: NodeControllers,
     ) -> None:
         self._firewall = firewall
-        self._set_fills = set_fills
+        self._controllers = controllers
         self._settings = settings
         self._catalog = catalog
         self._broadcaster = broadcaster
@@ -46,7 +46,7 @@ class Answers:
     async def _show(self, _about: str) -> bytes:
         async with Ipvs() as ipvs:
             table = await ipvs.read()
-        shown = snapshot.of_agent(self._broadcaster.plans, table, self._set_fills(), self._firewall)
+        shown = snapshot.of_agent(self._broadcaster.plans, table, self._controllers.set_fills(), self._firewall)
         return encode(shown)
 
     async def _answer_names(self, _about: str) -> bytes:
@@ -57,11 +57,15 @@ class Answers:
 
     async def _answer_service(self, about: str) -> bytes:
         found = planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))
+        if found is not None:
+            found.problems += self._controllers.ejected([it.key for it in found.virtual_servers])
         return msgspec.json.encode(found)
 
     async def _answer_frontend(self, about: str) -> bytes:
         """Raises ValueError for a malformed key; the socket then answers with nothing."""
-        found = planned_state.of_frontend(self._catalog, self._broadcaster, planned_state.read_key(about))
+        key = planned_state.read_key(about)
+        found = planned_state.of_frontend(self._catalog, self._broadcaster, key)
+        found.problems += self._controllers.ejected([key])
         return msgspec.json.encode(found)
 
     async def _answer_plans(self, _about: str) -> bytes:

@@ -11,6 +11,7 @@ from kroute.comparison.virtual_servers import (
     Condition,
     condition_of,
     is_climbing,
+    is_ejected,
     method_of,
     missing_real_servers,
     options_of,
@@ -44,7 +45,7 @@ class RealServerView(View):
 
 
 class RealServerRow(RealServerView):
-    """One real server. `state` is serving, climbing, draining, or missing (planned, and not in the kernel).
+    """One real server. `state` is serving, climbing, ejected, draining, or missing (planned, not in the kernel).
 
     `method` is how packets are forwarded to it, in the kernel's word: Masq, Tunnel or Route.
     """
@@ -205,10 +206,14 @@ def _planned_row(service: str, planned: VirtualServer, state: VirtualServerState
     shown = state or VirtualServerState(options_of(planned), {})
     row = _row(service, planned.key, shown)
     row.state = condition_of(planned, state)
-    weights = {(it.address, it.port): it.weight for it in planned.real_servers} if planned.slow_start else {}
-    for it in row.real_servers:
-        if is_climbing(planned, weights.get((it.address, it.port), 0), it.weight):
+    changes = planned.slow_start or planned.ejection
+    weights = {(it.address, it.port): it.weight for it in planned.real_servers} if changes else {}
+    for it in row.real_servers if changes else ():
+        weight = weights.get((it.address, it.port), 0)
+        if is_climbing(planned, weight, it.weight):
             it.state = Condition.CLIMBING
+        elif is_ejected(planned, weight, it.weight):
+            it.state = Condition.EJECTED
     row.real_servers += [
         RealServerRow(each.address, each.port, each.weight, 0, 0, Condition.MISSING, method_of(planned))
         for each in missing_real_servers(planned.real_servers, shown.real_servers)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kroute.kernel.errors import Failure
     from kroute.kernel.ipvs.client import (
         IpvsChange,
-        RealServerKey,
-        RealServerState,
+        StatesByServer,
         SyncDaemon,
         Traffic,
+        TrafficByServer,
         VirtualServerKey,
         VirtualServerState,
     )
@@ -68,13 +68,14 @@ class VirtualServerTable(Protocol):
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         """All virtual servers, in parts. Those of `expected` that the kernel's listing omits are looked up singly."""
 
-    async def real_servers(
-        self, keys: Sequence[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+    async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers."""
 
     async def outlines(self) -> Outlines:
         """The outlines of all IPv4 virtual servers without a firewall mark."""
+
+    async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
+        """The traffic of these virtual servers' real servers, without those whose answers bypass this machine."""
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; returns those that the kernel refused."""

@@ -54,11 +54,19 @@ class Persistence(NamedTuple):
     prefix_length: int
 
 
+class Ejection(NamedTuple):
+    """A real server that does not answer for `after` seconds gets no new connections for `hold` seconds."""
+
+    after: int = 5
+    hold: int = 30
+
+
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired IPVS virtual server. `flags` are the kernel's `IP_VS_SVC_F_SCHED1..3` bits.
 
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: it has its whole weight at once.
     `is_tunnelled`: packets go to the real servers in a tunnel, as they are, and not with another destination.
+    `ejection`: whether real servers are ejected that do not answer; None: they are not.
     """
 
     key: VirtualServerKey
@@ -68,6 +76,7 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     real_servers: tuple[RealServer, ...]
     slow_start: int = 0
     is_tunnelled: bool = False
+    ejection: Ejection | None = None
 
     def renewing(self, before: "VirtualServer | None") -> "VirtualServer":
         """The same value, with equal parts of `before` in place of its own."""

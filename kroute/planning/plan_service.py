@@ -264,10 +264,7 @@ def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
 def _options(service: Service, settings: Settings, problems: Problems) -> Options:
     """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
-    options, complaints = apply_annotations(
-        Options(settings.scheduler, settings.scheduler_flags, persistence_timeout=timeout, hairpin=settings.hairpin),
-        service.metadata.annotations,
-    )
+    options, complaints = apply_annotations(Options.by_default(settings, timeout), service.metadata.annotations)
     problems.extend(complaints)
     return options
 

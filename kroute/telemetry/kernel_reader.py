@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from heapq import nlargest
 from typing import NamedTuple, Protocol, TypeVar
 
-from kroute.comparison.virtual_servers import Condition, condition_of, count_real_servers
+from kroute.comparison.virtual_servers import Condition, condition_of, count_ejected, count_real_servers
 from kroute.kernel.ipvs.client import Ipvs, Traffic, VirtualServerKey, VirtualServerState
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan, VirtualServer
@@ -25,6 +25,9 @@ COST_SHARE = 20
 SHORTEST = 1.0
 """Seconds for which a scan is cached at least."""
 
+
+_CONDITIONS = (Condition.SERVING, Condition.EJECTED, Condition.DRAINING, Condition.MISSING)
+"""The conditions in which real servers are counted. One that climbs counts as serving."""
 
 Scan = AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]
 """The kernel's virtual servers in parts, so that they are never all in memory."""
@@ -155,7 +158,7 @@ class _Tally:
     def __init__(self) -> None:
         self.plans: list[ServicePlan] = []
         self.virtual_servers = dict.fromkeys((Condition.SERVING, Condition.REFUSING, Condition.MISSING), 0)
-        self.real_servers = dict.fromkeys((Condition.SERVING, Condition.DRAINING, Condition.MISSING), 0)
+        self.real_servers = dict.fromkeys(_CONDITIONS, 0)
         self._planned: dict[VirtualServerKey, tuple[ObjectKey, VirtualServer]] = {}
         self._active: Counter[ObjectKey] = Counter()
         self._inactive: Counter[ObjectKey] = Counter()
@@ -180,7 +183,9 @@ class _Tally:
         self.virtual_servers[condition_of(desired, state)] += 1
         counts = count_real_servers(desired.real_servers, state.real_servers)
         self.real_servers[Condition.SERVING] += counts.serving
-        self.real_servers[Condition.DRAINING] += counts.draining
+        ejected = count_ejected(desired, state.real_servers)
+        self.real_servers[Condition.EJECTED] += ejected
+        self.real_servers[Condition.DRAINING] += counts.draining - ejected
         self.real_servers[Condition.MISSING] += counts.missing - len(desired.real_servers)
         present = state.real_servers.values()
         self._active[service] += sum([real.active for real in present])

@@ -69,6 +69,7 @@ class MetricsPort:
             kernel=await self._read_kernel(),
             firewall=self._settings.firewall,
             sets=self._controllers.set_fills(),
+            ejections=self._controllers.ejections(),
         )
 
     async def _read_kernel(self) -> KernelSummary | None:

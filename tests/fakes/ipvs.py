@@ -10,16 +10,19 @@ from kroute.kernel.ipvs.client import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
-    RealServerKey,
     RealServerState,
+    RealServerTraffic,
     SetRealServer,
     SetVirtualServer,
+    StatesByServer,
     SyncDaemon,
     Traffic,
+    TrafficByServer,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.objects import MASQUERADING
 from kroute.kernel.ipvs.outlines import Outlines, encode_outline, outline_key
 from tests.fakes.client import FakeClient
 
@@ -41,9 +44,7 @@ class FakeIpvs(FakeClient):
             if key not in self.kernel.left_out or key in expected:
                 yield [(key, state)]
 
-    async def real_servers(
-        self, keys: Sequence[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+    async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         there = await self.read()
         return {key: there[key].real_servers if key in there else {} for key in keys}
 
@@ -52,6 +53,16 @@ class FakeIpvs(FakeClient):
             outline_key(key): encode_outline(state.options, len(state.real_servers))
             for key, state in (await self.read()).items()
             if ":" not in key[1]
+        }
+
+    async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
+        return {
+            key: {
+                server: RealServerTraffic(self.kernel.traffic.get((key, server), Traffic()), state.active)
+                for server, state in found.items()
+                if state.method == MASQUERADING
+            }
+            for key, found in (await self.real_servers(keys)).items()
         }
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:

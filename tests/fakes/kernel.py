@@ -14,6 +14,7 @@ from kroute.kernel.ipvs.client import (
     RealServerKey,
     RealServerState,
     SyncDaemon,
+    Traffic,
     VirtualServerKey,
     VirtualServerState,
 )
@@ -90,6 +91,8 @@ class FakeKernel:
         self.virtual_servers: dict[VirtualServerKey, VirtualServerState] = {}
         self.left_out: set[VirtualServerKey] = set()
         """Virtual servers that a scan omits, as the kernel's dump may."""
+        self.traffic: dict[tuple[VirtualServerKey, RealServerKey], Traffic] = {}
+        """What has gone through real servers; those without traffic are not in it."""
         self.real_server_trash: dict[tuple[VirtualServerKey, RealServerKey], RealServerState] = {}
         """Deleted real servers with the connections that they had, for their return."""
         self.timeouts = (900, 120, 300)

@@ -20,6 +20,7 @@ from kroute.kernel.ipvs.client import (
     DeleteVirtualServer,
     IpvsChange,
     RealServerState,
+    RealServerTraffic,
     SetRealServer,
     SetVirtualServer,
     SyncDaemon,
@@ -162,7 +163,9 @@ class IpvsContract:
         table = await node.ipvs.read()
         assert table[KEY].real_servers == {("10.1.0.1", 80): RealServerState(3, method=DIRECT_ROUTING)}
         assert table[KEY6].real_servers == {("fd01::1", 53): RealServerState(1, method=DIRECT_ROUTING)}
+        assert await node.ipvs.real_server_traffic([KEY, KEY6]) == {KEY: {}, KEY6: {}}
         assert await node.ipvs.write([SetRealServer(KEY, ("10.1.0.1", 80), 0)]) == []
+        assert await node.ipvs.real_server_traffic([KEY]) == {KEY: {("10.1.0.1", 80): RealServerTraffic()}}
         assert (await node.ipvs.read())[KEY].real_servers == {("10.1.0.1", 80): RealServerState(0)}
 
     async def test_synchronization_daemons_are_started_read_and_stopped(self, node: Node) -> None:

@@ -78,6 +78,8 @@ async def test_what_goes_through_a_virtual_server_is_counted(node: RealNode) -> 
     assert traffic.packets_out >= 2 * 2
     assert 2 * 1000 < traffic.bytes_in < traffic.bytes_out
     assert traffic.bytes_out > 2 * 3000
+    found = (await node.ipvs.real_server_traffic([KEY]))[KEY][REAL]
+    assert found.traffic == traffic
 
 
 async def test_foreign_virtual_servers_are_read_as_they_are(node: RealNode) -> None:

@@ -49,6 +49,9 @@ class Workers:
     def set_fills(self) -> list[SetFill]:
         return self.fills
 
+    def ejections(self) -> int:
+        return 2
+
     async def live(self) -> None:
         return
 

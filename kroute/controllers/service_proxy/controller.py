@@ -96,14 +96,14 @@ class ServiceProxy(Controller):
             report=report,
             suspect=self._flows.suspect,
         )
+        self.weights = self._servers.weights
         self._bind_gate = BindGate(gate)
         self._restrictions = Restrictions(gate, report, self._bind_gate.due, pods)
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
         self._first_write = True
-        self._serves_ipv6 = False
-        self._sysctls_due = False
+        self._serves_ipv6 = self._sysctls_due = False
         self._is_owner_settled = False
         self.live = asyncio.Event()
         pods.follow(self.wake)
@@ -113,7 +113,7 @@ class ServiceProxy(Controller):
         """Take the plans into the desired state."""
         for plan in plans:
             servers = self._restrictions.accept(plan)
-            self._servers.desired.want(plan, servers)
+            self.weights.want(plan, servers)
             self._vips.desired.want(plan, {vip.address: vip for vip in plan.vips})
             self._gate.submit(plan, SERVED, WITHDRAWN)
             if not self._serves_ipv6 and any(":" in key.address for key in servers):
@@ -178,7 +178,7 @@ class ServiceProxy(Controller):
         if any(":" not in address for address in gone):
             await self._prepare_again(())
         self._bind_gate.look_at_clock(self.clock())
-        self._restrictions.look(self.clock(), self._servers.desired.want)
+        self._restrictions.look(self.clock(), self.weights.want)
         written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)
         if self.status.counters.writes > written:

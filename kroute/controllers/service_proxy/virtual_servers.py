@@ -23,6 +23,7 @@ from kroute.comparison.virtual_servers import (
     stale_real_servers,
 )
 from kroute.controllers.service_proxy.drains import Drains
+from kroute.controllers.service_proxy.effective_weights.effective_weights import EffectiveWeights
 from kroute.controllers.service_proxy.foreign_servers import ForeignServers
 from kroute.controllers.service_proxy.ipvs_edits import (
     Edit,
@@ -38,7 +39,6 @@ from kroute.controllers.service_proxy.looks.table_look import TableLook
 from kroute.controllers.service_proxy.schedulers import Schedulers
 from kroute.controllers.service_proxy.server_order.placement import There, moves_in, without_moves
 from kroute.controllers.service_proxy.server_order.server_order import ServerOrder
-from kroute.controllers.service_proxy.slow_starts import SlowStarts
 from kroute.kernel.clients import SysctlClient
 from kroute.kernel.ipvs.client import (
     AddVirtualServer,
@@ -90,7 +90,7 @@ class VirtualServers:
         self._suspect = suspect
         self._drains = Drains(drain_timeout)
         self._schedulers = Schedulers(default_scheduler)
-        self._slow_starts = SlowStarts()
+        self.weights = EffectiveWeights(ipvs, self.desired, report, status)
         self._foreign = ForeignServers(status, self.desired, report)
         self._ask_again = False
 
@@ -142,16 +142,14 @@ class VirtualServers:
         if self._ask_again:
             self._ask_again = False
             await self._ask_again_for_schedulers()
-        for key in self._slow_starts.advance(self._status.clock()):
-            self.desired.recheck(key)
+        await self.weights.advance()
         await self._write_due(is_leaving, is_held)
         await self._end_drains()
         await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
-        """When the next poll of drains, or the next step of a slow start, is due."""
-        dues = (self._drains.next_due(), self._slow_starts.next_due())
-        return min((due for due in dues if due is not None), default=None)
+        """When the next poll of drains, or the next change of a weight, is due."""
+        return min((due for due in (self._drains.next_due(), self.weights.next_due()) if due is not None), default=None)
 
     def ours(self) -> Set[VirtualServerKey]:
         """The applied and the desired virtual servers, without foreign ones."""
@@ -212,14 +210,14 @@ class VirtualServers:
             for owner in self.desired.owners(key):
                 self._report(owner, self._schedulers.problem(desired.scheduler))
         applied, draining = self.desired.applied.get(key), self._drains.of(key)
-        self._slow_starts.begin(applied, desired, draining, self._status.clock())
+        self.weights.begin(applied, desired, draining)
         return edit(applied, self._effective(desired), draining, there)
 
     def _remember(self, key: VirtualServerKey, one: Edit) -> None:
         desired = self.desired.desired(key)
         if desired is None or one.is_deletion:
             self._drains.forget(key)
-            self._slow_starts.forget(key)
+            self.weights.forget(key)
             self.desired.note_applied(key, None)
             return
         if self._drains.of(key):
@@ -292,7 +290,7 @@ class VirtualServers:
 
     def _effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the scheduler that the kernel has, and the weights of now."""
-        return self._slow_starts.effective(self._schedulers.effective(desired))
+        return self.weights.of(self._schedulers.effective(desired))
 
     def _fields(self, change: IpvsChange) -> dict[str, object]:
         key = planned_key(change.key)

@@ -19,11 +19,11 @@ from kroute.kernel.ipvs.client import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
-    RealServerKey,
-    RealServerState,
     SetVirtualServer,
+    StatesByServer,
     SyncDaemon,
     Traffic,
+    TrafficByServer,
     VirtualServerKey,
     VirtualServerState,
 )
@@ -102,14 +102,15 @@ class RecordingIpvs:
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
         yield list((await self.read()).items())
 
-    async def real_servers(
-        self, keys: Sequence[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+    async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return await self._recorder.answered(self._ipvs.real_servers(keys))
 
     async def outlines(self) -> Outlines:
         """None: a dry run ends before it could look at them."""
         return {}
+
+    async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
+        return await self._recorder.answered(self._ipvs.real_server_traffic(keys))
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Record the changes.

@@ -34,6 +34,7 @@ from kroute.kernel.ipvs.objects import (
     RealServerState,
     SetRealServer,
     SetVirtualServer,
+    StatesByServer,
     VirtualServerKey,
     VirtualServerOptions,
     VirtualServerState,
@@ -48,7 +49,13 @@ from kroute.kernel.ipvs.sync import (
     parse_daemon,
 )
 from kroute.kernel.ipvs.table import parse_table
-from kroute.kernel.ipvs.traffic import Traffic, parse_traffic
+from kroute.kernel.ipvs.traffic import (
+    RealServerTraffic,
+    Traffic,
+    TrafficByServer,
+    parse_real_server_traffic,
+    parse_traffic,
+)
 from kroute.kernel.netlink.client import NetlinkClient, Parsed, only
 from kroute.kernel.netlink.generic import find_family
 from kroute.kernel.netlink.netlink_socket import NETLINK_GENERIC
@@ -67,11 +74,14 @@ __all__ = [
     "IpvsChange",
     "RealServerKey",
     "RealServerState",
+    "RealServerTraffic",
     "SetRealServer",
     "SetVirtualServer",
+    "StatesByServer",
     "SyncDaemon",
     "SyncRole",
     "Traffic",
+    "TrafficByServer",
     "VirtualServerKey",
     "VirtualServerOptions",
     "VirtualServerState",
@@ -142,9 +152,7 @@ class Ipvs(NetlinkClient):
         if missing:
             yield await self._look_up(missing)
 
-    async def real_servers(
-        self, keys: Sequence[VirtualServerKey]
-    ) -> dict[VirtualServerKey, dict[RealServerKey, RealServerState]]:
+    async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers: one netlink dump each. One that does not exist has none."""
         return {key: await self._real_servers_of(key) for key in keys}
 
@@ -155,6 +163,14 @@ class Ipvs(NetlinkClient):
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """The traffic of each virtual server but those of firewall marks: one dump."""
         return dict(await self._ask(encode_dump, lambda _, payload: parse_traffic(payload)))
+
+    async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
+        """The traffic of these virtual servers' real servers, without those whose answers bypass this machine."""
+        found = {}
+        for key in keys:
+            answers = self._ask(partial(encode_real_server_dump, key=key), partial(_parse_real_server_traffic, key))
+            found[key] = dict(await answers)
+        return found
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others.
@@ -255,3 +271,9 @@ def _pages() -> Iterator[bytes]:
 
 def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:
     return parse_real_server(payload, key)
+
+
+def _parse_real_server_traffic(
+    key: VirtualServerKey, _kind: int, payload: bytes
+) -> tuple[RealServerKey, RealServerTraffic] | None:
+    return parse_real_server_traffic(payload, key)

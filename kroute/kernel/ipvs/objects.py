@@ -60,6 +60,10 @@ class RealServerState(NamedTuple):
     method: str = MASQUERADING
 
 
+StatesByServer: TypeAlias = dict[VirtualServerKey, dict[RealServerKey, RealServerState]]
+"""The real servers of some virtual servers."""
+
+
 class VirtualServerState(NamedTuple):
     """A virtual server as the kernel has it."""
 

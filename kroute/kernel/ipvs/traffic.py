@@ -1,17 +1,17 @@
-"""The traffic of each virtual server since it was made (include/uapi/linux/ip_vs.h, IPVS_SVC_ATTR_STATS64).
+"""The traffic of virtual servers and real servers since they were made (include/uapi/linux/ip_vs.h, *_ATTR_STATS64).
 
 The kernel sums up its processors' counters every two seconds (net/netfilter/ipvs/ip_vs_est.c), so the numbers may be
 two seconds old.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from kroute.kernel.ipvs.messages import ATTR_SERVICE, parse_key
-from kroute.kernel.ipvs.objects import VirtualServerKey
+from kroute.kernel.ipvs.messages import ATTR_DEST, ATTR_SERVICE, parse_key, parse_real_server
+from kroute.kernel.ipvs.objects import MASQUERADING, RealServerKey, VirtualServerKey
 from kroute.kernel.netlink.generic import GENERIC_HEADER
 from kroute.kernel.netlink.message import attributes, to_u64
 
-SVC_STATS64 = 12
+SVC_STATS64 = DEST_STATS64 = 12
 STATS_CONNS, STATS_IN_PACKETS, STATS_OUT_PACKETS, STATS_IN_BYTES, STATS_OUT_BYTES = range(1, 6)
 
 
@@ -34,6 +34,30 @@ def parse_traffic(payload: bytes) -> tuple[VirtualServerKey, Traffic] | None:
     key = parse_key(service)
     if key is None:
         return None
-    counters = attributes(service[SVC_STATS64])
+    return key, _traffic(service[SVC_STATS64])
+
+
+class RealServerTraffic(NamedTuple):
+    """What has gone through a real server since it was added, and how many of its connections are active now."""
+
+    traffic: Traffic = Traffic()
+    active: int = 0
+
+
+TrafficByServer: TypeAlias = dict[VirtualServerKey, dict[RealServerKey, RealServerTraffic]]
+"""The traffic of the real servers of some virtual servers."""
+
+
+def parse_real_server_traffic(payload: bytes, key: VirtualServerKey) -> tuple[RealServerKey, RealServerTraffic] | None:
+    """One answer to `encode_real_server_dump`; None for a real server whose answers bypass this machine."""
+    real_server, state = parse_real_server(payload, key)
+    if state.method != MASQUERADING:
+        return None
+    dest = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DEST])
+    return real_server, RealServerTraffic(_traffic(dest[DEST_STATS64]), state.active)
+
+
+def _traffic(stats: bytes) -> Traffic:
+    counters = attributes(stats)
     fields = (STATS_CONNS, STATS_IN_PACKETS, STATS_OUT_PACKETS, STATS_IN_BYTES, STATS_OUT_BYTES)
-    return key, Traffic(*(to_u64(counters[field]) for field in fields))
+    return Traffic(*(to_u64(counters[field]) for field in fields))

@@ -1,11 +1,14 @@
 """How one Service is served: the settings, overridden by `sessionAffinity` and the annotations."""
 
+from typing import Self
+
 import msgspec
 
-from kroute.model.plan import Persistence, RealServer, VirtualServer, VirtualServerKey
+from kroute.model.plan import Ejection, Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.planning.weights.slow_start import in_steps
 from kroute.planning.weights.text import Locality, ServiceWeights
 from kroute.schedulers import SCHEDULERS, flag_bits
+from kroute.settings import Settings
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -16,7 +19,8 @@ class Options(msgspec.Struct, frozen=True):
     `hairpin`: whether the Service's pods may reach themselves through it. `skip_load_balancer_ips`: whether the nodes
     leave the load balancer's addresses unserved. `is_local`: whether `externalTrafficPolicy` counts as Local.
     `slow_start` is for how many seconds the weight of a new real server climbs; 0: not at all.
-    `weights` and `locality` are explained in docs/weights.md.
+    `weights` and `locality` are explained in docs/weights.md, `ejection` in docs/ejection.md. `has_counters`: whether
+    the kernel counts what real servers answer.
     `direct_return`: whether pods are asked to answer the clients of external addresses themselves.
     """
 
@@ -33,6 +37,19 @@ class Options(msgspec.Struct, frozen=True):
     weights: ServiceWeights | None = None
     locality: Locality | None = None
     direct_return: bool = False
+    ejection: Ejection | None = None
+    has_counters: bool = True
+
+    @classmethod
+    def by_default(cls, settings: Settings, persistence_timeout: int) -> Self:
+        """The options of a Service that has no annotations."""
+        return cls(
+            settings.scheduler,
+            settings.scheduler_flags,
+            persistence_timeout=persistence_timeout,
+            hairpin=settings.hairpin,
+            has_counters=settings.ipvs_estimation is not False,
+        )
 
     @property
     def flags(self) -> int:
@@ -42,10 +59,12 @@ class Options(msgspec.Struct, frozen=True):
     def virtual_server(
         self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], *, is_tunnelled: bool = False
     ) -> VirtualServer:
-        """The virtual server with these options."""
+        """The virtual server with these options. Answers from behind a tunnel do not pass the node: none is ejected."""
         weighted = in_steps(real_servers) if self.slow_start else real_servers
         persistence = self.persistence_for(key.address)
-        return VirtualServer(key, self.scheduler, self.flags, persistence, weighted, self.slow_start, is_tunnelled)
+        ejection = self.ejection if key.protocol == Protocol.TCP and not is_tunnelled else None
+        options = self.scheduler, self.flags, persistence
+        return VirtualServer(key, *options, weighted, self.slow_start, is_tunnelled, ejection)
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address, or None."""

@@ -5,7 +5,6 @@ exists counts, even if its value is invalid. An invalid value changes nothing an
 kube-router does not have are looked up as `kroute.io/NAME` alone.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 from kroute.model.addresses import canonical
 from kroute.model.plan import Problem, quoted, shortened
 from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.times import MAX_SLOW_START, hindrance, read_ejection, read_seconds
 from kroute.planning.weights.text import MAX_WEIGHT, read_locality, read_weights
 from kroute.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
@@ -23,11 +23,6 @@ MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
 """Seconds; `ipvsadm` has the same limit of 31 days. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a
 second they overflow after 49 days, so a longer timeout would silently become a short one."""
 
-
-MAX_SLOW_START = 3600
-"""Seconds."""
-_SECONDS = re.compile(r"([0-9]{1,6})(s|m|h|)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 _SWITCH = {"on": True, "true": True, "": True, "off": False, "false": False}
 
@@ -125,13 +120,19 @@ def _apply_direct_return(options: Options, value: str) -> Applied:
 
 
 def _apply_slow_start(options: Options, value: str) -> Applied:
-    match = _SECONDS.fullmatch(value)
-    seconds = int(match[1]) * _UNITS[match[2]] if match else None
+    seconds = read_seconds(value)
     if seconds is None or seconds > MAX_SLOW_START:
         return options, "is not a slow start; new endpoints get their whole share at once"
     if seconds and options.scheduler not in IN_STEPS:
         return options, f"is not obeyed: with the scheduler {options.scheduler} a share cannot climb in steps"
     return msgspec.structs.replace(options, slow_start=seconds), None
+
+
+def _apply_ejection(options: Options, value: str) -> Applied:
+    ejection, complaint = read_ejection(value)
+    if ejection is not None and (why := hindrance(options.scheduler, options.flags, has_counters=options.has_counters)):
+        return options, why
+    return msgspec.structs.replace(options, ejection=ejection), complaint
 
 
 def _apply_weights(options: Options, value: str) -> Applied:
@@ -217,6 +218,13 @@ ANNOTATIONS = (
         meaning="real servers on the client's node, or in its zone, come first, till their share is used up",
         allowed="prefer-node or prefer-zone, and behind a comma spill with 1% to 100%",
         apply=_apply_locality,
+        prefixes=PREFIXES[:1],
+    ),
+    Annotation(
+        name="ejection",
+        meaning="whether endpoints that do not answer new connections over TCP get none for a while",
+        allowed="on, off, or after 5s to 5m (without an answer) and hold 5s to 1h, separated by a comma",
+        apply=_apply_ejection,
         prefixes=PREFIXES[:1],
     ),
     Annotation(

@@ -17,6 +17,7 @@ class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
     `passes` are the durations of passes by controller, `firewall` is the firewall's backend, `sets` are its sets.
+    `ejections` counts real servers that were ejected.
     """
 
     statistics: Statistics
@@ -28,3 +29,4 @@ class Scrape(NamedTuple):
     kernel: KernelSummary | None
     firewall: str
     sets: Sequence[SetFill]
+    ejections: int

@@ -76,6 +76,10 @@ STATE_ROWS: tuple[Row, ...] = (
         lambda it: [((kind,), n) for kind, n in it.changes.counts.items()],
     ),
     (
+        Metric("kroute_ejections_total", "counter", "Real servers that were ejected because they did not answer."),
+        lambda it: [((), it.ejections)],
+    ),
+    (
         Metric("kroute_firewall_info", "gauge", "1, with the firewall's backend.", ("backend",)),
         lambda it: [((it.firewall,), 1)],
     ),
@@ -107,7 +111,7 @@ KERNEL_ROWS: tuple[Row, ...] = (
         Metric(
             "kroute_real_servers",
             "gauge",
-            "Real servers: serving, draining (weight 0), or missing in the kernel.",
+            "Real servers: serving, ejected (they did not answer), draining (weight 0), or missing in the kernel.",
             ("state",),
         ),
         _of_kernel(lambda it: it.real_servers),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.model.plan import Persistence, Problem, Protocol, RealServer, VirtualServerKey
+from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, apply_annotations
 from kroute.schedulers import IN_STEPS, SCHEDULERS
@@ -247,3 +247,53 @@ def test_with_a_slow_start_weights_are_multiplied_so_that_there_are_steps() -> N
     assert Options("wrr").virtual_server(key, (three, five)).real_servers == (three, five)
     heavy = (three._replace(weight=65535), five)
     assert slow.virtual_server(key, heavy).real_servers == heavy
+
+
+@pytest.mark.parametrize(
+    ("value", "ejection"),
+    [
+        ("on", Ejection(5, 30)),
+        ("off", None),
+        ("after 10s, hold 1m", Ejection(10, 60)),
+        ("hold 1h,after 5m", Ejection(300, 3600)),
+        ("hold 5", Ejection(5, 5)),
+        ("after 7s", Ejection(7, 30)),
+    ],
+)
+def test_an_ejection_is_on_or_has_times(value: str, ejection: Ejection | None) -> None:
+    options, problems = apply_annotations(DEFAULTS, {"kroute.io/ejection": value})
+    assert (options.ejection, problems) == (ejection, [])
+
+
+@pytest.mark.parametrize(
+    "value", ["", "yes", "after", "after 4s", "after 6m", "hold 2h", "after 5s, after 5s", "5s", "until 5s", "," * 9]
+)
+def test_a_bad_ejection_is_none(value: str) -> None:
+    options, [problem] = apply_annotations(DEFAULTS, {"kroute.io/ejection": value})
+    assert options.ejection is None
+    assert "Allowed: on, off, or after 5s to 5m (without an answer) and hold 5s to 1h" in problem.message
+
+
+def test_an_ejection_is_for_tcp_and_has_no_other_name() -> None:
+    options, problems = apply_annotations(DEFAULTS, {"kroute.io/ejection": "on"})
+    servers = {it: options.virtual_server(VirtualServerKey(it, "10.96.0.1", 80), ()) for it in Protocol}
+    assert [it for it, server in servers.items() if server.ejection is not None] == [Protocol.TCP]
+    assert apply_annotations(DEFAULTS, {"kube-router.io/ejection": "on"}) == (DEFAULTS, [])
+    assert problems == []
+
+
+@pytest.mark.parametrize("scheduler", ["sh", "mh"])
+def test_an_ejection_needs_a_fallback_where_clients_have_their_server_by_hashing(scheduler: str) -> None:
+    annotations = {"kroute.io/service.scheduler": scheduler, "kroute.io/ejection": "on"}
+    options, [problem] = apply_annotations(DEFAULTS, annotations)
+    assert options.ejection is None
+    assert f"without the flag {scheduler}-fallback, clients of an ejected endpoint would be refused" in problem.message
+    annotations["kroute.io/service.schedflags"] = f"{scheduler}-fallback"
+    options, problems = apply_annotations(DEFAULTS, annotations)
+    assert (options.ejection, problems) == (Ejection(), [])
+
+
+def test_an_ejection_needs_the_kernels_counters() -> None:
+    options, [problem] = apply_annotations(Options(has_counters=False), {"kroute.io/ejection": "on"})
+    assert options.ejection is None
+    assert "--ipvs-estimation is off" in problem.message

@@ -39,7 +39,7 @@ async def test_servers_are_counted_by_state_and_connections_added_up() -> None:
     passed = {key("80"): Traffic(1, 2, 3, 4, 5), key("443"): Traffic(10, 20, 30, 40, 50), key("99"): Traffic(7, 7)}
     summary = await summarize(plans, scan(table), passed, 10)
     assert summary.virtual_servers == {"serving": 2, "refusing": 1, "missing": 1}
-    assert summary.real_servers == {"serving": 3, "draining": 1, "missing": 3}
+    assert summary.real_servers == {"serving": 3, "ejected": 0, "draining": 1, "missing": 3}
     assert (summary.active, summary.inactive) == (11, 3)
     web = ServiceTraffic(ObjectKey("default", "web"), 11, 3, Traffic(11, 22, 33, 44, 55))
     assert web in summary.services

@@ -18,6 +18,7 @@ from kroute.kernel.ipvs.client import (
     IpvsChange,
     RealServerKey,
     RealServerState,
+    TrafficByServer,
     VirtualServerState,
 )
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
@@ -61,6 +62,9 @@ class TableLook:
 
     async def real_servers(self, keys: Sequence[KernelKey]) -> dict[KernelKey, dict[RealServerKey, RealServerState]]:
         return await self._ipvs.real_servers(keys)
+
+    async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
+        return await self._ipvs.real_server_traffic(keys)
 
     async def outlines(self) -> Outlines:
         return await self._ipvs.outlines()

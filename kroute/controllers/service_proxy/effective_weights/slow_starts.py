@@ -66,6 +66,13 @@ class SlowStarts:
         else:
             self._climbs.pop(key, None)
 
+    def join(self, desired: VirtualServer, server: RealServerKey, now: float) -> None:
+        """Note that a real server comes back after it was ejected: it climbs like a new one."""
+        whole = {(it.address, it.port): it.weight for it in desired.real_servers}.get(server)
+        if desired.slow_start and whole:
+            self._seconds[desired.key] = desired.slow_start
+            self._climbs.setdefault(desired.key, {})[server] = _Climb(now, FIRST_STEP, whole)
+
     def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the weights that its real servers should have now."""
         climbs = self._climbs.get(desired.key)

@@ -1,0 +1,1 @@
+"""The weights that real servers have now, which may be less than the planned ones."""

@@ -1,0 +1,124 @@
+"""Turns planned weights into those of now: an ejected real server has none, and a new one climbs to its own."""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+import structlog
+
+from kroute.controllers.service_proxy.effective_weights.ejections import Ejections, Happened
+from kroute.controllers.service_proxy.effective_weights.slow_starts import SlowStarts
+from kroute.kernel.clients import VirtualServerTable
+from kroute.kernel.ipvs.client import RealServerKey
+from kroute.kernel.ipvs.objects import describe_endpoint
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Problem, VirtualServer, VirtualServerKey
+from kroute.reconcile.desired_state import DesiredState
+from kroute.reconcile.pass_status import PassStatus, Report, names_of
+from kroute.reconcile.stage_gate import Revision
+
+log = structlog.get_logger(__name__)
+
+EJECTED = "RealServerEjected"
+
+
+class EffectiveWeights:
+    """The weights of the real servers of `servers` as they should be now.
+
+    `report` is called with each real server that is ejected.
+    """
+
+    def __init__(
+        self,
+        ipvs: VirtualServerTable,
+        servers: DesiredState[VirtualServerKey, VirtualServer],
+        report: Report,
+        status: PassStatus,
+    ) -> None:
+        self._ipvs = ipvs
+        self._servers = servers
+        self._report = report
+        self._status = status
+        self._slow_starts = SlowStarts()
+        self._ejections = Ejections()
+
+    @property
+    def ejections(self) -> int:
+        """How many times a real server was ejected so far."""
+        return self._ejections.total
+
+    def ejected(self, keys: Collection[VirtualServerKey]) -> list[str]:
+        """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
+        return [f"{EJECTED}: {it}" for it in self._ejections.told(keys, self._status.clock())]
+
+    def want(self, revision: Revision, servers: Mapping[VirtualServerKey, VirtualServer]) -> None:
+        """Desire what a plan names, and no longer what its previous version named. Some are watched from now on."""
+        for server in servers.values():
+            self._ejections.want(server)
+        self._servers.want(revision, servers)
+
+    def begin(self, applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey]) -> None:
+        """Note which real servers of `desired` are new, before it is written.
+
+        `applied` is what the kernel has, without those that are `draining`.
+        """
+        if applied is not None and (out := self._ejections.of(desired.key)):
+            weights = {(it.address, it.port): it.weight for it in desired.real_servers if (it.address, it.port) in out}
+            found = [it._replace(weight=weights.get((it.address, it.port), it.weight)) for it in applied.real_servers]
+            applied = msgspec.structs.replace(applied, real_servers=tuple(found))
+        self._slow_starts.begin(applied, desired, draining, self._status.clock())
+
+    def of(self, desired: VirtualServer) -> VirtualServer:
+        """The virtual server with the weights that its real servers should have now."""
+        return self._ejections.effective(self._slow_starts.effective(desired))
+
+    async def advance(self) -> None:
+        """Let climbs go on, look at the counters, and have each virtual server whose weights change rechecked.
+
+        The kernel has been scanned before the first call, which takes from there who is ejected already.
+        """
+        now = self._status.clock()
+        self._ejections.adopt(self._servers.applied, now)
+        changed = self._slow_starts.advance(now)
+        happened = self._ejections.advance(now)
+        if keys := self._ejections.to_look_at(now):
+            for gone in [key for key in keys if self._servers.desired(key) is None]:
+                self._ejections.forget(gone)
+            there = [key for key in keys if key in self._servers.applied and self._ejections.may_eject(key)]
+            table = await self._ipvs.real_server_traffic(there)
+            happened += self._ejections.judge({key: table[key] for key in there}, now)
+        for each in happened:
+            self._tell(each)
+            desired = self._servers.desired(each.key)
+            if not each.is_out and desired is not None:
+                self._slow_starts.join(desired, each.server, now)
+        for key in {*changed, *(it.key for it in happened)}:
+            self._servers.recheck(key)
+
+    def next_due(self) -> float | None:
+        """When the next step of a climb, the next look at counters, or a trial is due."""
+        dues = (self._slow_starts.next_due(), self._ejections.next_due())
+        return min((due for due in dues if due is not None), default=None)
+
+    def forget(self, key: VirtualServerKey) -> None:
+        """Note that the virtual server was deleted."""
+        self._slow_starts.forget(key)
+        self._ejections.forget(key)
+
+    def _tell(self, happened: Happened) -> None:
+        key, server, is_out, why, hold = happened
+        owners: Collection[ObjectKey] = self._servers.owners(key)
+        endpoint = describe_endpoint(*server)
+        log.info(
+            "real_server.ejected" if is_out else "real_server.readmitted",
+            service=" ".join(names_of(owners)),
+            virtual_server=str(key),
+            address=server[0],
+            port=server[1],
+            why=why,
+            hold=hold,
+        )
+        if is_out:
+            subject = f"{endpoint} of {key}"
+            message = f"{subject} gets no new connections on this node for {hold:.0f} s: {why}."
+            for owner in owners:
+                self._report(owner, Problem(EJECTED, subject, message))

@@ -1,0 +1,223 @@
+"""Ejections: real servers that do not answer new connections have weight 0 on this node, until they are tried again.
+
+At most a third of a virtual server's real servers are ejected. One that fails again in its trial is held for twice as
+long, up to 16 times as long as the Service asks. One that answers on a connection that it still has is tried at once,
+unless it has failed a trial.
+
+Nothing is recorded for a restart: a real server that has weight 0 in the kernel, and another one in the plan, was
+ejected before, and is held anew.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from kroute.controllers.service_proxy.effective_weights.evidence import Evidence
+from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic
+from kroute.kernel.ipvs.objects import describe_endpoint
+from kroute.model.plan import Ejection, VirtualServer, VirtualServerKey
+
+POLL = 2.0
+"""Seconds between two looks at the counters, which the kernel sums up as often (ip_vs_est.c)."""
+POLL_EACH = 0.01
+"""The same for each virtual server that is looked at: with more than 200 of them, looks become rarer."""
+LOOKED_AT_TOGETHER = 16
+"""Virtual servers that are looked at in one pass. It is small so that changes need not wait for a look at all."""
+ONE_IN = 3
+"""At most one in so many real servers is ejected, and none where there are fewer."""
+LONGEST_HOLD = 16
+"""A real server that fails again and again is held for so many times the Service's time at most."""
+FOUND = "an earlier run of kroute ejected it"
+
+
+class Ejected(NamedTuple):
+    """A real server that is out: since when, until when, for how many seconds it is held, and why."""
+
+    since: float
+    until: float
+    hold: float
+    why: str
+
+
+class Happened(NamedTuple):
+    """A real server was ejected or is tried again. `why` is a sentence without a point."""
+
+    key: VirtualServerKey
+    server: RealServerKey
+    is_out: bool
+    why: str
+    hold: float
+
+
+class _Trial(NamedTuple):
+    """A real server that is back: since when, and for how long it was held."""
+
+    since: float
+    hold: float
+
+
+class _Watched:
+    """A virtual server whose real servers may be ejected."""
+
+    def __init__(self, desired: VirtualServer) -> None:
+        self.key = desired.key
+        self.evidence = Evidence(is_ipv6=":" in desired.key.address)
+        self.ejection = desired.ejection or Ejection()
+        self.candidates: frozenset[RealServerKey] = frozenset()
+        self.out: dict[RealServerKey, Ejected] = {}
+        self.trials: dict[RealServerKey, _Trial] = {}
+
+    def want(self, desired: VirtualServer) -> None:
+        """Take a new plan. Those that are ejected beyond what it allows are out no more, the first ones first."""
+        self.ejection = desired.ejection or Ejection()
+        self.candidates = frozenset((it.address, it.port) for it in desired.real_servers if it.weight)
+        for known in (self.out, self.trials):
+            for gone in [it for it in known if it not in self.candidates]:
+                del known[gone]
+        for oldest in sorted(self.out, key=lambda it: self.out[it].since)[: max(0, -self.room)]:
+            del self.out[oldest]
+
+    @property
+    def room(self) -> int:
+        """How many more may be ejected."""
+        return len(self.candidates) // ONE_IN - len(self.out)
+
+    def judge(self, traffic: Mapping[RealServerKey, RealServerTraffic], now: float) -> Iterator[Happened]:
+        """Eject those that fail, and try again those that answer."""
+        self.evidence.take({it: traffic[it] for it in self.candidates if it in traffic}, now)
+        for server, it in list(self.out.items()):
+            if it.hold <= self.ejection.hold and self.evidence.has_answered(server):
+                yield self.readmit(server, "it answers on a connection that it still has", now)
+        serving = self.candidates - self.out.keys()
+        for server, finding in self.evidence.failing(serving, self.ejection.after, now).items():
+            if self.room > 0:
+                yield self._eject(server, str(finding), now)
+        for server, (since, hold) in list(self.trials.items()):
+            if now >= since + hold and (self.evidence.accepted_at(server) or since) > since:
+                del self.trials[server]
+
+    def eject_found(self, server: RealServerKey, now: float) -> None:
+        """Hold a real server that an earlier run has ejected."""
+        hold = float(self.ejection.hold)
+        self.out[server] = Ejected(now, now + hold, hold, FOUND)
+
+    def readmit(self, server: RealServerKey, why: str, now: float) -> Happened:
+        """Give a real server its weight again."""
+        hold = self.out.pop(server).hold
+        self.trials[server] = _Trial(now, hold)
+        self.evidence.forget(server)
+        return Happened(self.key, server, False, why, hold)
+
+    def _eject(self, server: RealServerKey, why: str, now: float) -> Happened:
+        trial = self.trials.pop(server, None)
+        hold = min(2 * trial.hold, LONGEST_HOLD * self.ejection.hold) if trial else float(self.ejection.hold)
+        self.out[server] = Ejected(now, now + hold, hold, why)
+        self.evidence.hold(server)
+        return Happened(self.key, server, True, why, hold)
+
+
+class Ejections:
+    """The virtual servers whose real servers may be ejected. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._watched: dict[VirtualServerKey, _Watched] = {}
+        self._polled = 0.0
+        self._unseen: list[VirtualServerKey] = []
+        self._has_adopted = False
+        self.total = 0
+        """Ejections so far."""
+
+    def want(self, desired: VirtualServer) -> None:
+        """Take a virtual server of a new plan, before it is compared with the kernel's."""
+        if desired.ejection is None:
+            if self._watched:
+                self.forget(desired.key)
+            return
+        watched = self._watched.get(desired.key)
+        if watched is None:
+            watched = self._watched[desired.key] = _Watched(desired)
+        watched.want(desired)
+
+    def forget(self, key: VirtualServerKey) -> None:
+        """Note that the virtual server was deleted, or that its real servers are not to be ejected."""
+        self._watched.pop(key, None)
+
+    def adopt(self, applied: Mapping[VirtualServerKey, VirtualServer], now: float) -> None:
+        """Once, with what the kernel has after the first scan: note those that an earlier run has ejected."""
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        for key, watched in self._watched.items():
+            for address, port, weight in applied[key].real_servers if key in applied else ():
+                if not weight and (address, port) in watched.candidates and watched.room > 0:
+                    watched.eject_found((address, port), now)
+
+    def effective(self, desired: VirtualServer) -> VirtualServer:
+        """The virtual server with weight 0 for those of its real servers that are ejected."""
+        if desired.ejection is None or not (out := self.of(desired.key)):
+            return desired
+        real_servers = [it._replace(weight=0) if (it.address, it.port) in out else it for it in desired.real_servers]
+        return msgspec.structs.replace(desired, real_servers=tuple(real_servers))
+
+    def of(self, key: VirtualServerKey) -> Mapping[RealServerKey, Ejected]:
+        """The ejected real servers of a virtual server."""
+        watched = self._watched.get(key)
+        return watched.out if watched is not None else {}
+
+    def told(self, keys: Collection[VirtualServerKey], now: float) -> list[str]:
+        """What there is to say of the ejected real servers of these virtual servers, one sentence each."""
+        return [
+            f"{describe_endpoint(*server)} of {key} is ejected for {now - it.since:.0f} s now: {it.why}; "
+            f"tried again in {max(0.0, it.until - now):.0f} s"
+            for key in keys
+            for server, it in sorted(self.of(key).items())
+        ]
+
+    def advance(self, now: float) -> list[Happened]:
+        """Try again those whose time is over."""
+        return [
+            watched.readmit(server, "its time is over", now)
+            for watched in self._watched.values()
+            for server, it in list(watched.out.items())
+            if now >= it.until
+        ]
+
+    def to_look_at(self, now: float) -> list[VirtualServerKey]:
+        """The virtual servers that are to be looked at now. A look continues in the next passes."""
+        if not self._unseen:
+            if not self._watched or now < self._polled + self._interval:
+                return []
+            self._unseen = list(self._watched)
+        together = self._unseen[-LOOKED_AT_TOGETHER:]
+        del self._unseen[-LOOKED_AT_TOGETHER:]
+        self._polled = now
+        return together
+
+    def may_eject(self, key: VirtualServerKey) -> bool:
+        """Whether the virtual server has enough real servers for one to be ejected."""
+        return key in self._watched and len(self._watched[key].candidates) >= ONE_IN
+
+    def judge(
+        self, table: Mapping[VirtualServerKey, Mapping[RealServerKey, RealServerTraffic]], now: float
+    ) -> list[Happened]:
+        """Take the counters, the result of a look. Returns who is ejected and who is tried again because of them."""
+        found = [
+            it
+            for key, traffic in table.items()
+            if key in self._watched
+            for it in self._watched[key].judge(traffic, now)
+        ]
+        self.total += sum(it.is_out for it in found)
+        return found
+
+    def next_due(self) -> float | None:
+        """When to look next, or to try a real server again; None if there is nothing to look at."""
+        if not self._watched:
+            return None
+        look = self._polled if self._unseen else self._polled + self._interval
+        return min([look, *(it.until for watched in self._watched.values() for it in watched.out.values())])
+
+    @property
+    def _interval(self) -> float:
+        return max(POLL, POLL_EACH * len(self._watched))

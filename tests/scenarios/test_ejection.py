@@ -1,0 +1,149 @@
+"""Real servers that do not answer new connections are ejected, and come back when they do; others never are."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.lab.allocation import Addresses, Allocator
+from tests.lab.answers import ask_json
+from tests.lab.cluster import Pod
+from tests.lab.deployment import Deployment, eventually
+from tests.lab.feed import feed_for
+from tests.lab.hosts import Host
+from tests.lab.objects import endpoint_slices, service
+from tests.scenarios.conftest import World
+
+ANNOTATIONS = {"kroute.io/service.scheduler": "rr", "kroute.io/ejection": "after 5s, hold 25s"}
+PORTS = {"TCP": 8080, "UDP": 5353}
+CALLERS = 4
+"""Of each family."""
+A_WHILE = 12.0
+"""Seconds in which whoever fails is ejected: five, and up to four until it is seen."""
+
+
+@pytest.fixture(scope="module")
+def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
+    asyncio.run(deployed.start("--masquerade-all", nodes=("node1",)))
+    try:
+        yield deployed
+    finally:
+        asyncio.run(deployed.cleanup())
+
+
+class Served:
+    """The Service of nine pods, for TCP and UDP and in both families, as node1 serves it."""
+
+    def __init__(self, world: World, pods: tuple[Pod, ...], addresses: Addresses) -> None:
+        self.node, self.pods, self.addresses = world.cluster.node("node1"), pods, addresses
+        self._names = {address: it.name for it in pods for address in (it.ip, f"[{it.ip6}]")}
+
+    def weights(self, protocol: str, address: str) -> dict[str, int]:
+        key = f"{protocol} {f'[{address}]' if ':' in address else address}:{PORTS[protocol]}"
+        row = self.node.ipvs().get(key)
+        return {self._names[it.rpartition(":")[0]]: one.weight for it, one in row.real_servers.items()} if row else {}
+
+    def has_out(self, *out: Pod, protocol: str = "TCP") -> None:
+        """Assert that these pods, and no others, have weight 0."""
+        names = {it.name for it in out}
+        for address in self.addresses:
+            assert self.weights(protocol, address) == {it.name: int(it.name not in names) for it in self.pods}
+
+
+@pytest.fixture
+async def served(world: World, running: Deployment, free: Allocator) -> AsyncIterator[Served]:
+    more = [await node.pod(f"web-{node.name}-{each}", http=8080, udp=5353) for node in world.nodes for each in "ab"]
+    found = Served(world, (*world.web, *more), free.cluster_ips())
+    running.apply(
+        service("web", *found.addresses, ports=PORTS, annotations=ANNOTATIONS),
+        *endpoint_slices("web", found.pods, PORTS),
+    )
+
+    async def is_served() -> None:
+        found.has_out()
+        found.has_out(protocol="UDP")
+        for address in found.addresses:
+            await world.visitor.http(address, 8080)
+
+    await eventually(is_served)
+    yield found
+    await running.clear()
+    for pod in more:
+        pod.node.remove_pod(pod)
+
+
+@contextlib.asynccontextmanager
+async def calling(visitor: Host, addresses: Addresses, protocol: str = "TCP") -> AsyncIterator[None]:
+    """Let clients call again and again over both families, each time with a new connection."""
+
+    async def call(address: str) -> None:
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                if protocol == "UDP":
+                    await visitor.udp(address, 5353, timeout=0.5)
+                else:
+                    await visitor.http(address, 8080, timeout=1.5)
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.create_task(call(address)) for address in addresses for _ in range(CALLERS)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_pods_that_do_not_answer_are_ejected_and_come_back_when_they_do(world: World, served: Served) -> None:
+    silent, unreachable = (it for it in served.pods if it.name in {"web-node2-a", "web-node3-a"})
+    refusing = served.pods[2]
+    ways = {family: silent.run("ip", family, "route", "show", "default").split("metric")[0] for family in ("-4", "-6")}
+    for family in ways:
+        silent.run("ip", family, "route", "del", "default")
+    unreachable.node.run("ip", "link", "set", unreachable.interface, "down")
+    await refusing.stop_serving()
+    async with calling(world.visitor, served.addresses):
+        await eventually(lambda: served.has_out(silent, refusing, unreachable), within=30)
+        served.has_out(protocol="UDP")
+        for address in served.addresses:
+            hosts = await world.visitor.spread(address, 8080, 18)
+            assert hosts.keys() == {it.name for it in served.pods} - {silent.name, refusing.name, unreachable.name}
+        _, report = await ask_json(served.node, "show", "service", "default/web")
+        states = [one["state"] for row in report["virtualServers"] for one in row["realServers"]]
+        assert (states.count("ejected"), states.count("serving")) == (6, len(states) - 6)
+        assert sum(it.startswith("RealServerEjected") for it in report["problems"]) == 6
+        code, explained = await ask_json(served.node, "explain", f"{served.addresses.ip}:8080")
+        assert (code, explained["items"][0]["differences"]) == (0, [])
+        assert sum(it.startswith("RealServerEjected") for it in explained["items"][0]["problems"]) == 3
+
+        for family, way in ways.items():
+            silent.run("ip", family, "route", "add", *way.split())
+        unreachable.node.run("ip", "link", "set", unreachable.interface, "up")
+        await refusing.serve(http=8080, udp=5353)
+        await eventually(served.has_out, within=60)
+    for address in served.addresses:
+        hosts = await world.visitor.spread(address, 8080, 27)
+        assert hosts.keys() == {it.name for it in served.pods}
+
+
+async def test_a_quiet_connection_a_pod_that_hangs_and_udp_are_no_reason(world: World, served: Served) -> None:
+    hanging, deaf = served.pods[-1], served.pods[-2]
+    quiet = [await world.visitor.connect(address, 8080) for address in served.addresses for _ in served.pods]
+    await hanging.stop_serving()
+    await deaf.stop_serving()
+    await deaf.serve(http=8080)
+    with hanging.namespace.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("::", 8080))
+        listener.listen(1000)
+        async with calling(world.visitor, served.addresses), calling(world.visitor, served.addresses, "UDP"):
+            end = asyncio.get_running_loop().time() + A_WHILE
+            while asyncio.get_running_loop().time() < end:
+                served.has_out()
+                served.has_out(protocol="UDP")
+                await asyncio.sleep(0.5)
+    for one in quiet:
+        await one.close()
