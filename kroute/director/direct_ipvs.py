@@ -8,6 +8,7 @@ from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddRealServer,
     IpvsChange,
+    OptionsByServer,
     SetRealServer,
     StatesByServer,
     TrafficByServer,
@@ -30,6 +31,9 @@ class DirectIpvs:
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return await self._ipvs.real_servers(keys)
+
+    async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
+        return await self._ipvs.options(keys)
 
     async def outlines(self) -> Outlines:
         return await self._ipvs.outlines()

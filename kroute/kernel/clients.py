@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kroute.kernel.errors import Failure
     from kroute.kernel.ipvs.client import (
         IpvsChange,
+        OptionsByServer,
         StatesByServer,
         SyncDaemon,
         Traffic,
@@ -70,6 +71,9 @@ class VirtualServerTable(Protocol):
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers."""
+
+    async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
+        """The options of those of these virtual servers that exist."""
 
     async def outlines(self) -> Outlines:
         """The outlines of all IPv4 virtual servers without a firewall mark."""

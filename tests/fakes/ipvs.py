@@ -10,6 +10,7 @@ from kroute.kernel.ipvs.client import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
+    OptionsByServer,
     RealServerState,
     RealServerTraffic,
     SetRealServer,
@@ -47,6 +48,10 @@ class FakeIpvs(FakeClient):
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         there = await self.read()
         return {key: there[key].real_servers if key in there else {} for key in keys}
+
+    async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
+        there = await self.read()
+        return {key: there[key].options for key in keys if key in there}
 
     async def outlines(self) -> Outlines:
         return {

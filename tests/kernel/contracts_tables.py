@@ -71,6 +71,11 @@ class IpvsContract:
         }
         assert len(everything[KEY].real_servers) == 3
 
+    async def test_the_options_of_single_virtual_servers_are_read_for_those_that_exist(self, node: Node) -> None:
+        options = {KEY: VirtualServerOptions("mh", 0x8, 601, 24), KEY6: VirtualServerOptions("sh", 0x10, 60, 64)}
+        assert await node.ipvs.write([AddVirtualServer(key, it) for key, it in options.items()]) == []
+        assert await node.ipvs.options([KEY, OTHER, KEY6]) == options
+
     async def test_the_outlines_of_ipv4_say_options_and_how_many_real_servers_there_are(self, node: Node) -> None:
         options = VirtualServerOptions("mh", 0x8, 601, 24)
         reals = [AddRealServer(KEY, (f"10.1.1.{number}", 8080), number) for number in range(1, 4)]

@@ -19,6 +19,7 @@ from kroute.kernel.ipvs.client import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
+    OptionsByServer,
     SetVirtualServer,
     StatesByServer,
     SyncDaemon,
@@ -104,6 +105,9 @@ class RecordingIpvs:
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return await self._recorder.answered(self._ipvs.real_servers(keys))
+
+    async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
+        return await self._recorder.answered(self._ipvs.options(keys))
 
     async def outlines(self) -> Outlines:
         """None: a dry run ends before it could look at them."""

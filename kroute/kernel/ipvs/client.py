@@ -12,6 +12,7 @@ from kroute.kernel.ipvs.messages import (
     FAMILY_NAME,
     encode_change,
     encode_dump,
+    encode_query,
     encode_real_server_dump,
     encode_timeouts,
     encode_timeouts_query,
@@ -30,6 +31,7 @@ from kroute.kernel.ipvs.objects import (
     DeleteRealServer,
     DeleteVirtualServer,
     IpvsChange,
+    OptionsByServer,
     RealServerKey,
     RealServerState,
     SetRealServer,
@@ -72,6 +74,7 @@ __all__ = [
     "DeleteVirtualServer",
     "Ipvs",
     "IpvsChange",
+    "OptionsByServer",
     "RealServerKey",
     "RealServerState",
     "RealServerTraffic",
@@ -155,6 +158,21 @@ class Ipvs(NetlinkClient):
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers: one netlink dump each. One that does not exist has none."""
         return {key: await self._real_servers_of(key) for key in keys}
+
+    async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
+        """The options of those of these virtual servers that exist: one request each."""
+        found: OptionsByServer = {}
+        for key in keys:
+            try:
+                answers = await self._ask(
+                    partial(encode_query, key=key), lambda _, payload: parse_virtual_server(payload)
+                )
+            except KernelError as error:
+                if error.errno != errno.ESRCH:
+                    raise
+            else:
+                found.update(answers)
+        return found
 
     async def outlines(self) -> Outlines:
         """The outlines of all IPv4 virtual servers, in one system call."""

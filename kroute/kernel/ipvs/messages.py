@@ -102,8 +102,13 @@ def encode_dump(family: int) -> bytes:
     return generic_message(family, NLM_F_DUMP, CMD_GET_SERVICE)
 
 
+def encode_query(family: int, key: VirtualServerKey) -> bytes:
+    """The request for one virtual server, without its real servers. The kernel refuses with ESRCH if there is none."""
+    return generic_message(family, 0, CMD_GET_SERVICE, _nest(ATTR_SERVICE, _encode_key(key)))
+
+
 def parse_virtual_server(payload: bytes) -> tuple[VirtualServerKey, VirtualServerOptions] | None:
-    """One answer to `encode_dump`; None for a virtual server of a firewall mark."""
+    """One answer to `encode_dump` or `encode_query`; None for a virtual server of a firewall mark."""
     service = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_SERVICE])
     key = parse_key(service)
     if key is None:

@@ -60,6 +60,8 @@ class RealServerState(NamedTuple):
     method: str = MASQUERADING
 
 
+OptionsByServer: TypeAlias = dict[VirtualServerKey, VirtualServerOptions]
+"""The options of some virtual servers."""
 StatesByServer: TypeAlias = dict[VirtualServerKey, dict[RealServerKey, RealServerState]]
 """The real servers of some virtual servers."""
 

@@ -4,7 +4,7 @@ IPVS reports no changes, and has no generation. But the outlines of all IPv4 vir
 Compared with those of the last look they show each that is missing, new, or has other options, or more or fewer real
 servers, except where kroute itself has written meanwhile: there they are compared with what it wrote.
 
-The rest, which is the real servers of IPv6, and weights and exchanged real servers of IPv4, is read by netlink: some
+The rest, which is all of IPv6, and weights and exchanged real servers of IPv4, is read by netlink: some
 virtual servers in each look, mostly of IPv6, as many as their share of a processor allows.
 """
 
@@ -16,6 +16,7 @@ from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipvs.client import (
     IpvsChange,
+    OptionsByServer,
     RealServerKey,
     RealServerState,
     TrafficByServer,
@@ -66,6 +67,9 @@ class TableLook:
     async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
         return await self._ipvs.real_server_traffic(keys)
 
+    async def options(self, keys: Sequence[KernelKey]) -> OptionsByServer:
+        return await self._ipvs.options(keys)
+
     async def outlines(self) -> Outlines:
         return await self._ipvs.outlines()
 
@@ -107,7 +111,7 @@ class TableLook:
         return False
 
     async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:
-        """Whether the kernel has the real servers of those whose turn it is."""
+        """Whether the kernel has the real servers of those whose turn it is, and of IPv6 the options."""
         begun, read = self._processor(), 0
         is_any_ipv6 = any(":" in key.address for key in applied)
         seconds = self._budget * (SHARE_OF_LOOKS if is_any_ipv6 else SHARE_OF_IPV4)
@@ -115,6 +119,10 @@ class TableLook:
             for key, there in (await self._ipvs.real_servers(keys)).items():
                 server = applied.get(planned_key(key))
                 if server is not None and not has_real_servers(there, server, draining(server.key)):
+                    return False
+            for key, options in (await self._ipvs.options([key for key in keys if ":" in key.address])).items():
+                server = applied.get(planned_key(key))
+                if server is not None and options != options_of(server):
                     return False
             read += len(keys)
             if read >= LEAST_A_LOOK and self._processor() - begun >= seconds:

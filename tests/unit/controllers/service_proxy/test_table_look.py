@@ -25,7 +25,6 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer
-from kroute.reconcile.resync_schedule import LONGEST_PAUSE
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
@@ -72,6 +71,7 @@ DAMAGES: dict[str, list[IpvsChange]] = {
     "weight changed": [SetRealServer(KEY, REAL, 7)],
     "order of mh changed": [DeleteRealServer(KEY_MH, REAL), AddRealServer(KEY_MH, REAL, 1)],
     "virtual server of IPv6 deleted": [DeleteVirtualServer(KEY6)],
+    "options of IPv6 changed": [SetVirtualServer(KEY6, VirtualServerOptions("wlc"))],
     "real server of IPv6 deleted": [DeleteRealServer(KEY6, REAL6)],
     "all cleared": [DeleteVirtualServer(key) for key in (KEY, KEY6, KEY_MH)],
 }
@@ -88,15 +88,6 @@ async def test_the_next_look_finds_and_repairs(tmp_path: Path, changes: Sequence
     await node.resync()  # until then a real server that was not planned drains
     assert await node.ipvs.read() == whole
     assert list((await node.ipvs.read())[KEY_MH].real_servers) == order
-
-
-async def test_options_of_ipv6_are_found_by_a_resync_within_an_hour(tmp_path: Path) -> None:
-    node = await serving(tmp_path)
-    await damage(node, SetVirtualServer(KEY6, VirtualServerOptions("wlc")))
-    await node.resync()
-    assert resyncs(node) == 1
-    await node.wait(LONGEST_PAUSE)
-    assert (await node.ipvs.read())[KEY6].options == OPTIONS
 
 
 async def test_nothing_is_read_in_full_while_nothing_changes(tmp_path: Path) -> None:
