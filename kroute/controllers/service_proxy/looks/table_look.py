@@ -10,6 +10,7 @@ virtual servers in each look, mostly of IPv6, as many as their share of a proces
 
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Set
+from itertools import chain, cycle, repeat
 
 from kroute.comparison.virtual_servers import has_real_servers, options_of, planned_key
 from kroute.kernel.clients import VirtualServerTable
@@ -32,8 +33,11 @@ SHARE_OF_LOOKS = 1 / 2
 """The part of `Settings.resync_budget` that may be spent on reading virtual servers singly, if some are of IPv6."""
 SHARE_OF_IPV4 = 1 / 8
 """The same if all are of IPv4: what is missing shows in their outlines."""
+LEAST_OF_IPV6 = 1024
+"""How many virtual servers of IPv6 are read in a look at least: nothing else shows that one of their real servers is
+missing. It takes some 50 us for each."""
 LEAST_A_LOOK = 64
-"""How many virtual servers are read in a look at least, whatever that costs: some milliseconds."""
+"""How many virtual servers are read in a look beside those, at least, whatever that costs: some milliseconds."""
 READ_TOGETHER = 16
 """Virtual servers that are read between two measurements of their cost."""
 
@@ -115,7 +119,9 @@ class TableLook:
         begun, read = self._processor(), 0
         is_any_ipv6 = any(":" in key.address for key in applied)
         seconds = self._budget * (SHARE_OF_LOOKS if is_any_ipv6 else SHARE_OF_IPV4)
-        for keys in self._in_turn(applied):
+        self._begin_rounds(applied)
+        least = LEAST_A_LOOK + min(LEAST_OF_IPV6, len(self._turns[True]))
+        for keys in self._in_turn():
             for key, there in (await self._ipvs.real_servers(keys)).items():
                 server = applied.get(planned_key(key))
                 if server is not None and not has_real_servers(there, server, draining(server.key)):
@@ -125,21 +131,26 @@ class TableLook:
                 if server is not None and options != options_of(server):
                     return False
             read += len(keys)
-            if read >= LEAST_A_LOOK and self._processor() - begun >= seconds:
+            if read >= least and self._processor() - begun >= seconds:
                 break
         return True
 
-    def _in_turn(self, applied: Applied) -> Iterator[list[VirtualServerKey]]:
-        """The virtual servers whose turn it is, in small lists: none twice in one look, and three of IPv6 to one."""
+    def _begin_rounds(self, applied: Applied) -> None:
+        """Let everybody of a family have a turn again, if all had theirs."""
         for is_ipv6, turn in self._turns.items():
             if not turn:
                 turn += [key for key in applied if (":" in key.address) == is_ipv6]
+
+    def _in_turn(self) -> Iterator[list[VirtualServerKey]]:
+        """The virtual servers whose turn it is, in small lists: first of IPv6, then three of IPv6 to one of IPv4."""
         ipv6, ipv4 = self._turns[True], self._turns[False]
-        while ipv6 or ipv4:
-            for turn in (ipv6, ipv6, ipv6, ipv4):
-                if turn:
-                    yield turn[-READ_TOGETHER:]
-                    del turn[-READ_TOGETHER:]
+        for turn in chain(repeat(ipv6, LEAST_OF_IPV6 // READ_TOGETHER), cycle((ipv6, ipv6, ipv6, ipv4))):
+            if turn:
+                keys = turn[-READ_TOGETHER:]
+                del turn[-READ_TOGETHER:]  # not after `yield`: who has enough never comes back to there
+                yield keys
+            elif not (ipv6 or ipv4):
+                return
 
 
 def _differing(before: Outlines, now: Outlines) -> set[VirtualServerKey]:
