@@ -207,9 +207,17 @@ def test_what_nobody_asked_for_is_what_its_files_use_outside_of_the_kernels_clie
     rule = "/x/kroute/planning/weights/rule.py"
     climb = "/x/kroute/planning/weights/slow_start.py"
     socket = "/x/kroute/kernel/ipvs/client.py"
-    samples = [(6, ["/x/kroute/agent.py"]), (1, [rule]), (1, [rule, climb]), (1, [writer]), (1, [writer, socket])]
+    ejecting = "/x/kroute/controllers/service_proxy/effective_weights/ejections.py"
+    samples = [
+        (4, ["/x/kroute/agent.py"]),
+        (2, [ejecting]),
+        (1, [rule]),
+        (1, [rule, climb]),
+        (1, [writer]),
+        (1, [writer, socket]),
+    ]
     found = unasked.shares(samples)
-    assert found == {"weights and locality": 0.2, "slow start": 0.1, "order of real servers": 0.1}
+    assert found == {"weights and locality": 0.2, "slow start": 0.1, "ejection": 0.2, "order of real servers": 0.1}
     result = {**a_result(1000), "runs": [{"services": 1000, "firewall": "nftables", "shares": found}] * 3}
     assert "| weights and locality | 20 % |" in unasked.markdown(result)
 
