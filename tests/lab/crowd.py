@@ -11,8 +11,8 @@ from tests.lab.cluster import Node, Pod
 from tests.lab.flows import End, ipvs_connections
 from tests.lab.servers import NO_LINGER
 
-NETWORKS = ("198.18.0.0/22", "fd00:198:18::/118")
-"""The addresses of the clients: RFC 2544's benchmarks, and an own network. 1,024 each."""
+NETWORKS = ("198.18.0.0/20", "fd00:198:18::/116")
+"""The addresses of the clients: RFC 2544's benchmarks, and an own network. 4,096 each."""
 AT_ONCE = 100
 _IPV6_FREEBIND = 78
 """linux/in6.h: bind to an address that no interface has. IPv4 has no need of it, since a local route is enough."""
