@@ -20,14 +20,19 @@ POLL = 0.05
 
 
 async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0) -> T:
-    """Return the result of `check` once it raises no AssertionError or OSError, within that many native seconds."""
-    deadline = asyncio.get_running_loop().time() + within * SLOWNESS
+    """Return the result of `check` once it raises no AssertionError or OSError, within that many native seconds.
+
+    The last check begins after them: one that began before may have looked long ago on a busy machine.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + within * SLOWNESS
     while True:
+        began = clock()
         try:
             result = check()
             return await result if isinstance(result, Awaitable) else result
         except (AssertionError, OSError):
-            if asyncio.get_running_loop().time() > deadline:
+            if began > deadline:
                 raise
             await asyncio.sleep(POLL)
 
