@@ -67,7 +67,9 @@ class HttpClient:
         Raises HttpError, OSError (TimeoutError, ssl.SSLError).
         """
         target = self._prefix + quote(path, safe=_PATH) + (f"?{urlencode(query)}" if query else "")
-        head: dict[str, str] = {"Host": self._authority, "Accept-Encoding": "gzip", **self._headers, **headers}
+        head: dict[str, str] = {"Host": self._authority, "Accept-Encoding": "gzip", **headers}
+        if not any(name.lower() == "authorization" for name in headers):  # a token goes before what the URL names
+            head |= self._headers
         if body or method in {"POST", "PUT", "PATCH"}:
             head["Content-Length"] = str(len(body))
         if self._proxy is not None and self._tls is None:

@@ -319,3 +319,14 @@ class TestProxies:
             no_proxy.setenv(name, value)
         proxy = proxy_to("https://10.0.0.1:6443", configured)
         assert (proxy and (proxy.host, proxy.port)) == found
+
+
+@pytest.mark.parametrize(("headers", "sent"), [({}, "Basic dXNlcjp3b3Jk"), ({"authorization": "Bearer t"}, "Bearer t")])
+async def test_a_token_goes_before_a_password_in_the_url(headers: dict[str, str], sent: str) -> None:
+    heads: list[str] = []
+    async with listening(saying(OK, heads)) as server:
+        client = HttpClient(f"http://user:word@127.0.0.1:{server}", None)
+        assert await body_of(await client.request("GET", "/", {}, headers, read_timeout=5.0)) == b"ok"
+        await client.close()
+    named = [line.partition(": ")[2] for line in heads[0].splitlines() if line.lower().startswith("authorization:")]
+    assert named == [sent]
