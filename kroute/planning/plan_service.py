@@ -50,15 +50,15 @@ NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 class _Reach(NamedTuple):
     """The real servers of a frontend, and the sets that contain its address and port.
 
-    `lacks_local`: policy Local leaves none of the real servers that there are. `has_unknown`: of a real server nobody
-    says on which node it is. `is_direct`: the real servers answer the clients themselves.
+    `lacks_local`: policy Local leaves none of the real servers that there are. `chosen` are the real servers with their
+    traits. `is_direct`: the real servers answer the clients themselves.
     """
 
     real_servers: tuple[RealServer, ...]
     on_this_node: tuple[RealServer, ...]
     sets: tuple[AddressSet, ...]
     lacks_local: bool = False
-    has_unknown: bool = False
+    chosen: Chosen | tuple[()] = ()
     is_direct: bool = False
 
 
@@ -221,14 +221,14 @@ def _reach(chosen: Chosen, node: NodeFacts, weighing: Weighing | None, *sets: Ad
     if not chosen:
         return _Reach((), (), (AddressSet.NO_ENDPOINT,))
     near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
-    has_unknown = any(traits.node_name is None for _, traits in chosen)
     servers = tuple([server for server, _ in chosen]) if weighing is None else weighing.weigh(chosen)
-    return _Reach(servers, near, sets, has_unknown=has_unknown)
+    return _Reach(servers, near, sets, chosen=chosen)
 
 
 def _direct(direct: DirectReturn, frontend: Frontend, reach: _Reach) -> _Reach:
     """What pods answer themselves is not masqueraded, since the answers do not come back through this node."""
-    if not direct.answers(frontend, reach.real_servers, reach.on_this_node, has_unknown=reach.has_unknown):
+    has_unknown = any(traits.node_name is None for _, traits in reach.chosen)
+    if not direct.answers(frontend, reach.real_servers, reach.on_this_node, has_unknown=has_unknown):
         return reach
     sets = tuple(AddressSet.EXTERNAL_LOCAL if it is AddressSet.EXTERNAL else it for it in reach.sets)
     return reach._replace(sets=sets, on_this_node=(), is_direct=True)

@@ -4,7 +4,6 @@ The structures are those of include/uapi/linux/netfilter_ipv4/ip_tables.h and ne
 gives a table whole or not at all, and needs no lock for it.
 """
 
-import ctypes
 import errno
 import os
 import socket
@@ -13,6 +12,7 @@ import zlib
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.socket_options import ask
 
 GET_INFO, GET_ENTRIES = 64, 65
 """Socket options (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES), the same for both families."""
@@ -23,7 +23,6 @@ _INFO = struct.Struct("=32s13I")
 """Name, valid hooks, five entry points, five underflows, number of entries, their bytes."""
 _LIST_HEADER = struct.Struct("@32sI0Q")
 """Name and bytes, before the entries."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _Layout(NamedTuple):
@@ -56,27 +55,17 @@ def table_digest(family: int, name: str) -> int:
 def _listing(asking: socket.socket, layout: _Layout, name: str) -> bytes:
     """The points of entry and the entries. EAGAIN says that the size has changed since it was asked for."""
     for attempt in range(ATTEMPTS):
-        info = _ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
+        info = ask(asking, layout.level, GET_INFO, _INFO.pack(name.encode(), *(0,) * 13))
         size = _INFO.unpack(info)[-1]
         try:
             header = _LIST_HEADER.pack(name.encode(), size)
-            entries = _ask(asking, layout.level, GET_ENTRIES, header + bytes(size))
+            entries = ask(asking, layout.level, GET_ENTRIES, header + bytes(size))
         except OSError as error:
             if error.errno != errno.EAGAIN or attempt == ATTEMPTS - 1:
                 raise
         else:
             return info + entries[len(header) :]
     raise AssertionError
-
-
-def _ask(asking: socket.socket, level: int, option: int, question: bytes) -> bytes:
-    """getsockopt(2), which reads the buffer too. Python's own gives the kernel an empty one, of 1,024 bytes at most."""
-    buffer = ctypes.create_string_buffer(question, len(question))
-    length = ctypes.c_uint(len(question))
-    if _LIBC.getsockopt(asking.fileno(), level, option, buffer, ctypes.byref(length)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return buffer.raw
 
 
 def _digest(listing: bytes, layout: _Layout) -> int:

@@ -5,16 +5,14 @@ They list IPv4 alone (net/netfilter/ipvs/ip_vs_ctl.c, __ip_vs_get_service_entrie
 virtual server, 10,000 of them in a few milliseconds. Only what has changed is parsed.
 """
 
-import ctypes
 import errno
 import socket
 import struct
 from collections.abc import Mapping
-from functools import cache
-from typing import Any
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.ipvs.objects import FLAG_PERSISTENT, OPTION_FLAGS, VirtualServerKey, VirtualServerOptions
+from kroute.kernel.socket_options import ask
 
 Outlines = Mapping[bytes, bytes]
 """By `outline_key`, what `parse_outline` understands. Two of them can be compared without parsing."""
@@ -79,26 +77,17 @@ def parse_outline(outline: bytes) -> tuple[VirtualServerOptions, int]:
 
 def _entries(asked: socket.socket) -> memoryview:
     """The entries as the kernel copies them, with zeros behind them."""
-    information = ctypes.create_string_buffer(_INFO.size)
-    _get(asked, GET_INFO, information)
-    space = _INFO.unpack(information.raw)[2] + _SLACK
-    entries = ctypes.create_string_buffer(_HEAD.size + space * _ENTRY.size)
-    _HEAD.pack_into(entries, 0, space)
-    _get(asked, GET_SERVICES, entries)
+    information = _ask(asked, GET_INFO, bytes(_INFO.size))
+    space = _INFO.unpack(information)[2] + _SLACK
+    entries = _ask(asked, GET_SERVICES, _HEAD.pack(space) + bytes(space * _ENTRY.size))
     if any(entries[-_ENTRY.size :]):
         raise KernelError("virtual servers are added faster than they are listed; trying later", errno=errno.EAGAIN)
     return memoryview(entries)[_HEAD.size :]
 
 
-def _get(asked: socket.socket, option: int, into: "ctypes.Array[ctypes.c_char]") -> None:
-    """getsockopt(2); that of Python's `socket` hands nothing to the kernel and takes at most 1,024 bytes."""
-    length = ctypes.c_uint32(len(into))
-    if _libc().getsockopt(asked.fileno(), socket.SOL_IP, option, into, ctypes.byref(length)):
-        number = ctypes.get_errno()
-        sentence = f"cannot list the virtual servers of IPv4: {describe_errno(number)}; comparing all of IPVS instead"
-        raise KernelError(sentence, errno=number)
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
+def _ask(asked: socket.socket, option: int, question: bytes) -> bytes:
+    try:
+        return ask(asked, socket.SOL_IP, option, question)
+    except OSError as error:
+        sentence = f"cannot list the virtual servers of IPv4: {describe_errno(error.errno or 0)}"
+        raise KernelError(f"{sentence}; comparing all of IPVS instead", errno=error.errno) from error

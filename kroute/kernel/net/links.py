@@ -96,11 +96,7 @@ class Links(NetlinkClient):
         index = interface_index(name)
         if index is None:
             raise KernelError(f"cannot repair {name}: it is gone; create it again", errno=errno.ENODEV)
-        mode = nested(IFLA_AF_SPEC, nested(AF_INET6, u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_MODE_NONE)))
-        no_link_local = message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0) + mode)
-        flags = IFF_UP | IFF_NOARP
-        up = message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags))
-        refused = await self._netlink.transact([no_link_local, up])
+        refused = await self._netlink.transact([encode_no_link_local(index), encode_up(index, IFF_UP | IFF_NOARP)])
         if refused.get(0) in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
             del refused[0]  # without IPv6 in this kernel there is no link-local address either
         for number in refused.values():
@@ -111,10 +107,26 @@ class Links(NetlinkClient):
         index = interface_index(name)
         if index is None:
             return
-        refused = await self._netlink.transact([message(RTM_DELLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0))])
+        refused = await self._netlink.transact([encode_delete_link(index)])
         for number in refused.values():
             if number != errno.ENODEV:
                 raise KernelError(f"cannot delete {name}: {describe_errno(number)}; delete it by hand", errno=number)
+
+
+def encode_no_link_local(index: int) -> bytes:
+    """Have the kernel give the link no IPv6 link-local address."""
+    mode = nested(IFLA_AF_SPEC, nested(AF_INET6, u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_MODE_NONE)))
+    return message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0) + mode)
+
+
+def encode_up(index: int, flags: int = IFF_UP) -> bytes:
+    """Set these flags of the link."""
+    return message(RTM_SETLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, flags, flags))
+
+
+def encode_delete_link(index: int) -> bytes:
+    """Delete the link, with its addresses and routes."""
+    return message(RTM_DELLINK, 0, LINK_HEADER.pack(AF_UNSPEC, 0, index, 0, 0))
 
 
 def _parse_link(payload: bytes) -> LinkState:

@@ -23,7 +23,6 @@ from kroute.kernel.netlink.message import (
     unpack_address,
 )
 from kroute.kernel.netlink.rtnetlink import (
-    ADDR_GEN_MODE_NONE,
     ADDRESS_HEADER,
     IFA_ADDRESS,
     IFA_CACHEINFO,
@@ -32,7 +31,6 @@ from kroute.kernel.netlink.rtnetlink import (
     IFF_UP,
     IFLA_AF_SPEC,
     IFLA_IFNAME,
-    IFLA_INET6_ADDR_GEN_MODE,
     IFLA_INFO_KIND,
     IFLA_LINKINFO,
     LINK_HEADER,
@@ -45,7 +43,6 @@ from kroute.kernel.netlink.rtnetlink import (
     RTA_PRIORITY,
     RTA_TABLE,
     RTA_VIA,
-    RTM_DELLINK,
     RTM_GETLINK,
     RTM_NEWADDR,
     RTM_NEWLINK,
@@ -146,23 +143,10 @@ def encode_alias(index: int, alias: str) -> bytes:
     return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + text(IFLA_IFALIAS, alias))
 
 
-def encode_no_link_local(index: int) -> bytes:
-    mode = nested(IFLA_AF_SPEC, nested(socket.AF_INET6, u8(IFLA_INET6_ADDR_GEN_MODE, ADDR_GEN_MODE_NONE)))
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + mode)
-
-
-def encode_up(index: int) -> bytes:
-    return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, IFF_UP, IFF_UP))
-
-
 def encode_conf(index: int, number: int, value: int) -> bytes:
     """Set an IPv4 setting of one link."""
     conf = nested(IFLA_AF_SPEC, nested(socket.AF_INET, nested(IFLA_INET_CONF, u32(number, value))))
     return message(RTM_SETLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0) + conf)
-
-
-def encode_delete_link(index: int) -> bytes:
-    return message(RTM_DELLINK, 0, LINK_HEADER.pack(0, 0, index, 0, 0))
 
 
 def encode_vip(index: int, vip: str) -> bytes:

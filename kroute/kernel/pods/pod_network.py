@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.net.addresses import encode_unbind, parse_address
+from kroute.kernel.net.links import encode_delete_link, encode_no_link_local, encode_up
 from kroute.kernel.net.policy_routing import RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE
 from kroute.kernel.net.steering import TABLE
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, address_family, message
@@ -42,11 +43,8 @@ from kroute.kernel.pods.messages import (
     encode_alias,
     encode_conf,
     encode_create,
-    encode_delete_link,
     encode_link_query,
     encode_new_route,
-    encode_no_link_local,
-    encode_up,
     encode_vip,
     interface_of,
     parse_link,
