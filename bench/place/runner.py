@@ -37,6 +37,20 @@ class Runner:
         self._agent: subprocess.Popen[bytes] | None = None
         self._log = shared / "agent.log"
 
+    async def do_rehearse(self, argv: list[str], within: float) -> None:
+        """Run `kroute ARGV...` in a namespace without network until it knows that no API server answers.
+
+        After that the files of the program are in memory, as they are on a node that has just pulled the image.
+        """
+        with tempfile.TemporaryDirectory(dir="/run") as state_dir:
+            alone = ["unshare", "--net", sys.executable, "-m", "kroute", *argv, "--state-dir", state_dir]
+            agent = await asyncio.create_subprocess_exec(*alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            assert agent.stdout is not None
+            async with asyncio.timeout(within):
+                await agent.stdout.readuntil(b'"api.away"')
+                agent.terminate()
+                await agent.communicate()
+
     async def do_start(self, argv: list[str], profile: bool) -> float:
         """Start `kroute ARGV...` with an empty log. Returns the Unix time just before the start."""
         (self._state_dir / "ready").unlink(missing_ok=True)

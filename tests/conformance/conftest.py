@@ -1,13 +1,11 @@
 """kroute runs on every node during these tests; each test applies its own objects and deletes them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
 from tests.lab.cluster import Node, Pod
-from tests.lab.deployment import Deployment
-from tests.lab.feed import feed_for
+from tests.lab.deployment import Deployment, deployed
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import World
 
@@ -21,12 +19,8 @@ Serve = Callable[..., Awaitable[Node]]
 @pytest.fixture(scope="package")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """kroute on every node, for all tests. A test requests `kroute` instead."""
-    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
-    asyncio.run(deployed.start(*FLAGS))
-    try:
-        yield deployed
-    finally:
-        asyncio.run(deployed.cleanup())
+    with deployed(world.cluster, tmp_path_factory.mktemp("feed"), *FLAGS) as running:
+        yield running
 
 
 @pytest.fixture

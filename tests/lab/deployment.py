@@ -1,14 +1,15 @@
 """kroute on the nodes of the lab's cluster, with one source of objects."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tests.lab import objects
 from tests.lab.cluster import Cluster, Node
-from tests.lab.feed import Feed
+from tests.lab.feed import Feed, feed_for
 from tests.lab.hosts import OpenStream
 from tests.lab.kroute_process import KrouteProcess
 
@@ -124,6 +125,20 @@ class Deployment:
         while self._touched:
             cleanup = await self.cluster.node(self._touched.pop()).kroute("cleanup")
             assert await cleanup.wait() == 0, cleanup.log.read_text()
+
+
+@contextmanager
+def deployed(cluster: Cluster, directory: Path, *flags: str, nodes: tuple[str, ...] = ()) -> Iterator[Deployment]:
+    """Start kroute on the nodes (by default all) for the tests of a module, and clean up behind them.
+
+    `directory` is for the feed's files.
+    """
+    deployment = Deployment(cluster, feed_for(cluster, directory))
+    asyncio.run(deployment.start(*flags, nodes=nodes))
+    try:
+        yield deployment
+    finally:
+        asyncio.run(deployment.cleanup())
 
 
 def _serves_nothing(node: Node) -> None:

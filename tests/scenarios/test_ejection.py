@@ -10,8 +10,7 @@ import pytest
 from tests.lab.allocation import Addresses, Allocator
 from tests.lab.answers import ask_json
 from tests.lab.cluster import Pod
-from tests.lab.deployment import Deployment, eventually
-from tests.lab.feed import feed_for
+from tests.lab.deployment import Deployment, deployed, eventually
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
@@ -26,12 +25,8 @@ A_WHILE = 12.0
 
 @pytest.fixture(scope="module")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
-    asyncio.run(deployed.start("--masquerade-all", nodes=("node1",)))
-    try:
-        yield deployed
-    finally:
-        asyncio.run(deployed.cleanup())
+    with deployed(world.cluster, tmp_path_factory.mktemp("feed"), "--masquerade-all", nodes=("node1",)) as running:
+        yield running
 
 
 class Served:

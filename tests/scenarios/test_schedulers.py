@@ -4,7 +4,6 @@ The weights of kroute's real servers are 1, so where a scheduler heeds weights a
 resyncs are too far apart to repair that.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
@@ -13,8 +12,7 @@ import pytest
 from tests.lab.allocation import Allocator
 from tests.lab.cluster import Node
 from tests.lab.crowd import clients, crowd, targets
-from tests.lab.deployment import Deployment, eventually
-from tests.lab.feed import feed_for
+from tests.lab.deployment import Deployment, deployed, eventually
 from tests.lab.hosts import Host, OpenConnection
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
@@ -23,12 +21,9 @@ from tests.scenarios.conftest import World
 @pytest.fixture(scope="module")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """kroute on node1, for all tests of this file."""
-    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
-    asyncio.run(deployed.start("--masquerade-all", "--resync-period", "1h", nodes=("node1",)))
-    try:
-        yield deployed
-    finally:
-        asyncio.run(deployed.cleanup())
+    flags = ("--masquerade-all", "--resync-period", "1h")
+    with deployed(world.cluster, tmp_path_factory.mktemp("feed"), *flags, nodes=("node1",)) as running:
+        yield running
 
 
 class Balanced:

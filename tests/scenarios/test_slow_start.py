@@ -1,14 +1,12 @@
 """A new endpoint's share of the connections climbs beside those that serve already, through a restart of the agent."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from kroute.model.plan import SLOW_START_STEPS
-from tests.lab.deployment import Deployment, eventually, goes_on
-from tests.lab.feed import feed_for
+from tests.lab.deployment import Deployment, deployed, eventually, goes_on
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
 
@@ -21,12 +19,8 @@ ANNOTATIONS = {"kroute.io/service.scheduler": "wrr", "kroute.io/slow-start": f"{
 
 @pytest.fixture(scope="module")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
-    asyncio.run(deployed.start("--masquerade-all", nodes=("node1",)))
-    try:
-        yield deployed
-    finally:
-        asyncio.run(deployed.cleanup())
+    with deployed(world.cluster, tmp_path_factory.mktemp("feed"), "--masquerade-all", nodes=("node1",)) as running:
+        yield running
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=["IPv4", "IPv6"])

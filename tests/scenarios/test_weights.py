@@ -1,6 +1,5 @@
 """Connections are divided by weight, and a weight that changes costs no open connection."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
@@ -8,8 +7,7 @@ import pytest
 
 from tests.lab.allocation import Allocator
 from tests.lab.crowd import clients, crowd, targets
-from tests.lab.deployment import Deployment, eventually, goes_on
-from tests.lab.feed import feed_for
+from tests.lab.deployment import Deployment, deployed, eventually, goes_on
 from tests.lab.objects import Object, endpoint_slices, node, service
 from tests.scenarios.conftest import World
 
@@ -52,12 +50,9 @@ def nodes(world: World, **weights: int) -> list[Object]:
 @pytest.fixture(scope="module")
 def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """kroute on node1, which watches the Pods that have weights, for all tests of this file."""
-    deployed = Deployment(world.cluster, feed_for(world.cluster, tmp_path_factory.mktemp("feed")))
-    asyncio.run(deployed.start("--masquerade-all", "--pod-weights", "--resync-period", "1h", nodes=("node1",)))
-    try:
-        yield deployed
-    finally:
-        asyncio.run(deployed.cleanup())
+    flags = ("--masquerade-all", "--pod-weights", "--resync-period", "1h")
+    with deployed(world.cluster, tmp_path_factory.mktemp("feed"), *flags, nodes=("node1",)) as running:
+        yield running
 
 
 class Served:
