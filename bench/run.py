@@ -84,6 +84,7 @@ class _Measurement:
         async with Session.open(self._node, self._workload, self._firewall) as session:
             if self._wants("tools"):
                 await self._batch_tools()
+            self._done(pace={"seconds": await self._node.ask("pace")})
             await session.rehearse()
             await session.calibrate(self._plan.lengths.calm)
             empty = session.baseline

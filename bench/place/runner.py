@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 PORT = 7070
+PACE_ADDITIONS = 5_000_000
 _READY_POLL = 0.1
 """Seconds. What it costs counts as the agent's, so it is seldom; no figure depends on when it is seen."""
 _LINE_LIMIT = 1 << 26
@@ -97,6 +98,13 @@ class Runner:
     async def do_clock(self) -> float:
         """The Unix time here."""
         return time.time()
+
+    async def do_pace(self) -> float:
+        """The seconds that a fixed loop of Python takes here, so that hours and machines can be compared."""
+        began, total = time.perf_counter(), 0
+        for number in range(PACE_ADDITIONS):
+            total += number
+        return time.perf_counter() - began
 
     async def do_content(self) -> dict[str, int]:
         """How many objects of each kind the kernel holds."""

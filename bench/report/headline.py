@@ -57,6 +57,7 @@ GOALS: Sequence[Goal] = (
         "x",
         {},
     ),
+    Goal("the node's pace: five million additions in Python", lambda run: run["pace"]["seconds"], "s", {}),
 )
 
 

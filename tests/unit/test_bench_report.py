@@ -43,6 +43,7 @@ def a_run(services: int, number: int = 0) -> dict:
         "services": services,
         "firewall": "nftables",
         "endpoints": 10,
+        "pace": {"seconds": 0.8},
         "tools": {
             "ipvsadm": services / 100,
             "ip_routes": services / 1000,
