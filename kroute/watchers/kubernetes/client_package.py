@@ -86,7 +86,6 @@ with _left_out():
     from kubernetes_asyncio.config import (
         ConfigException,
         kube_config,
-        load_incluster_config,
         load_kube_config,
     )
     from kubernetes_asyncio.config.exec_provider import ExecProvider
@@ -96,6 +95,5 @@ __all__ = [
     "Configuration",
     "ExecProvider",
     "kube_config",
-    "load_incluster_config",
     "load_kube_config",
 ]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import credentials
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.authentication import kubeconfig as by_file
+from kroute.watchers.kubernetes.authentication import service_account
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
@@ -53,7 +54,7 @@ class TestCredentials:
                 assert elsewhere.requests == []
 
     async def test_a_rotated_token_file_is_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(credentials, "REFRESH_PERIOD", 0.0)
+        monkeypatch.setattr(by_file, "REFRESH_PERIOD", 0.0)
         token = tmp_path / "token"
         token.write_text("first")
         async with ApiServer(token="first") as server:
@@ -142,12 +143,10 @@ class TestCertificates:
             await api.get(NODES)
 
     async def test_a_pod_uses_its_service_account(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from kubernetes_asyncio.config import incluster_config
-
         certificate, key = make_certificate(tmp_path, "cluster")
         (tmp_path / "token").write_text("pod-token")
-        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-        monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(certificate))
+        (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+        monkeypatch.setattr(service_account, "DIRECTORY", tmp_path)
         async with tls_server(certificate, key, token="pod-token") as server:
             monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
             monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))

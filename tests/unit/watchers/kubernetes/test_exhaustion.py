@@ -5,28 +5,26 @@ import errno
 import resource
 import socket
 import stat
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kubernetes_asyncio.config import incluster_config
 from structlog.testing import capture_logs
 
 from kroute.backoff import exhaustion
 from kroute.model.kinds import SERVICES
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import api_facts, credentials
+from kroute.watchers.kubernetes import api_facts
 from kroute.watchers.kubernetes.api import Api, _new_client
-from kroute.watchers.kubernetes.client_package import Configuration
+from kroute.watchers.kubernetes.authentication import kubeconfig, service_account
+from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.timing import Timing
 from tests import starting
 from tests.apiserver import ApiServer
 from tests.openings import EVENTS, Openings
+from tests.unit.watchers.kubernetes.authentication.test_exec_plugin import ANSWER, VERSION
 from tests.unit.watchers.kubernetes.test_api import make_certificate
-from tests.unit.watchers.kubernetes.test_exec_plugin import ANSWER, VERSION
 from tests.unit.watching import Follower, Pauses, running, service
 
 NODES = "/api/v1/nodes"
@@ -43,7 +41,8 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def _always_read_again_and_ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "REFRESH_PERIOD", 0.0)
+    for module in (kubeconfig, service_account):
+        monkeypatch.setattr(module, "REFRESH_PERIOD", 0.0)
     starting.do_not_wait(monkeypatch)
 
 
@@ -144,18 +143,10 @@ async def test_the_files_of_a_service_account_are_read_in_the_end(
     token, authority = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("secret")
     authority.write_text("not looked at")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", timedelta(0))
-    loaded = credentials.load_incluster_config
+    monkeypatch.setattr(service_account, "DIRECTORY", tmp_path)
     openings = Openings(number)
     async with ApiServer(token="secret") as server:
-
-        def load(client_configuration: Any) -> None:
-            loaded(client_configuration, token_filename=str(token), cert_filename=str(authority))
-            client_configuration.host, client_configuration.ssl_ca_cert = server.url, None
-
-        monkeypatch.setattr(credentials, "load_incluster_config", load)
+        monkeypatch.setattr(service_account, "_host", lambda: server.url)
         async with await opened(Settings(node_name="a"), openings) as api:
             assert {str(token), str(authority)} <= {name for _, name, _ in openings.failed}
             openings.failed.clear()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kroute.settings import Settings
-from kroute.watchers.kubernetes import credentials
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.authentication import kubeconfig as by_file
+from kroute.watchers.kubernetes.authentication.service_account import InClusterCredentials
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
 from tests.apiserver import ApiServer
 
@@ -33,7 +34,7 @@ def settings(kubeconfig: Path) -> Settings:
 
 @pytest.fixture(autouse=True)
 def always_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "REFRESH_PERIOD", 0.0)
+    monkeypatch.setattr(by_file, "REFRESH_PERIOD", 0.0)
 
 
 @pytest.mark.parametrize("text", WORN.values(), ids=WORN)
@@ -78,23 +79,15 @@ async def test_a_spoilt_token_is_an_error_of_the_request_until_it_is_whole_again
 async def test_the_token_of_a_service_account_may_be_anything(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token, authority = tmp_path / "token", tmp_path / "ca.crt"
-    token.write_bytes(text)
-    authority.write_text("certificate")
+    (tmp_path / "token").write_bytes(text)
+    (tmp_path / "ca.crt").write_text("certificate")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-
-    def load(client_configuration: Any) -> None:
-        from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
-
-        InClusterConfigLoader(str(token), str(authority)).load_and_set(client_configuration)
-
-    monkeypatch.setattr(credentials, "load_incluster_config", load)
     if text in WORN.values():
-        assert await credentials.InClusterCredentials().headers() == {"authorization": "Bearer secret"}
+        assert await InClusterCredentials(tmp_path).headers() == {"authorization": "Bearer secret"}
     else:
         with pytest.raises(ConfigurationError) as refusal:
-            await credentials.InClusterCredentials().headers()
+            await InClusterCredentials(tmp_path).headers()
         assert len(str(refusal.value)) < 500
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kroute.watchers.kubernetes.authentication import exec_plugin
-from kroute.watchers.kubernetes.credentials import KubeconfigCredentials
+from kroute.watchers.kubernetes.authentication.kubeconfig import KubeconfigCredentials
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 VERSION = "client.authentication.k8s.io/v1"

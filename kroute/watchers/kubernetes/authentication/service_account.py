@@ -1,0 +1,73 @@
+"""The service account of a Pod: Kubernetes puts its token and the server's authority into each of its containers.
+
+The variables and files are those of client-go's `rest.InClusterConfig`. The kubelet replaces the token's file before
+the token ends (BoundServiceAccountToken), so it is read again every minute.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from kroute.watchers.kubernetes.authentication.configuration import (
+    REFRESH_PERIOD,
+    Configuration,
+    authorization,
+    sentence,
+)
+from kroute.watchers.kubernetes.errors import ConfigurationError
+
+DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+
+_FAILURES = (OSError, ValueError)
+"""With what reading a file or a variable ends; ValueError: it is no text."""
+
+
+class InClusterCredentials:
+    """The Pod's service account. Raises ConfigurationError if this is no Pod of a cluster."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        directory = directory or DIRECTORY
+        self._token_file = directory / "token"
+        try:
+            host = _host()
+            self._read_token()
+            authority = directory / "ca.crt"
+            if not _text(authority):
+                raise ValueError(f"{authority} is empty")
+        except _FAILURES as error:
+            raise ConfigurationError(
+                f"no API server: this is not a Pod of a cluster ({error}); "
+                "give --kubeconfig FILE, --master URL or --manifests DIR"
+            ) from error
+        self.configuration = Configuration(host, ssl_ca_cert=str(authority))
+
+    async def refresh(self, *, rejected: bool = False) -> None:
+        """Read the token's file again after a minute, or when the server has refused the token."""
+        if not rejected and time.monotonic() - self._read_at < REFRESH_PERIOD:
+            return
+        try:
+            self._read_token()
+        except _FAILURES as error:
+            raise ConfigurationError(f"the service account's token cannot be read: {sentence(error)}") from error
+
+    async def headers(self) -> dict[str, str]:
+        """The header with the service account's token. Raises ConfigurationError if HTTP cannot carry it."""
+        return authorization(f"Bearer {self._token}")
+
+    def _read_token(self) -> None:
+        token = _text(self._token_file)
+        if not token:
+            raise ValueError(f"{self._token_file} is empty")
+        self._token, self._read_at = token, time.monotonic()
+
+
+def _host() -> str:
+    host, port = (os.environ.get(name, "") for name in (HOST, PORT))
+    if not (host and port):
+        raise ValueError(f"{HOST} and {PORT} are not set")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _text(file: Path) -> str:
+    return file.read_text()
