@@ -98,12 +98,12 @@ class Exchange:
         return b"".join(self._http.send(event) or b"" for event in [*events, h11.EndOfMessage()])
 
     def _request(self, event: h11.Request) -> Request:
-        if event.http_version not in {b"1.0", b"1.1"}:
-            raise MalformedError
+        method = event.method.decode("ascii")
+        self._is_head = method == "HEAD"
+        if method == "CONNECT" or event.http_version not in {b"1.0", b"1.1"}:
+            raise MalformedError  # CONNECT asks for a tunnel (RFC 9110, 9.3.6): an answer with 200 would promise one
         fields: dict[str, str] = {}
         for raw_name, raw_value in event.headers:
             name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
             fields[name] = f"{fields[name]}, {value}" if name in fields else value
-        method = event.method.decode("ascii")
-        self._is_head = method == "HEAD"
         return Request(method, event.target.decode("ascii"), fields, self._port)

@@ -15,6 +15,8 @@ PORT = 10256
 PIECES = st.sampled_from(
     [
         b"GET",
+        b"HEAD / ",
+        b"CONNECT / ",
         b" ",
         b"/",
         b"?a=%zz",
@@ -83,6 +85,8 @@ def test_a_head_that_never_ends_is_refused_when_it_is_too_long() -> None:
         pytest.param(b"\x16\x03\x01", id="TLS, as soon as it begins"),
         pytest.param(b"GET /\r\n\r\n", id="HTTP 0.9"),
         pytest.param(b"GET / HTTP/2.0\r\n\r\n", id="another version"),
+        pytest.param(b"HEAD / HTTP/1.2\r\nHost: a\r\n\r\n", id="another version, and no body is wanted"),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", id="a tunnel"),
         pytest.param(b"GET  / HTTP/1.1\r\n\r\n", id="two spaces"),
         pytest.param(b"G\0T / HTTP/1.1\r\n\r\n", id="a method that is no token"),
         pytest.param(b"GET /\xe4 HTTP/1.1\r\n\r\n", id="a target that is not encoded"),
@@ -95,20 +99,25 @@ def test_a_head_that_never_ends_is_refused_when_it_is_too_long() -> None:
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * LONGEST_HEAD + b"\r\n\r\n", id="too long"),
     ],
 )
-def test_what_is_no_request_is_refused(received: bytes) -> None:
+def test_what_is_no_request_is_refused_and_answered(received: bytes) -> None:
+    exchange = Exchange(PORT)
     with pytest.raises(MalformedError):
-        Exchange(PORT).receive(received)
+        exchange.receive(received)
+    assert exchange.answer(text(HTTPStatus.BAD_REQUEST, "no")).startswith(b"HTTP/1.1 400 ")
 
 
 @given(st.lists(PIECES | st.binary(max_size=3), max_size=12).map(b"".join))
 def test_whatever_arrives_is_a_request_or_is_refused(received: bytes) -> None:
+    exchange = Exchange(PORT)
     try:
-        asked = Exchange(PORT).receive(received + b"\r\n\r\n")
+        asked = exchange.receive(received + b"\r\n\r\n")
     except MalformedError:
-        return
+        asked = None
+        assert exchange.answer(text(HTTPStatus.BAD_REQUEST, "no"))
     if asked is not None:
         assert isinstance(asked.query, dict)
         assert re.fullmatch(r"\S+", asked.method)
+        assert exchange.answer(text(HTTPStatus.OK, "yes"))
 
 
 def test_an_answer_says_its_length_its_time_and_that_it_is_the_last() -> None:

@@ -87,6 +87,8 @@ async def test_head_gets_the_same_headers_and_no_body(port: int) -> None:
     [
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", id="TLS"),
         pytest.param(b"GET\r\n\r\n", id="no path"),
+        pytest.param(b"HEAD / HTTP/1.2\r\nHost: node\r\n\r\n", id="another version"),
+        pytest.param(b"CONNECT node:80 HTTP/1.1\r\nHost: node\r\n\r\n", id="a tunnel"),
         pytest.param(b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", id="a header of 100 kB"),
         pytest.param(b"GET / HTTP/1.1\r\nno colon\r\n\r\n", id="a malformed header"),
     ],
