@@ -121,12 +121,14 @@ class DirectReturn(Controller):
     def _may_be_live(self, plan: ServicePlan, vip: str) -> bool:
         """Whether all is ready behind a VIP. One that nobody serves is live too: clients are refused at once.
 
-        But not if it is only that no pod is ready yet, since a process of the node could answer in its place.
+        But not if it is only that no pod is ready yet, since a process of the node could answer in its place. Of one
+        that is delivered a newer plan, or another run, passes the stages in its turn; where source ranges are not
+        enforced in time, service_proxy closes the port.
         """
-        if vip not in self._steered and not self._gate.has_passed(plan, SERVED, ENTRIES_PREPARED):
-            return False
-        if _is_restricted(plan, family_of(vip)) and not self._gate.has_passed(plan, ENFORCED[family_of(vip)]):
-            return False
+        if vip not in self._steered:
+            enforced = [ENFORCED[family_of(vip)]] if _is_restricted(plan, family_of(vip)) else []
+            if not self._gate.has_passed(plan, SERVED, ENTRIES_PREPARED, *enforced):
+                return False
         planned = {it.key: it for it in plan.virtual_servers if it.key.address == vip and it.real_servers}
         return not planned or any(it.real_servers for it in self._prepared.served(plan, planned).values())
 

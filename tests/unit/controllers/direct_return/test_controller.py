@@ -1,10 +1,12 @@
 """A VIP on no link is delivered last, and a pod gets packets by a tunnel only when it is ready for them."""
 
 import errno
+from itertools import permutations
 from pathlib import Path
 from socket import AF_INET
 
 import msgspec
+import pytest
 
 from kroute.controllers.direct_return.pods import LINGER
 from kroute.kernel.net.steering import Steer
@@ -176,3 +178,31 @@ async def test_without_the_setting_there_is_no_controller_and_nothing_is_read(tm
     assert node.wiring.direct_return is None
     await node.start(plan("web", 1, server(VIP, 80, POD)))
     assert node.clients.tunnels.mark is None
+
+
+def restricted(generation: int, *pods: str, ranges: str = "192.0.2.0/24") -> ServicePlan:
+    """The plan of a Service with direct return and source ranges."""
+    port = (VIP, 6, 80)
+    own = (SetEntry(AddressSet.RESTRICTED, port), SetEntry(AddressSet.SOURCE_RANGE, (*port, ranges)))
+    ordinary = direct(generation, *pods)
+    return msgspec.structs.replace(ordinary, set_entries=(*ordinary.set_entries, *own))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+async def test_a_restricted_vip_stays_delivered_while_its_service_changes_and_over_a_restart(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.add_pod(POD)
+    await node.start(restricted(1, POD, REMOTE))
+    assert node.clients.tunnels.addresses == {VIP}
+    node.kernel.writes.clear()
+    node.broadcaster.publish([restricted(2, POD)])
+    await node.settle(order)
+    assert [it for it in node.kernel.writes if isinstance(it, Steer)] == []
+    again = node.restarted(direct_return=True)
+    again.clients.tunnels.pods, again.clients.tunnels.mark = node.clients.tunnels.pods, node.clients.tunnels.mark
+    again.clients.tunnels.addresses = node.clients.tunnels.addresses
+    await again.start(restricted(1, POD), order=order)
+    assert [it for it in again.kernel.writes if isinstance(it, Steer)] == []
+    assert again.clients.tunnels.addresses == {VIP}
