@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from kroute.comparison.forwarding import WRONG_METHOD, WRONG_METHODS, differing_methods
 from kroute.kernel.ipvs.objects import (
-    MASQUERADING,
     TUNNEL,
     RealServerKey,
     RealServerState,
@@ -110,15 +110,6 @@ def options_of(server: VirtualServer) -> VirtualServerOptions:
     return VirtualServerOptions(server.scheduler, flags, timeout, prefix)
 
 
-def method_of(server: VirtualServer) -> str:
-    """How the kernel should forward to all of its real servers."""
-    return TUNNEL if server.is_tunnelled else MASQUERADING
-
-
-WRONG_METHOD = -1
-"""The weight, which no plan has, of a real server that is forwarded to in another way than the others."""
-
-
 def in_order_of_addition(applied: Mapping[RealServerKey, RealServerState]) -> list[RealServerKey]:
     """The real servers of a virtual server, as the kernel lists them, from the oldest to the newest."""
     return list(applied)[::-1]
@@ -133,8 +124,9 @@ def in_terms_of_plans(
     """
     options = applied.options
     is_tunnelled = any(it.method == TUNNEL for key, it in applied.real_servers.items() if key not in draining)
+    wrong = WRONG_METHODS[is_tunnelled]
     real_servers = [
-        RealServer(*key, real.weight if (real.method == TUNNEL) == is_tunnelled else WRONG_METHOD)
+        RealServer(*key, real.weight if real.method not in wrong else WRONG_METHOD)
         for key in in_order_of_addition(applied.real_servers)
         if key not in draining and (real := applied.real_servers[key])
     ]
@@ -154,10 +146,10 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
     """Whether the kernel has exactly what is desired, with nothing that drains. Quicker than `in_terms_of_plans`."""
     if len(applied.real_servers) != len(desired.real_servers):
         return False
-    is_tunnelled = desired.is_tunnelled
+    wrong = WRONG_METHODS[desired.is_tunnelled]
     for address, port, weight in desired.real_servers:
         real = applied.real_servers.get((address, port))
-        if real is None or real.weight != weight or (real.method == TUNNEL) is not is_tunnelled:
+        if real is None or real.weight != weight or real.method in wrong:
             return False
     if options_of(desired) != applied.options:
         return False
@@ -167,8 +159,13 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
 def has_real_servers(
     applied: Mapping[RealServerKey, RealServerState], server: VirtualServer, draining: Collection[RealServerKey]
 ) -> bool:
-    """Whether the kernel has the real servers of `server` with their weights, and beside them only `draining` ones."""
-    serving = {key: real.weight for key, real in applied.items() if key not in draining}
+    """Whether the kernel serves as `server` says, by weight and method, and has beside that only `draining` ones."""
+    wrong = WRONG_METHODS[server.is_tunnelled]
+    serving = {
+        key: real.weight if real.method not in wrong else WRONG_METHOD
+        for key, real in applied.items()
+        if key not in draining
+    }
     if serving != {(address, port): weight for address, port, weight in server.real_servers}:
         return False
     return server.scheduler not in SCHEDULERS_BY_ORDER or is_in_order(applied, server)
@@ -233,8 +230,8 @@ def differences(key: VirtualServerKey, desired: VirtualServer | None, applied: V
     if applied is None:
         return [f"virtual server {key} is missing"] if wanted else []
     found = [*_differing_options(key, wanted, applied), *_differing_real_servers(wanted, applied.real_servers)]
-    if wanted is not None and (wanted.is_tunnelled or any(it.method == TUNNEL for it in applied.real_servers.values())):
-        found += _differing_methods(wanted, applied.real_servers)
+    if wanted is not None:
+        found += differing_methods(wanted, applied.real_servers)
     if wanted and wanted.scheduler in SCHEDULERS_BY_ORDER and not is_in_order(applied.real_servers, wanted):
         found.append(f"virtual server {key} has its real servers in another order: nodes choose differently")
     if not found and wanted is None:
@@ -286,13 +283,4 @@ def _differing_real_servers(
         f"real server {address}:{port} takes new connections and was not planned"
         for address, port in sorted(applied.keys() - weights.keys())
         if applied[address, port].weight
-    ]
-
-
-def _differing_methods(wanted: VirtualServer, applied: Mapping[RealServerKey, RealServerState]) -> list[str]:
-    method, planned = method_of(wanted), {(it.address, it.port) for it in wanted.real_servers}
-    return [
-        f"real server {address}:{port} is forwarded to by {applied[address, port].method}, not {method}"
-        for address, port in sorted(planned & applied.keys())
-        if applied[address, port].method != method
     ]

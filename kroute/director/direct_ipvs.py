@@ -1,6 +1,6 @@
 """IPVS as a director uses it: every real server gets its packets by direct routing (`ipvsadm -g`)."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from kroute.kernel.clients import VirtualServerTable
 from kroute.kernel.errors import Failure
@@ -15,22 +15,27 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.objects import MASQUERADING, RealServerKey, RealServerState
 from kroute.kernel.ipvs.outlines import Outlines
+
+_AS_PLANNED = {DIRECT_ROUTING: MASQUERADING, MASQUERADING: DIRECT_ROUTING}
+"""What plans call the kernel's methods: they know of masquerading alone, so that is what would be wrong here."""
 
 
 class DirectIpvs:
-    """A VirtualServerTable whose real servers are written in direct-routing mode."""
+    """A VirtualServerTable in which what plans call masquerading is direct routing."""
 
     def __init__(self, ipvs: VirtualServerTable) -> None:
         self._ipvs = ipvs
 
-    def scan(
+    async def scan(
         self, expected: Collection[VirtualServerKey] = ()
     ) -> AsyncIterator[list[tuple[VirtualServerKey, VirtualServerState]]]:
-        return self._ipvs.scan(expected)
+        async for part in self._ipvs.scan(expected):
+            yield [(key, state._replace(real_servers=_as_planned(state.real_servers))) for key, state in part]
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
-        return await self._ipvs.real_servers(keys)
+        return {key: _as_planned(there) for key, there in (await self._ipvs.real_servers(keys)).items()}
 
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         return await self._ipvs.options(keys)
@@ -51,3 +56,7 @@ def directly_routed(change: IpvsChange) -> IpvsChange:
     if isinstance(change, AddRealServer | SetRealServer):
         return change._replace(method=DIRECT_ROUTING)
     return change
+
+
+def _as_planned(there: Mapping[RealServerKey, RealServerState]) -> dict[RealServerKey, RealServerState]:
+    return {key: real._replace(method=_AS_PLANNED.get(real.method, real.method)) for key, real in there.items()}

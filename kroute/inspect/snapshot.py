@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
+from kroute.comparison.forwarding import method_of
 from kroute.comparison.virtual_servers import (
     TAKES_CONNECTIONS,
     WORST_FIRST,
@@ -12,7 +13,6 @@ from kroute.comparison.virtual_servers import (
     condition_of,
     is_climbing,
     is_ejected,
-    method_of,
     missing_real_servers,
     options_of,
     real_server_condition,

@@ -86,6 +86,11 @@ class IpvsContract:
         }
         assert found == {KEY: (options, 3), OTHER: (VirtualServerOptions(), 0)}
 
+    async def test_the_outlines_show_virtual_servers_of_any_protocol(self, node: Node) -> None:
+        foreign = (47, "10.9.9.9", 80)
+        assert await node.ipvs.write([AddVirtualServer(foreign, VirtualServerOptions())]) == []
+        assert [parse_outline_key(key) for key in await node.ipvs.outlines()] == [foreign]
+
     async def test_an_outline_changes_with_options_and_number_alone(self, node: Node) -> None:
         await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
         first = await node.ipvs.outlines()

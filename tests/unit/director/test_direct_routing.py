@@ -14,10 +14,12 @@ from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddVirtualServer,
     DeleteRealServer,
+    SetRealServer,
     SyncDaemon,
     SyncRole,
     VirtualServerOptions,
 )
+from kroute.kernel.ipvs.objects import MASQUERADING
 from kroute.kernel.net.addresses import BindAddress, RenewAddress, UnbindAddress
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, RealServer, ServicePlan, Vip, VirtualServer, VirtualServerKey
@@ -268,6 +270,10 @@ async def test_between_resyncs_a_look_finds_what_others_have_changed(state_dir: 
     await director.resync()
     assert await director.ipvs.read() == whole
     assert (statistics().resyncs, statistics().repairs) == (2, 1)
+    await director.ipvs.write([SetRealServer((6, VIP, 80), ("10.0.0.1", 80), 1, MASQUERADING)])
+    await director.resync()
+    assert await director.ipvs.read() == whole
+    assert (statistics().resyncs, statistics().repairs) == (3, 2)
     director.kernel.delete_address("eth0", VIP)
     await director.resync()
     assert director.bound == {VIP}

@@ -153,10 +153,10 @@ class TableLook:
                 return
 
 
-def _differing(before: Outlines, now: Outlines) -> set[VirtualServerKey]:
-    """The virtual servers whose outlines differ."""
+def _differing(before: Outlines, now: Outlines) -> set[KernelKey]:
+    """The virtual servers whose outlines differ. Foreign ones may have a protocol that no plan knows."""
     pairs = now.items() ^ before.items() if now != before else set()
-    return {planned_key(parse_outline_key(key)) for key, _ in pairs}
+    return {parse_outline_key(key) for key, _ in pairs}
 
 
 def _is_as_written(outline: bytes | None, server: VirtualServer | None, draining: Collection[RealServerKey]) -> bool:

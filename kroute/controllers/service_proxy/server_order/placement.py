@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import TypeAlias
 
-from kroute.comparison.virtual_servers import in_order_of_addition, method_of, options_of
+from kroute.comparison.forwarding import method_of
+from kroute.comparison.virtual_servers import in_order_of_addition, options_of
 from kroute.kernel.ipvs.client import AddRealServer, DeleteRealServer, IpvsChange, RealServerKey, RealServerState
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import VirtualServer

@@ -13,6 +13,7 @@ from kroute.controllers.service_proxy.looks import table_look
 from kroute.controllers.service_proxy.looks.table_look import LEAST_A_LOOK, TableLook
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import (
+    DIRECT_ROUTING,
     AddRealServer,
     AddVirtualServer,
     DeleteRealServer,
@@ -25,6 +26,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
 )
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
+from kroute.kernel.ipvs.objects import TUNNEL
 from kroute.model.plan import VirtualServer
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs
@@ -70,6 +72,8 @@ DAMAGES: dict[str, list[IpvsChange]] = {
     "real server added": [AddRealServer(KEY, ("10.66.0.1", 8080), 1)],
     "real server exchanged": [DeleteRealServer(KEY, REAL), AddRealServer(KEY, ("10.66.0.1", 8080), 1)],
     "weight changed": [SetRealServer(KEY, REAL, 7)],
+    "forwarding method changed": [SetRealServer(KEY, REAL, 1, DIRECT_ROUTING)],
+    "forwarding method of IPv6 changed": [SetRealServer(KEY6, REAL6, 1, TUNNEL)],
     "order of mh changed": [DeleteRealServer(KEY_MH, REAL), AddRealServer(KEY_MH, REAL, 1)],
     "virtual server of IPv6 deleted": [DeleteVirtualServer(KEY6)],
     "options of IPv6 changed": [SetVirtualServer(KEY6, VirtualServerOptions("wlc"))],
@@ -133,11 +137,12 @@ async def test_damage_to_what_kroute_has_just_written_is_found(tmp_path: Path, c
     assert node.service_proxy.statistics().repairs == 1
 
 
-async def test_foreign_virtual_servers_come_and_go_without_a_reason(tmp_path: Path) -> None:
-    node = await serving(tmp_path)
-    await damage(node, AddVirtualServer(FOREIGN, OPTIONS), AddRealServer(FOREIGN, REAL, 1))
+@pytest.mark.parametrize("protocol", [6, 47])
+async def test_foreign_virtual_servers_come_and_go_without_a_reason(tmp_path: Path, protocol: int) -> None:
+    node, foreign = await serving(tmp_path), (protocol, *FOREIGN[1:])
+    await damage(node, AddVirtualServer(foreign, OPTIONS), AddRealServer(foreign, REAL, 1))
     await node.resync()
-    await damage(node, DeleteVirtualServer(FOREIGN))
+    await damage(node, DeleteVirtualServer(foreign))
     await node.resync()
     assert resyncs(node) == 1
 
