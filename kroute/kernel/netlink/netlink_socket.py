@@ -67,7 +67,6 @@ class NetlinkSocket:
         self._sequence = 0
         self._busy = asyncio.Lock()
         self._chunk_messages = CHUNK_MESSAGES
-        self._datagram = memoryview(bytearray(RECEIVE_SIZE))
 
     async def open(self, groups: Sequence[int] = (), only: Sequence[Instruction] = ()) -> None:
         """Make the socket and join the groups, behind a filter; KernelError when the kernel lacks the protocol."""
@@ -158,10 +157,9 @@ class NetlinkSocket:
     def receive_now(self) -> bytes | None:
         """The next datagram; None if none waits."""
         try:
-            size = self._opened().recv_into(self._datagram)
+            return self._opened().recv(RECEIVE_SIZE)
         except BlockingIOError:
             return None
-        return self._datagram[:size].tobytes()
 
     def drain(self) -> None:
         """Drop the datagrams that wait, and what the kernel dropped; for a caller that reads the state again."""

@@ -177,11 +177,9 @@ class Kernel:
     def send(self, buffer: bytes) -> int:
         return len(buffer)
 
-    def recv_into(self, buffer: memoryview) -> int:
+    def recv(self, size: int) -> bytes:
         if self._datagrams:
-            datagram = self._datagrams.pop(0)[: len(buffer)]
-            buffer[: len(datagram)] = datagram
-            return len(datagram)
+            return self._datagrams.pop(0)[:size]
         if self._lost:
             raise BlockingIOError
         self._lost = True

@@ -1,7 +1,15 @@
 """What a TLS connection to the API server needs."""
 
 import ssl
+from asyncio.sslproto import SSLProtocol
 from typing import Any
+
+READ_AT_ONCE = 64 << 10
+"""Bytes that asyncio takes from a connection with TLS at once.
+
+Each connection keeps a buffer of this size, and for each record, of at most 16 KiB, a new one is made. With asyncio's
+256 KiB, the connections of four watches hold 1 MiB, and the large buffers make reading a list take 1.6 times as long.
+"""
 
 
 def context_for(configuration: Any) -> ssl.SSLContext:
@@ -11,6 +19,7 @@ def context_for(configuration: Any) -> ssl.SSLContext:
 
     Raises OSError: a file cannot be used.
     """
+    SSLProtocol.max_size = READ_AT_ONCE  # for all connections of the process: asyncio has no other way
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if not configuration.verify_ssl:
         context.check_hostname = False

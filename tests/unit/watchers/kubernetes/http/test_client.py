@@ -4,9 +4,12 @@ import asyncio
 import errno
 import gzip
 import ssl
+import tracemalloc
+from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +17,7 @@ from kroute.watchers.kubernetes.http import client as module
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import INFLATED_AT_ONCE, LONGEST_HEAD, Answer, HttpError
 from kroute.watchers.kubernetes.http.proxies import proxy_to
+from kroute.watchers.kubernetes.http.tls import READ_AT_ONCE, context_for
 from tests.unit.watchers.kubernetes.test_api import make_certificate
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -223,6 +227,24 @@ class TestConnections:
         with pytest.raises(ConnectionRefusedError) as raised:
             await get(HttpClient(f"http://localhost:{port}", None))
         assert raised.value.errno == errno.ECONNREFUSED
+
+
+async def test_a_connection_with_tls_holds_a_small_buffer(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "server")
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(certificate, key)
+    configuration = SimpleNamespace(verify_ssl=True, ssl_ca_cert=certificate, cert_file=None)
+    kept = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
+    tracemalloc.start()
+    try:
+        async with listening(saying(kept), serving) as port:
+            client = HttpClient(f"https://127.0.0.1:{port}", context_for(configuration))
+            assert await body_of(await get(client)) == b"x" * 200_000
+            traced = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, sslproto.__file__)])
+            await client.close()
+    finally:
+        tracemalloc.stop()
+    assert max(trace.size for trace in traced.traces) <= READ_AT_ONCE + 1024
 
 
 async def test_a_request_has_what_a_server_needs() -> None:
