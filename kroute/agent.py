@@ -31,7 +31,7 @@ from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
-from kroute.runtime.runner import opened, stop_signal
+from kroute.runtime.runner import opened
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from kroute.telemetry import statistics
@@ -47,7 +47,7 @@ from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 if TYPE_CHECKING:
-    from kroute.watchers.kubernetes.reflector import Reflector
+    from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 log = structlog.get_logger(__name__)
 
@@ -222,9 +222,13 @@ class Agent:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
 
 
-async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
-    """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
-    stop = stop_signal()
+async def serve(
+    settings: Settings, loop_watch: LoopWatch, stop: asyncio.Event, cluster: "FollowedCluster | None" = None
+) -> int:
+    """Run an agent until `stop` is set; returns the exit code. `loop_watch` watches the event loop in which this runs.
+
+    `cluster` is followed already (`kroute.start`). Without it the source that the settings name is opened here.
+    """
     choice, missing = await patiently("looking for what is missing", lambda: preflight.look_at_node(settings))
     for prerequisite in missing:
         log.error("prerequisite.missing", prerequisite=str(prerequisite))
@@ -236,7 +240,8 @@ async def serve(settings: Settings, loop_watch: LoopWatch) -> int:
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
-            agent = await patiently("starting", lambda: opened(stack, partial(_agent, settings, choice, loop_watch)))
+            make = partial(_agent, settings, choice, loop_watch, cluster)
+            agent = await patiently("starting", lambda: opened(stack, make))
             await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
@@ -253,10 +258,17 @@ async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
     return await cleanup.undo_and_log(settings, state_dir)
 
 
-async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stack: AsyncExitStack) -> Agent:
-    """An agent that follows the source that the settings name. `stack` closes the kernel and the API connection."""
+async def _agent(
+    settings: Settings,
+    choice: Choice,
+    loop_watch: LoopWatch,
+    cluster: "FollowedCluster | None",
+    stack: AsyncExitStack,
+) -> Agent:
+    """An agent that follows the source that the settings name. `stack` closes the kernel and what is opened here."""
     interfaces = await read_node_interfaces(settings.dummy_interface)
     kernel = await stack.enter_async_context(open_kernel(settings.proc_sys, only=node_clients(settings)))
+    node = settings, interfaces, kernel, choice
     directory = settings.manifests
     if directory is not None:
         files: list[ManifestWatcher] = []
@@ -265,26 +277,18 @@ async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stac
             files.append(ManifestWatcher(directory, sink, watched(settings)))
             await files[0].run()
 
-        node = settings, interfaces, kernel, choice
         return Agent(*node, read, loop_watch=loop_watch, faults=lambda: [it for one in files for it in one.faults])
-    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  costs 0.15 s and 15 MiB; not for manifests
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  not for manifests
     from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher  # noqa: PLC0415
-    from kroute.watchers.kubernetes.watcher import KubernetesWatcher  # noqa: PLC0415
+    from kroute.watchers.kubernetes.watcher import followed  # noqa: PLC0415
 
-    api = await stack.enter_async_context(await Api.open(settings))
-    reflectors: dict[str, Reflector] = {}
-
-    async def follow(sink: Sink) -> None:
-        watcher = KubernetesWatcher(api, sink, kinds=watched(settings))
-        reflectors.update(watcher.reflectors)
-        await watcher.run()
-
-    agent = Agent(
-        settings,
-        interfaces,
-        kernel,
-        choice,
-        follow,
+    if cluster is None:
+        cluster = await stack.enter_async_context(followed(await Api.open(settings), watched(settings)))
+    api, reflectors = cluster.api, cluster.watcher.reflectors
+    log.info("api.configured", server=api.server)
+    return Agent(
+        *node,
+        cluster.pass_on,
         api.when_up,
         loop_watch=loop_watch,
         watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
@@ -292,5 +296,3 @@ async def _agent(settings: Settings, choice: Choice, loop_watch: LoopWatch, stac
         follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
         keep_to=api.peers.keep_to,
     )
-    log.info("api.configured", server=api.server)
-    return agent

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kroute import agent, backoff
+from kroute import backoff
+from kroute import start as start_of_an_agent
 from kroute.director import director
 from kroute.director.settings import DirectorSettings
 from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.watchers.kubernetes import server_presence
+from kroute.watchers.kubernetes.authentication import kubeconfig
 from tests.apiserver import ApiServer
 from tests.openings import Openings
 from tests.unit.watching import service
@@ -33,12 +35,14 @@ _SLICE = {
     "endpoints": [{"addresses": ["10.244.1.2"], "conditions": {"ready": True}}],
 }
 
+assert kubeconfig  # PyYAML cannot be imported a second time after an import that failed halfway
+
 Serve = Callable[[Settings], Awaitable[int]]
 IsDone = Callable[[], Awaitable[bool]]
 
 
 async def an_agent(settings: Settings) -> int:
-    return await agent.serve(settings, LoopWatch())
+    return await start_of_an_agent.serve(settings, LoopWatch())
 
 
 async def a_director(settings: Settings, interface: str = "lo") -> int:

@@ -5,13 +5,13 @@ from typing import Any
 import click
 
 from kroute import logs  # before the agent: it decides what structlog loads
-from kroute.agent import serve
 from kroute.cli.parameters.config_file import tell_of_unused_fields
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.run_options import run_options, settings_of
 from kroute.cli.parameters.settings_log import log_settings
 from kroute.runtime.runner import run_to_the_end
 from kroute.settings import text
+from kroute.start import serve
 from kroute.telemetry.loop_watch import LoopWatch
 
 

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from kroute import agent
-from kroute.checks import preflight
+from kroute import agent, start
+from kroute.checks import finding, preflight
 from kroute.director import director
 from kroute.firewall import backend, succession
 from kroute.kernel import modules
 from kroute.kernel.net.addresses import Addresses, InterfaceAddress
+from kroute.settings import Settings
+from kroute.telemetry.loop_watch import LoopWatch
+from kroute.watchers.kubernetes.errors import ConfigurationError
 from tests import starting
+from tests.apiserver import ApiServer
 from tests.fakes.kernel import FakeKernel, FakeLink
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 from tests.openings import EVENTS, Openings
 from tests.unit.fake_node import new_kernel
+from tests.unit.watching import eventually, service
 
 MOST_ERRORS = max(map(len, EVENTS.values()))
 
@@ -68,3 +73,33 @@ async def test_it_is_ready_though_everything_that_it_opens_fails_once(
     logs = await starting.start(serve, tmp_path, openings, is_served)
     assert not starting.DEFECTS & {line["event"] for line in logs}
     assert len(openings.failed) > 30
+
+
+class TestOrder:
+    """The lists are requested before anything else is done; what goes wrong is said in its usual order."""
+
+    async def test_all_is_listed_while_the_node_is_looked_at(
+        self, kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listed: list[set[str]] = []
+        async with ApiServer() as server:
+            server.apply(service("web"))
+
+            async def look(_settings: Settings) -> tuple[None, list[finding.Finding]]:
+                await eventually(lambda: len({it.path for it in server.requests}) == 3)
+                listed.append({it.path for it in server.requests})
+                return None, [finding.failed("modules", "something is missing", "get it")]
+
+            monkeypatch.setattr(preflight, "look_at_node", look)
+            settings = Settings(node_name="node1", master=server.url, state_dir=tmp_path)
+            assert await start.serve(settings, LoopWatch()) == 1
+        assert listed == [{"/api/v1/services", "/api/v1/nodes", "/apis/discovery.k8s.io/v1/endpointslices"}]
+
+    async def test_what_is_missing_on_the_node_is_said_before_what_is_wrong_with_the_kubeconfig(
+        self, kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = Settings(node_name="node1", kubeconfig=tmp_path / "absent", state_dir=tmp_path)
+        with pytest.raises(ConfigurationError, match="absent cannot be read"):
+            await start.serve(settings, LoopWatch())
+        monkeypatch.setattr(preflight, "has_capability", lambda _number: False)
+        assert await start.serve(settings, LoopWatch()) == 1

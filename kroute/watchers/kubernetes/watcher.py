@@ -1,9 +1,13 @@
 """Follow a cluster by its API."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from kroute.model.kinds import WATCHED, WatchedKind
+from kroute.model.objects import Change
+from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.reflector import Reflector
 from kroute.watchers.kubernetes.requests import Requests
 from kroute.watchers.kubernetes.timing import Timing
@@ -28,3 +32,43 @@ class KubernetesWatcher:
         async with asyncio.TaskGroup() as group:
             for kind, reflector in self._reflectors.items():
                 group.create_task(reflector.run(), name=f"watch {kind}")
+
+
+class FollowedCluster:
+    """A cluster that is followed already. `pass_on` takes what has come before it was called, and what comes then."""
+
+    def __init__(self, api: Api, kinds: Iterable[WatchedKind]) -> None:
+        self.api = api
+        self._kept: deque[Sequence[Change]] = deque()
+        self._sink: Sink = self._kept.append
+        self.watcher = KubernetesWatcher(api, self._take, kinds=kinds)
+
+    async def pass_on(self, sink: Sink) -> None:
+        """Pass on every change, in the order in which they came, until cancelled. To be called once."""
+        while self._kept:
+            sink(self._kept.popleft())
+            await asyncio.sleep(0)
+        self._sink = sink
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._sink = _ignore
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self._sink(changes)
+
+
+def _ignore(_changes: Sequence[Change]) -> None:
+    """Take the changes that come when nobody follows any more."""
+
+
+@asynccontextmanager
+async def followed(api: Api, kinds: Iterable[WatchedKind]) -> AsyncIterator[FollowedCluster]:
+    """Follow a cluster inside of the block, from its beginning on. In the end `api` is closed."""
+    async with api, asyncio.TaskGroup() as group:
+        cluster = FollowedCluster(api, kinds)
+        watching = group.create_task(cluster.watcher.run(), name="watch")
+        try:
+            yield cluster
+        finally:
+            watching.cancel()

@@ -23,6 +23,12 @@ OF_KUBECONFIGS = (
     *("yaml", "dateutil", "kubernetes_asyncio", "urllib3", "six", "email", "http.client", "tempfile", "calendar"),
 )
 """What only the library needs that reads kubeconfigs: 0.05 s and 2 MiB."""
+BEFORE_THE_LISTS = "from kroute.cli import main, run\nfrom kroute.watchers.kubernetes import api, watcher"
+AGENT = f"{BEFORE_THE_LISTS}\nfrom kroute import agent\nfrom kroute.watchers.kubernetes import api_facts"
+"""Programs that import what `kroute run` does."""
+BEFORE_THE_LISTS_AT_MOST = 310
+OF_A_STEP = 20
+"""The most modules of a step of `kroute.start`: the event loop waits for so long."""
 OF_AN_AGENT = 490
 """The most modules that `kroute run` imports before it looks for its API server: each costs some 0.4 ms, and 1 ms in
 the lab's machine. There were 700."""
@@ -38,7 +44,34 @@ def imported(program: str) -> set[str]:
 
 
 def test_an_agent_does_not_load_what_it_does_not_use_at_once() -> None:
-    assert imported("from kroute.cli import run\nfrom kroute.watchers.kubernetes import api") & {*UNUSED} == set()
+    assert imported(AGENT) & {*UNUSED} == set()
+
+
+def test_the_lists_are_requested_before_most_of_an_agent_is_loaded() -> None:
+    names = imported(BEFORE_THE_LISTS)
+    assert len(names) < BEFORE_THE_LISTS_AT_MOST
+    rooms = {".".join(it.split(".")[:2]) for it in names}
+    later = {"agent", "checks", "comparison", "controllers", "firewall", "http", "inspect", "planning"}
+    assert rooms & {f"kroute.{room}" for room in later} == set()
+
+
+def test_the_steps_in_which_the_others_are_loaded_are_short() -> None:
+    program = f"""
+{BEFORE_THE_LISTS}
+import importlib, sys
+from kroute import start
+for name in start.STEPS:
+    before = len(sys.modules)
+    importlib.import_module(name)
+    print(len(sys.modules) - before, name)
+    if name == start.STEPS[-1]:
+        print("after:", *{{*sys.modules}})
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *steps, after = shown.stdout.splitlines()
+    lengths = {name: int(number) for number, name in map(str.split, steps)}
+    assert {name for name, length in lengths.items() if not 0 < length <= OF_A_STEP} == set()
+    assert {*after.split()[1:]} - imported(f"{BEFORE_THE_LISTS}\nfrom kroute import agent") <= {"kroute.start"}
 
 
 def test_an_agent_in_a_pod_loads_nothing_that_reads_kubeconfigs(tmp_path: Path) -> None:
@@ -47,8 +80,7 @@ def test_an_agent_in_a_pod_loads_nothing_that_reads_kubeconfigs(tmp_path: Path) 
     program = f"""
 import os
 from pathlib import Path
-from kroute.cli import run
-from kroute.watchers.kubernetes import api, api_facts, watcher
+{AGENT}
 from kroute.watchers.kubernetes.authentication.service_account import InClusterCredentials
 os.environ |= {{"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "6443"}}
 print(InClusterCredentials(Path({str(tmp_path)!r})).configuration.host)
@@ -57,7 +89,7 @@ print(InClusterCredentials(Path({str(tmp_path)!r})).configuration.host)
 
 
 def test_an_agent_loads_few_modules() -> None:
-    names = imported("from kroute.cli import main, run")
+    names = imported("from kroute.cli import main, run\nfrom kroute import agent")
     assert len(names) < OF_AN_AGENT
     assert {name.partition(".")[0] for name in names} & {"yaml", "aiohttp", "kubernetes_asyncio", "dateutil"} == set()
 

@@ -1,13 +1,26 @@
 """The cluster is followed by one reflector for each resource."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from kroute.model.objects import EndpointSlice, Node, Service
+from kroute.model.kinds import WATCHED
+from kroute.model.objects import Change, EndpointSlice, Node, Service
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
-from kroute.watchers.kubernetes.watcher import KubernetesWatcher
+from kroute.watchers.kubernetes.watcher import FollowedCluster, KubernetesWatcher, followed
 from tests.apiserver import ApiServer
-from tests.unit.watching import Follower, Pauses, endpoint_slice, key, labelled, node, quick, running, service
+from tests.unit.watching import (
+    Follower,
+    Pauses,
+    endpoint_slice,
+    eventually,
+    key,
+    labelled,
+    node,
+    quick,
+    running,
+    service,
+)
 
 
 async def test_services_slices_and_nodes_are_followed(tmp_path: Path, follower: Follower) -> None:
@@ -51,3 +64,41 @@ async def test_trouble_with_one_resource_does_not_stop_the_others(tmp_path: Path
                 await follower.until(lambda: bool(follower.items))
                 server.faults.clear()
                 await follower.until(lambda: Node in follower.listed)
+
+
+class TestFollowedCluster:
+    """A cluster is followed before anybody takes what comes."""
+
+    async def test_what_has_come_already_is_passed_on_first_and_then_what_comes(self, follower: Follower) -> None:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+            server.apply(service("early"))
+            async with followed(api, WATCHED) as cluster:
+                reflectors = cluster.watcher.reflectors
+                await eventually(lambda: all(it.resource_version for it in reflectors.values()))
+                assert follower.items == {}
+                async with running(cluster.pass_on(follower)):
+                    await follower.until(lambda: set(follower.listed) == {Service, EndpointSlice, Node})
+                    assert follower.items.keys() == {(Service, key("early"))}
+                    server.apply(service("late"))
+                    await follower.until(lambda: (Service, key("late")) in follower.items)
+                server.delete("Service", "early", "default")
+                await eventually(lambda: reflectors["Service"].known == 1)
+                assert (Service, key("early")) in follower.items  # nobody takes it any more
+
+    async def test_what_comes_while_the_first_is_passed_on_waits_its_turn(self) -> None:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+            cluster, taken = FollowedCluster(api, WATCHED), list[Sequence[Change]]()
+            batches: list[list[Change]] = [[] for _ in range(4)]
+            cluster._take(batches[0])
+            cluster._take(batches[1])
+
+            def take(changes: Sequence[Change]) -> None:
+                taken.append(changes)
+                if changes is batches[0]:
+                    cluster._take(batches[2])
+
+            async with running(cluster.pass_on(take)):
+                await eventually(lambda: len(taken) == 3)
+                cluster._take(batches[3])
+                await eventually(lambda: len(taken) == 4)
+            assert [*map(id, taken)] == [*map(id, batches)]

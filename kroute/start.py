@@ -1,0 +1,83 @@
+"""Start an agent: ask the API server for everything first, and load most of the program while it answers.
+
+Importing what an agent consists of takes as long as listing a thousand Services. The lists need a quarter of it only:
+the settings, the API client, and the types of the objects. So these are loaded first, connections are opened, and the
+lists are requested. The other modules follow in small steps, between which the event loop takes what has arrived: TLS
+goes on, and objects are decoded and kept. Then the agent looks at its node, as `kroute.agent.serve` says, and takes
+what was kept.
+
+What goes wrong with the lists early is not said here. The agent tries again where its turn to open the API comes, so
+that what is missing on the node is said first, and every error in its usual place.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kroute.backoff import exhaustion, patiently
+from kroute.model.kinds import watched
+from kroute.runtime.runner import stop_signal
+from kroute.settings import Settings
+from kroute.watchers.kubernetes.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kroute.telemetry.loop_watch import LoopWatch
+    from kroute.watchers.kubernetes.watcher import FollowedCluster
+
+STEPS = (
+    "kroute.kernel.ipset",
+    "kroute.kernel.ipvs.client",
+    "kroute.kernel.node_kernel",
+    "kroute.checks.preflight",
+    "kroute.reconcile.staged_controller",
+    "kroute.controllers.route_fix",
+    "kroute.controllers.service_proxy.virtual_servers",
+    "kroute.controllers.service_proxy.controller",
+    "kroute.controllers.node_controllers",
+    "kroute.planning.frontends",
+    "kroute.planning.endpoint_reasons",
+    "kroute.planning.catalog",
+    "kroute.inspect.answers",
+    "kroute.telemetry.statistics",
+    "kroute.telemetry.events",
+    "kroute.telemetry.observation",
+    "kroute.agent",
+)
+"""What the agent consists of, in an order in which each module needs few that are not loaded yet. The last one needs
+all of them; the others only divide its import into steps of some 10 ms."""
+TURNS = 4
+"""Turns of the event loop before each step: what has arrived passes through as many tasks on its way."""
+
+
+async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
+    """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
+    stop = stop_signal()
+    async with AsyncExitStack() as stack:
+        cluster = await _followed_early(settings, stack)
+        await patiently("loading kroute's modules", _load)
+        from kroute import agent  # noqa: PLC0415
+
+        return await agent.serve(settings, loop_watch, stop, cluster)
+
+
+async def _followed_early(settings: Settings, stack: AsyncExitStack) -> "FollowedCluster | None":
+    """The cluster, whose lists are requested now; None for manifests, or if it cannot be followed yet."""
+    if settings.manifests is not None:
+        return None
+    from kroute.watchers.kubernetes.api import Api  # noqa: PLC0415  not for manifests
+    from kroute.watchers.kubernetes.watcher import followed  # noqa: PLC0415
+
+    try:
+        return await stack.enter_async_context(followed(await Api.open(settings), watched(settings)))
+    except Exception as error:
+        if isinstance(error, ConfigurationError) or exhaustion(error) is not None:
+            return None
+        raise
+
+
+async def _load() -> None:
+    for name in STEPS:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        import_module(name)
