@@ -86,22 +86,21 @@ class Steering(NetlinkClient):
         return set(found)
 
     async def has_rules(self, mark: int) -> bool:
-        """Whether each family has one rule, with this mark."""
-        return all([await self._rules(family) == [_rule(family, mark)] for family in FAMILIES])
+        """Whether each family that the kernel has has one rule, with this mark."""
+        return all([await self._rules(family) in (None, [_rule(family, mark)]) for family in FAMILIES])
 
     async def ensure_rules(self, mark: int) -> list[str]:
-        """Have one rule for each family, with this mark; returns what was not so. Raises KernelError."""
+        """Have one rule for each family of the kernel, with this mark; returns what was not so. Raises KernelError."""
         wrong: list[str] = []
         for family in FAMILIES:
             right = _rule(family, mark)
-            found = await self._rules(family)
+            if (found := await self._rules(family)) is None:
+                continue
             surplus = [it for it in found if it != right]
             changes = [message(RTM_DELRULE, 0, it) for it in surplus]
             if right not in found:
                 changes.append(message(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, right))
             for number in (await self._netlink.transact(changes)).values() if changes else ():
-                if family == socket.AF_INET6 and number == errno.EAFNOSUPPORT:
-                    continue
                 if number not in {errno.ENOENT, errno.EEXIST}:
                     sentence = f"cannot write the rule that delivers packets to VIPs: {describe_errno(number)}"
                     raise KernelError(f"{sentence}; trying again", errno=number)
@@ -123,17 +122,18 @@ class Steering(NetlinkClient):
         addresses = await self.read()
         for failure in await self.write([Steer(it, is_wanted=False) for it in sorted(addresses)]):
             raise KernelError(str(failure), errno=failure.errno)
-        rules = [rule for family in FAMILIES for rule in await self._rules(family)]
+        rules = [rule for family in FAMILIES for rule in await self._rules(family) or ()]
         await self._netlink.transact([message(RTM_DELRULE, 0, it) for it in rules])
         return bool(addresses or rules)
 
-    async def _rules(self, family: int) -> list[bytes]:
+    async def _rules(self, family: int) -> list[bytes] | None:
+        """The rules of a family that are ours; None if the kernel is without that family."""
         query = message(RTM_GETRULE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
         try:
             return await self._netlink.request(query, lambda _, it: _parse_rule(it))
         except KernelError as error:
             if family == socket.AF_INET6 and error.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
-                return []
+                return None
             raise
 
 

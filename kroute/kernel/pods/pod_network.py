@@ -56,6 +56,8 @@ from kroute.kernel.pods.messages import (
 ALIAS = "kroute direct return"
 MOST_ROUTES = 64
 """Routes of a pod that are copied."""
+MOST_SEGMENT = 65535 - 40
+"""Bytes; see ip_metrics_convert in net/ipv4/metrics.c."""
 LOOSE = 2
 """rp_filter of the tunnel's link: answers leave by another link. The greater of this and `all` holds."""
 _BEFORE = re.compile(r": arp_ignore=(\d) arp_announce=(\d) on (\S{1,15})$")
@@ -66,6 +68,14 @@ class PodTunnel(NamedTuple):
 
     address: str
     vips: frozenset[str]
+
+
+def greatest_segment(mtu: int, kind: TunnelKind) -> int:
+    """The MSS, in bytes, that leaves room for the outer header; 0, which is the kernel's own, if there is no room.
+
+    Whoever is in the pod may give its link any MTU. The kernel keeps no greater MSS than MOST_SEGMENT.
+    """
+    return min(max(0, mtu - kind.overhead - kind.headers), MOST_SEGMENT)
 
 
 class PodNetwork:
@@ -151,7 +161,7 @@ class PodNetwork:
 
     async def _routing(self, link: PodLink, own: PodLink, vips: frozenset[str]) -> list[str]:
         """The rules and routes of the answers. Routes come first: a rule to an empty table changes nothing."""
-        advmss = own.mtu - self._kind.overhead - self._kind.headers
+        advmss = greatest_segment(own.mtu, self._kind)
         routes = await self._routes()
         found = {copy: it for it in routes if table_of(it) == TABLE and (copy := copied_route(it, 0)) is not None}
         others = (it for it in routes if table_of(it) != TABLE and interface_of(it) != link.ifindex)
