@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel import modules
+from kroute.kernel.net import steering
+from kroute.kernel.net.steering import Steer
 from kroute.kernel.pods.client import LINKS, Tunnels
 from kroute.kernel.pods.pod_network import PodTunnel
 from tests.kernel import contracts_tunnels
@@ -99,3 +101,30 @@ def _looks(node: RealTunnelNode, pid: int) -> Iterator[str]:
         for what in ("address", "rule", "route show table all"):
             yield node.inside(pid, f"ip -{family} {what}")
     yield node.inside(pid, "cat /proc/sys/net/ipv4/conf/eth0/arp_ignore /proc/sys/net/ipv4/conf/eth0/arp_announce")
+
+
+async def test_routes_of_other_tables_are_not_listed(node: RealTunnelNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that speaks BGP may have all routes of the internet."""
+    node.add_pod(POD, POD6)
+    assert await node.tunnels.steered() == set()  # there is no such table yet
+    listed: list[bytes] = []
+    parse = steering._parse_route
+
+    def parsed(payload: bytes) -> str | None:
+        listed.append(payload)
+        return parse(payload)
+
+    monkeypatch.setattr(steering, "_parse_route", parsed)
+    assert await node.tunnels.steer([Steer(VIP), Steer(VIP6)]) == []
+    assert await node.tunnels.steered() == {VIP, VIP6}
+    assert len(listed) == 2
+
+
+async def test_a_pod_with_the_smallest_mtu_is_prepared(node: RealTunnelNode) -> None:
+    pid = node.add_pod(POD)
+    node.inside(pid, "ip route add default dev eth0")
+    node.inside(pid, "ip link set eth0 mtu 68")
+    [namespace] = await node.tunnels.find([POD])
+    tunnel = PodTunnel(POD, frozenset({VIP}))
+    assert await node.tunnels.prepare(namespace, tunnel)
+    assert await node.tunnels.prepare(namespace, tunnel) == []

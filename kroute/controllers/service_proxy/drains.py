@@ -98,18 +98,17 @@ class Drains:
     ) -> list[tuple[VirtualServerKey, RealServerKey]]:
         """The real servers in `table`, the result of a poll, that may be deleted.
 
-        These have no connections, have drained for longer than the timeout, or are not TCP's.
+        These have no connections, have drained for longer than the timeout, or are not TCP's; or somebody else has
+        deleted them.
         """
         return [
             (key, real_server)
             for key in map(planned_key, table)
             for real_server, start in self._since.get(key, {}).items()
-            if (state := table[key].get(real_server)) is not None
-            and (
-                key.protocol != Protocol.TCP
-                or state.active + state.inactive == 0
-                or (self._timeout > 0 and now >= start + self._timeout)
-            )
+            if (state := table[key].get(real_server)) is None
+            or key.protocol != Protocol.TCP
+            or state.active + state.inactive == 0
+            or (self._timeout > 0 and now >= start + self._timeout)
         ]
 
     def _look_at_ages(self) -> None:

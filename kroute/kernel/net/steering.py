@@ -78,11 +78,16 @@ class Steering(NetlinkClient):
         super().__init__(NETLINK_ROUTE)
 
     async def read(self) -> set[str]:
-        """The addresses in the table."""
+        """The addresses in the table. The kernel lists no other table, which may have all routes of the internet."""
         found: list[str] = []
         for family in FAMILIES:
-            query = message(RTM_GETROUTE, NLM_F_DUMP, ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-            found += await self._netlink.request(query, lambda _, it: _parse_route(it))
+            header = ROUTE_HEADER.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+            query = message(RTM_GETROUTE, NLM_F_DUMP, header + u32(RTA_TABLE, TABLE))
+            try:
+                found += await self._netlink.request(query, lambda _, it: _parse_route(it))
+            except KernelError as error:
+                if error.errno != errno.ENOENT:  # there is no such table before its first route
+                    raise
         return set(found)
 
     async def has_rules(self, mark: int) -> bool:

@@ -123,6 +123,19 @@ async def test_a_draining_real_server_is_no_reason(tmp_path: Path) -> None:
     assert resyncs(node) == 1
 
 
+async def test_the_drain_of_a_real_server_that_another_program_has_deleted_ends(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    both = REAL6, ("fd01::2", 8080)
+    for real in both:
+        node.ipvs.set_connections(KEY6, real, 1, 0)
+    await node.apply(plan("web", 2, server(VIP, 80, "10.1.0.1", "10.1.0.2"), server(VIP6, 80), of_web(2)[2]))
+    assert [it.weight for it in (await node.ipvs.read())[KEY6].real_servers.values()] == [0, 0]
+    await damage(node, *(DeleteRealServer(KEY6, real) for real in both))
+    await node.resync()
+    assert KEY6 not in await node.ipvs.read()
+    assert resyncs(node) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [DeleteVirtualServer(KEY), DeleteRealServer(KEY, REAL), SetVirtualServer(KEY, VirtualServerOptions("wlc"))],
