@@ -1,35 +1,18 @@
-"""Logs are events: one line for each change, JSON in a pod, colours on a terminal.
+"""Logs are events: one line for each change, JSON in a pod, colours on a terminal."""
 
-structlog loads rich where it is installed, to draw tracebacks that plain text shows as well. That costs 0.05 s and
-4 MiB. This module hides rich while it imports structlog, so an agent must import this module before structlog.
-"""
+from kroute import lean_imports  # noqa: F401  before structlog and msgspec
+
+# isort: split
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
+
+import structlog
 
 from kroute.printable import printable
 from kroute.recent_events import RecentEvents
-
-
-@contextmanager
-def _without(package: str) -> Iterator[None]:
-    """Make a package look as if it were not installed, unless it is already imported."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]  # an import of it then raises ImportError
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-
-
-with _without("rich"):
-    import structlog
-
 
 RECENT = RecentEvents(200)
 """What this process has logged lately. It is global because structlog's configuration is."""

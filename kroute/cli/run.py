@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from kroute import logs  # before the agent: it decides what structlog loads
+from kroute import logs  # before the other modules: it decides what structlog and msgspec load
 from kroute.cli.parameters.config_file import tell_of_unused_fields
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.run_options import run_options, settings_of

@@ -6,7 +6,6 @@ the node's own addresses not at all. Everything else follows from the same objec
 has read them.
 """
 
-import hashlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import msgspec
@@ -48,6 +47,8 @@ async def shared_state(catalog: Catalog, plans: Mapping[ObjectKey, ServicePlan])
 
 async def digest(state: SharedState) -> str:
     """A short text that is the same for equal states. Other tasks run in between."""
+    import hashlib  # noqa: PLC0415  it loads what OpenSSL has of it; an agent needs it once it is asked
+
     found = hashlib.sha256()
     async for batch in sliced(state.virtual_servers):
         found.update(msgspec.json.encode(batch))

@@ -137,6 +137,8 @@ async def resolved(server: str) -> frozenset[str]:
     """The addresses of a server's URL; none while its name cannot be resolved."""
     try:
         host = urlsplit(server).hostname or ""
+        if (address := canonical(host)) is not None:
+            return frozenset({address})
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError, MemoryError, RuntimeError):  # no name (UnicodeError), no memory, no thread
         return frozenset()

@@ -12,6 +12,7 @@ from kroute.runtime import gc_tuning
 from kroute.runtime.gc_tuning import GcTuning
 
 UNUSED = (
+    *("typing_extensions", "hashlib", "email", "multiprocessing", "attr", "encodings.idna", "unicodedata"),
     *("rich", "pygments", "urllib3.connectionpool", "kubernetes_asyncio.client.models.v1_pod", "iptc", "aiohttp.web"),
     *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.page.content"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),

@@ -4,6 +4,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
+from typing import cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import h11
@@ -141,7 +142,7 @@ class HttpClient:
                 host,
                 port,
                 ssl=tls,
-                server_hostname=name if tls is not None else None,
+                server_hostname=_for_ssl(name) if tls is not None else None,
                 happy_eyeballs_delay=NEXT_ADDRESS_AFTER,
             )
         except OSError as error:
@@ -164,11 +165,19 @@ class HttpClient:
         if head.status_code != 200:
             raise HttpError(f"the proxy {proxy.host} refuses the way to {target}: {head.status_code}")
         upgraded = await asyncio.get_running_loop().start_tls(
-            connection.transport, connection, tls, server_hostname=self._server_name
+            connection.transport, connection, tls, server_hostname=_for_ssl(self._server_name)
         )
         if upgraded is None:
             raise HttpError(f"the proxy {proxy.host} closed the connection")
         connection.connection_made(upgraded)
+
+
+def _for_ssl(name: str) -> str:
+    """A server's name as `ssl` takes it: as bytes, unless a letter of it has to be encoded.
+
+    For a str, `ssl` loads the codec of internationalized names in any case, and with it 1 MiB of Unicode's tables.
+    """
+    return cast("str", name.encode()) if name.isascii() else name
 
 
 def _of_all_addresses(error: OSError) -> OSError | None:

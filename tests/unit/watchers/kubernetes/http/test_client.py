@@ -4,6 +4,8 @@ import asyncio
 import errno
 import gzip
 import ssl
+import subprocess
+import sys
 import tracemalloc
 from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -352,3 +354,53 @@ async def test_a_token_goes_before_a_password_in_the_url(headers: dict[str, str]
         await client.close()
     named = [line.partition(": ")[2] for line in heads[0].splitlines() if line.lower().startswith("authorization:")]
     assert named == [sent]
+
+
+class TestNameOfTheServer:
+    """The certificate has to name the server, whose name is encoded only where it needs to be."""
+
+    async def test_an_ascii_name_does_not_load_the_tables_of_unicode(self, tmp_path: Path) -> None:
+        certificate, key = make_certificate(tmp_path, "server")
+        program = f"""
+from kroute import logs  # without rich, which loads them
+import asyncio, ssl, sys
+from types import SimpleNamespace
+from kroute.watchers.kubernetes.api_facts import resolved
+from kroute.watchers.kubernetes.http.client import HttpClient
+from kroute.watchers.kubernetes.http.tls import context_for
+
+async def serve(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write({OK!r})
+    await writer.drain()
+    writer.close()
+
+async def main():
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain({str(certificate)!r}, {str(key)!r})
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=own)
+    url = f"https://127.0.0.1:{{server.sockets[0].getsockname()[1]}}"
+    access = SimpleNamespace(
+        verify_ssl=True, ssl_ca_cert={str(certificate)!r}, cert_file=None, disable_strict_ssl_verification=True
+    )
+    client = HttpClient(url, context_for(access))
+    answer = await client.request("GET", "/", {{}}, {{}}, read_timeout=5.0)
+    print(answer.status, *await resolved(url), "encodings.idna" in sys.modules, "unicodedata" in sys.modules)
+
+asyncio.run(main())
+"""
+        shown = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert shown.stdout.split() == ["200", "127.0.0.1", "False", "False"]
+
+    @pytest.mark.parametrize("name", ["other.example", "bücher.example", "127.0.0.2"])
+    async def test_a_certificate_that_does_not_name_it_is_refused(self, tmp_path: Path, name: str) -> None:
+        certificate, key = make_certificate(tmp_path, "server")
+        own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        own.load_cert_chain(certificate, key)
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        async with listening(saying(OK), own) as port:
+            client = HttpClient(f"https://127.0.0.1:{port}", trusting, server_name=name)
+            with pytest.raises(ssl.SSLCertVerificationError, match=r"mismatch|not valid for"):
+                await get(client)
