@@ -9,6 +9,7 @@ An object leaves when it is applied and no owner wants it. Until it is deleted, 
 to drop it, because the deletion waits for stages of that plan.
 """
 
+import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
@@ -30,10 +31,6 @@ class Delta(NamedTuple, Generic[K, V]):
     desired: V | None
 
 
-def _same(applied: V, desired: V) -> bool:
-    return applied == desired
-
-
 def _never(_desired: V) -> bool:
     return False
 
@@ -53,7 +50,7 @@ class DesiredState(Generic[K, V]):
 
     def __init__(
         self,
-        agree: Callable[[V, V], bool] = _same,
+        agree: Callable[[V, V], bool] = operator.eq,
         is_nothing: Callable[[V], bool] = _never,
         count: Callable[[K, int], None] = _uncounted,
     ) -> None:
@@ -168,14 +165,11 @@ class DesiredState(Generic[K, V]):
 
     def is_right(self, key: K) -> bool:
         """Whether the applied state of the object agrees with the desired one; both may be "not in the kernel"."""
-        applied, desired = self._applied.get(key), self.desired(key)
-        if applied is None:
-            return desired is None or self._is_nothing(desired)
-        return desired is not None and self.agree(applied, desired)
+        return self._is_as_desired(self._applied.get(key), self.desired(key))
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether all objects that this owner wants are right."""
-        return all(self.is_right(key) for key in self.wanted_by(owner))
+        return all(map(self.is_right, self._wanted.get(owner, ())))
 
     def is_in_doubt(self, key: K) -> bool:
         """Whether the object has yet to be compared or written."""
@@ -207,7 +201,7 @@ class DesiredState(Generic[K, V]):
         deltas: list[Delta[K, V]] = []
         for key in keys:
             applied, desired = self._applied.get(key), self.desired(key)
-            if not self.is_right(key):
+            if not self._is_as_desired(applied, desired):
                 deltas.append(Delta(key, applied, desired))
                 continue
             self._in_doubt.discard(key)
@@ -218,6 +212,7 @@ class DesiredState(Generic[K, V]):
 
     def _remember(self, key: K, value: V | None) -> bool:
         """Take in what the kernel has now; returns whether the object is right."""
+        desired = self.desired(key)
         if value is None:
             if self._applied.pop(key, None) is not None:
                 self._count(key, -1)
@@ -225,13 +220,19 @@ class DesiredState(Generic[K, V]):
         else:
             if key not in self._applied:
                 self._count(key, 1)
-            desired = self.desired(key)
-            self._applied[key] = desired if desired is not None and value == desired else value
-        if is_right := self.is_right(key):
+            if desired is not None and value == desired:
+                value = desired
+            self._applied[key] = value
+        if is_right := self._is_as_desired(value, desired):
             self._in_doubt.discard(key)
         else:
             self._in_doubt.add(key)
         return is_right
+
+    def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
+        if applied is None:
+            return desired is None or self._is_nothing(desired)
+        return desired is not None and self.agree(applied, desired)
 
     def _overtake_resync(self, key: K) -> None:
         """Let a resync in progress ignore what it finds of this object: that may be older than this call."""

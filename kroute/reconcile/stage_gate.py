@@ -159,9 +159,10 @@ class StageGate:
     async def advance(self, stage: Stage) -> None:
         """Find the candidates that have passed the stage by now, and say so. Other tasks run in between.
 
-        Only the controller that says the stage calls this.
+        The controllers that wait are woken once, after the last of them: each looks at all that waits. Only the
+        controller that says the stage calls this.
         """
-        passage = self._passages[stage]
+        passage, has_any_passed = self._passages[stage], False
         if not passage.candidates:
             return
         async for candidates in sliced(list(passage.candidates.values())):
@@ -169,27 +170,39 @@ class StageGate:
             for candidate in arrived:
                 del passage.candidates[candidate.key]
             if arrived:
-                self.say(stage, arrived)
+                self._note(stage, arrived)
+                has_any_passed = True
+        if has_any_passed:
+            self._wake(stage)
 
     def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
         """Say that these have passed the stage. A deleted owner is forgotten once it has passed every stage."""
+        self._note(stage, tuple(revisions))
+        self._wake(stage)
+
+    def _note(self, stage: Stage, revisions: Sequence[Revision]) -> None:
         passed = self._passages[stage].passed
-        revisions = tuple(revisions)
         for revision in revisions:
             passed[revision.key] = max(revision.generation, passed.get(revision.key, -1))
             if revision.is_empty:
                 self._forget_when_over(revision)
-        for waiter in self._waiting[stage]:
-            waiter.wake()
         for follower in self._followers:
             follower(stage, revisions)
+
+    def _wake(self, stage: Stage) -> None:
+        for waiter in self._waiting[stage]:
+            waiter.wake()
 
     def has_passed(self, revision: Revision, *stages: Stage) -> bool:
         """Whether this revision, or a newer one of its owner, has passed all the stages.
 
         Raises KeyError for a stage that no controller says.
         """
-        return all(self._passages[stage].passed.get(revision.key, -1) >= revision.generation for stage in stages)
+        owner, generation = revision.key, revision.generation
+        for stage in stages:  # noqa: SIM110  controllers ask this of every object, and a generator costs more than this
+            if self._passages[stage].passed.get(owner, -1) < generation:
+                return False
+        return True
 
     def proceed(self, now: float) -> None:
         """Note that a controller has written something at `now`, in seconds; `progress` keeps the last such time."""

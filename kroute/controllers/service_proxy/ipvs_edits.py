@@ -33,12 +33,13 @@ class Edit(NamedTuple):
     @property
     def is_deletion(self) -> bool:
         """Whether it deletes the virtual server."""
-        return any(isinstance(change, DeleteVirtualServer) for change in self.changes)
+        return DeleteVirtualServer in map(type, self.changes)
 
     @property
     def takes_away(self) -> bool:
         """Whether it deletes the virtual server or a real server, so that connections lose it."""
-        return any(isinstance(it, DeleteVirtualServer | DeleteRealServer) for it in without_moves(self.changes))
+        kinds = set(map(type, without_moves(self.changes)))
+        return DeleteVirtualServer in kinds or DeleteRealServer in kinds
 
 
 def with_scheduler(server: VirtualServer, scheduler: str) -> VirtualServer:

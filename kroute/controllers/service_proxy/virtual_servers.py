@@ -167,8 +167,10 @@ class VirtualServers:
             due = []
             for delta in deltas:
                 key, applied, desired = delta
-                is_free = desired is not None and only_takes_away(applied, self._effective(desired))
-                must_wait = is_leaving(key.address) if desired is None else is_held(key) and not is_free
+                if desired is None:
+                    must_wait = is_leaving(key.address)
+                else:
+                    must_wait = is_held(key) and not only_takes_away(applied, self._effective(desired))
                 if not must_wait and not self._status.is_waiting(key):
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
@@ -191,7 +193,7 @@ class VirtualServers:
         refusals |= {key: self._foreign.refuse(key) for key in not_ours}
         gone = [key for key, one in edits.items() if one.is_deletion and key not in refusals]
         self._ledger.record([VirtualServerDeleted(key) for key in [*gone, *not_ours]])
-        done = [change for change in changes if change.key not in refusals]
+        done = [change for change in changes if change.key not in refusals] if refusals else changes
         self._status.wrote(len(done))
         log_changes(log, without_moves(done), event_of, self._fields)
         for key, moved in moves_in(done).items():

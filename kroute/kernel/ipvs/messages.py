@@ -79,6 +79,7 @@ _COMMANDS: dict[type[object], int] = {
     SetRealServer: CMD_SET_DEST,
     DeleteRealServer: CMD_DEL_DEST,
 }
+_OF_REAL_SERVERS = (AddRealServer, SetRealServer, DeleteRealServer)
 _NEST = struct.Struct("=HH")
 _ENDPOINT = struct.Struct("=HH16sHHHxx")
 """The attributes of an address (IPv4 is padded to IPv6's length) and of a port, in network byte order."""
@@ -88,7 +89,7 @@ _FLAGS = struct.Struct("=II")
 def encode_change(family: int, change: IpvsChange) -> bytes:
     """The message that makes the change; `family` is the number of the IPVS family."""
     command = _COMMANDS[type(change)]
-    if isinstance(change, AddRealServer | SetRealServer | DeleteRealServer):
+    if isinstance(change, _OF_REAL_SERVERS):
         tail = b"" if isinstance(change, DeleteRealServer) else _encode_weight(change.weight, change.method)
         return _encode_head(family, command, change.key, len(tail)) + _encode_real_server(change.real_server) + tail
     service = _encode_key(change.key)

@@ -11,7 +11,7 @@ lower than those of the next request, which skips them.
 import asyncio
 import errno
 import socket
-import sys
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -54,6 +54,7 @@ RECEIVE_SIZE = 64 * 1024
 DUMP_ATTEMPTS = 10
 FLAGS_OFFSET = 6
 SEQUENCE_OFFSET = 8
+_SEQUENCE = struct.Struct("=I")
 
 
 class NetlinkSocket:
@@ -191,8 +192,7 @@ class NetlinkSocket:
         offset = last = 0
         for sequence, piece in enumerate(messages, first):
             last = offset
-            position = offset + SEQUENCE_OFFSET
-            buffer[position : position + 4] = (sequence & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+            _SEQUENCE.pack_into(buffer, offset + SEQUENCE_OFFSET, sequence & 0xFFFFFFFF)
             offset += len(piece)
         buffer[last + FLAGS_OFFSET] |= last_flags
         try:

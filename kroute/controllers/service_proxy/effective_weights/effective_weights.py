@@ -69,6 +69,8 @@ class EffectiveWeights:
 
     def of(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the weights that its real servers should have now."""
+        if not desired.slow_start and desired.ejection is None:
+            return desired
         return self._ejections.effective(self._slow_starts.effective(desired))
 
     async def advance(self) -> None:

@@ -79,7 +79,7 @@ class TableLook:
 
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Write the changes, and remember whose outlines may differ because of them."""
-        self._written.update(planned_key(change.key) for change in changes)
+        self._written.update(map(planned_key, {change.key for change in changes}))
         return await self._ipvs.write(changes)
 
     async def begin(self) -> None:

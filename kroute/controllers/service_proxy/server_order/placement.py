@@ -35,6 +35,8 @@ def moves_in(changes: Sequence[IpvsChange]) -> Counter[KernelKey]:
 
 def moved_in(changes: Sequence[IpvsChange]) -> Set[Endpoint]:
     """The real servers that are deleted and added again."""
+    if DeleteRealServer not in map(type, changes):
+        return set()
     deleted = {(it.key, it.real_server) for it in changes if isinstance(it, DeleteRealServer)}
     return deleted and deleted & {(it.key, it.real_server) for it in changes if isinstance(it, AddRealServer)}
 

@@ -54,10 +54,11 @@ class ServerOrder:
     async def write(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """Write changes. A virtual server that cannot be added may be foreign, so it gets no real servers."""
         additions = [change for change in changes if isinstance(change, AddVirtualServer)]
-        failures = await self._ipvs.write(additions)
-        not_added = {failure.change.key for failure in failures}
         others = [change for change in changes if not isinstance(change, AddVirtualServer)]
-        return failures + await self._write_moves_first([it for it in others if it.key not in not_added])
+        if failures := await self._ipvs.write(additions):
+            not_added = {failure.change.key for failure in failures}
+            others = [change for change in others if change.key not in not_added]
+        return failures + await self._write_moves_first(others)
 
     async def _write_moves_first(self, changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
         """What ends connections is only done when the sysctl has its value again."""
