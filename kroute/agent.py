@@ -6,7 +6,7 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice, node_clients, settled
 from kroute.firewall.succession import replace_others
 from kroute.inspect import agent_socket
-from kroute.inspect.answers import Answers
+from kroute.inspect.agent_socket import Answer
 from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.kinds import watched
 from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
@@ -31,6 +31,7 @@ from kroute.model.plan import NodePlan, Plan
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
+from kroute.runtime.on_demand import OnDemand
 from kroute.runtime.runner import opened
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
@@ -42,7 +43,6 @@ from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
 from kroute.watchers.kubernetes.requests import RequestSeries
 from kroute.watchers.kubernetes.server_presence import ApiWriter
-from kroute.watchers.manifests.watcher import ManifestWatcher
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
@@ -111,12 +111,8 @@ class Agent:
         self._controllers.stage_gate.follow(self._changes.passed)
         parts = self._broadcaster, self._controllers, self._recorder, self._changes
         self._observation = Observation(settings, *parts, self._statistics, self._catalog, faults)
-        self._answers = {
-            **Answers(settings, self._catalog, self._broadcaster, firewall, self._controllers).by_question,
-            **self._observation.answers,
-            statistics.QUESTION: self._counted,
-            statistics.NEWEST_QUESTION: self._measured,
-        }
+        self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
+        self._other_answers = OnDemand(partial(self._load_answers, firewall))
 
     async def run(self, stop: asyncio.Event, state_dir: StateDirectory) -> None:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
@@ -124,10 +120,8 @@ class Agent:
             stack.enter_context(self._gc_tuning)
             malloc_tuning.return_large_blocks()
             await patiently("following the kernel", lambda: stack.enter_async_context(self._controllers))
-            await patiently(
-                "opening the agent's socket",
-                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, self._answers)),
-            )
+            answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
+            await patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -215,8 +209,11 @@ class Agent:
             self._requests(),
         )
 
-    async def _counted(self, _about: str) -> bytes:
-        return msgspec.json.encode(self._statistics())
+    def _load_answers(self, firewall: Choice) -> Callable[[], Mapping[str, Answer]]:
+        from kroute.inspect.answers import Answers  # noqa: PLC0415  6 modules, on demand
+
+        parts = self._settings, self._catalog, self._broadcaster, firewall, self._controllers
+        return lambda: Answers(*parts).by_question
 
     async def _measured(self, _about: str) -> bytes:
         return msgspec.json.encode(NewestMeasurements(list(self._loop_watch.long_rounds), list(self._changes.newest)))
@@ -271,6 +268,8 @@ async def _agent(
     node = settings, interfaces, kernel, choice
     directory = settings.manifests
     if directory is not None:
+        from kroute.watchers.manifests.watcher import ManifestWatcher  # noqa: PLC0415  not for an API server
+
         files: list[ManifestWatcher] = []
 
         async def read(sink: Sink) -> None:

@@ -38,7 +38,6 @@ STEPS = (
     "kroute.planning.frontends",
     "kroute.planning.endpoint_reasons",
     "kroute.planning.catalog",
-    "kroute.inspect.answers",
     "kroute.telemetry.statistics",
     "kroute.telemetry.events",
     "kroute.telemetry.observation",

@@ -25,6 +25,10 @@ Answer = Callable[[str], Awaitable[bytes]]
 """Answers one question. The argument is the rest of the question's line."""
 
 NAME = "agent.sock"
+STATUS = "status"
+"""The question that `kroute.inspect.status` is about."""
+SHARED = "shared"
+"""The question that `kroute.inspect.shared_state` is about."""
 UNKNOWN_QUESTION = b'{"error": "unknown question"}'
 """The answer to a question that this version of the agent does not know."""
 ANSWER_TIMEOUT = 30.0
@@ -36,14 +40,21 @@ class AgentUnreachableError(Exception):
 
 
 @asynccontextmanager
-async def serve(state_dir: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Answer questions on the state directory's socket while the block runs."""
+async def serve(
+    state_dir: Path, answers: Mapping[str, Answer], others: Callable[[], Awaitable[Mapping[str, Answer]]] | None = None
+) -> AsyncIterator[None]:
+    """Answer questions on the state directory's socket while the block runs.
+
+    `others` returns the answers to questions that are not in `answers`.
+    """
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_QUESTION_TIMEOUT):
                 question, _, about = (await reader.readline()).decode().strip().partition(" ")
             answer = answers.get(question)
+            if answer is None and others is not None:
+                answer = (await others()).get(question)
             writer.write(await answer(about) if answer else UNKNOWN_QUESTION)
             await writer.drain()
         except (TimeoutError, OSError, UnicodeDecodeError, ValueError):

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import msgspec
 
+from kroute.inspect.agent_socket import SHARED
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, RealServer, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.batches import sliced
 
-QUESTION = "shared"
+QUESTION = SHARED
 """The question that an agent answers with a SharedState."""
 LOCAL = "Local"
 

@@ -11,7 +11,7 @@ import msgspec
 from kroute.inspect import agent_socket
 from kroute.model.document import Document
 
-QUESTION = "status"
+QUESTION = agent_socket.STATUS
 """The question that an agent or a director answers with a Status. `status shared` also asks for the digest."""
 WITH_DIGEST = "shared"
 """The argument of the question."""

@@ -15,7 +15,7 @@ from kroute.settings import Settings
 from kroute.telemetry.answers.agent_status import AgentStatus
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.health import Health
-from kroute.telemetry.kernel_reader import KernelReader, KernelSummary
+from kroute.telemetry.kernel_reader import KernelSummary
 from kroute.telemetry.metrics import families
 from kroute.telemetry.metrics.plan_survey import survey
 from kroute.telemetry.metrics.process import process_figures
@@ -40,7 +40,6 @@ class MetricsPort:
         changes: ChangeObserver,
         statistics: Callable[[], Statistics],
         health: Health,
-        kernel: KernelReader,
         status: AgentStatus,
         answers: Mapping[str, Answer],
         only_loopback: bool,
@@ -51,8 +50,10 @@ class MetricsPort:
         self._changes = changes
         self._statistics = statistics
         self._health = health
-        self._kernel = kernel
-        self.page = StatusPage(catalog, broadcaster, controllers.statistics, health, kernel, logs.RECENT, status.status)
+        self._kernel = status.kernel
+        self.page = StatusPage(
+            catalog, broadcaster, controllers.statistics, health, status.kernel, logs.RECENT, status.status
+        )
         self.server = MetricsServer(
             partial(families.write, self.scrape), self.page, health, settings, answers, only_loopback=only_loopback
         )

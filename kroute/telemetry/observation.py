@@ -6,8 +6,9 @@ Nothing here changes what is served, and no failure here ends kroute.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import structlog
 
 from kroute import __version__
@@ -16,22 +17,21 @@ from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.http.messages import Request, Response
-from kroute.inspect import shared_state
-from kroute.inspect.agent_socket import Answer
-from kroute.inspect.status import QUESTION
+from kroute.inspect.agent_socket import SHARED, STATUS, Answer
 from kroute.model.plan import Problem
 from kroute.planning.catalog import Catalog
+from kroute.runtime.on_demand import OnDemand
 from kroute.settings import ListenAddress, Settings
-from kroute.telemetry.answers.agent_status import AgentStatus
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
 from kroute.telemetry.health_server import HealthServer
-from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.privileges import PrivilegeWatch
-from kroute.telemetry.statistics import Statistics
+from kroute.telemetry.statistics import QUESTION, Statistics
 
 if TYPE_CHECKING:
+    from kroute.telemetry.answers.agent_status import AgentStatus
+    from kroute.telemetry.kernel_reader import KernelReader
     from kroute.telemetry.metrics_port import MetricsPort
 
 log = structlog.get_logger(__name__)
@@ -66,16 +66,15 @@ class Observation:
         self._recorder = recorder
         self._report = recorder.report_on_node
         self._health = Health(controllers, changes.ineligible)
-        self._kernel = KernelReader(lambda: list(broadcaster.services.values()), settings.metrics_services)
-        self._agent = AgentStatus(
-            settings, catalog, broadcaster, controllers, changes, self._kernel, statistics, faults=faults
-        )
         self._catalog = catalog
-        self._loading = asyncio.Lock()
-        self._metrics_port: MetricsPort | None = None
+        self._faults = faults
+        self._kernel: KernelReader | None = None
+        self._agent = OnDemand(self._load_status)
+        self._port = OnDemand(self._load_port)
         self.answers: Mapping[str, Answer] = {
-            QUESTION: self._agent.answer,
-            shared_state.QUESTION: self._agent.answer_shared,
+            STATUS: self._answer_status,
+            SHARED: self._answer_shared,
+            QUESTION: self._answer_statistics,
         }
         self._privileges = PrivilegeWatch(statistics, self._report, self._privilege_back, settings.resync_period)
 
@@ -103,27 +102,51 @@ class Observation:
         await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS)
 
     async def metrics_port(self) -> "MetricsPort":
-        """What the metrics port shows. The first call loads it, in a thread.
+        """What the metrics port shows."""
+        await self._agent.get()
+        return await self._port.get()
 
-        While one thread fails to load a module, another would see half of it; so callers take turns.
-        """
-        async with self._loading:
-            if self._metrics_port is None:
-                where = self._settings.metrics_bind_address
-                self._metrics_port = (await asyncio.to_thread(_metrics_port))(
-                    self._settings,
-                    self._catalog,
-                    self._broadcaster,
-                    self._controllers,
-                    changes=self._changes,
-                    statistics=self._statistics,
-                    health=self._health,
-                    kernel=self._kernel,
-                    status=self._agent,
-                    answers=self.answers,
-                    only_loopback=where is not None and where.host.startswith(LOOPBACK),
-                )
-        return self._metrics_port
+    async def _answer_status(self, about: str) -> bytes:
+        return await (await self._agent.get()).answer(about)
+
+    async def _answer_shared(self, about: str) -> bytes:
+        return await (await self._agent.get()).answer_shared(about)
+
+    async def _answer_statistics(self, _about: str) -> bytes:
+        return msgspec.json.encode(self._statistics())
+
+    def _load_status(self) -> "Callable[[], AgentStatus]":
+        from kroute.telemetry.answers.agent_status import AgentStatus  # noqa: PLC0415  6 modules, on demand
+        from kroute.telemetry.kernel_reader import KernelReader  # noqa: PLC0415  on demand
+
+        def make() -> AgentStatus:
+            kernel = self._kernel or KernelReader(
+                lambda: list(self._broadcaster.services.values()), self._settings.metrics_services
+            )
+            parts = self._catalog, self._broadcaster, self._controllers, self._changes
+            return AgentStatus(self._settings, *parts, kernel, self._statistics, faults=self._faults)
+
+        return make
+
+    def _load_port(self) -> "Callable[[], MetricsPort]":
+        from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  15 modules, on demand
+
+        def make() -> MetricsPort:
+            where = self._settings.metrics_bind_address
+            return MetricsPort(
+                self._settings,
+                self._catalog,
+                self._broadcaster,
+                self._controllers,
+                changes=self._changes,
+                statistics=self._statistics,
+                health=self._health,
+                status=cast("AgentStatus", self._agent.made),
+                answers=self.answers,
+                only_loopback=where is not None and where.host.startswith(LOOPBACK),
+            )
+
+        return make
 
     def _privilege_back(self, problem: Problem) -> None:
         self._recorder.take_back_on_node(problem, "PrivilegeRestored", f"kroute has it again: {problem.subject}.")
@@ -147,9 +170,3 @@ async def _harmless(name: str, part: Callable[[], Awaitable[None]]) -> None:
         await patiently(name, part)
     except Exception:
         log.exception("observation.failed", part=name, consequence="kroute serves without it")
-
-
-def _metrics_port() -> "type[MetricsPort]":
-    from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  15 modules, for who is asked for metrics
-
-    return MetricsPort

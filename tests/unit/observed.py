@@ -137,9 +137,10 @@ class Observed:
     def use_readings(self, readings: KernelReader) -> None:
         """Read from this kernel instead of the real one."""
         self.observation._kernel = readings
-        if (port := self.observation._metrics_port) is not None:
+        if (port := self.observation._port.made) is not None:
             port.page.use(readings)
-        self.observation._agent._kernel = readings
+        if (status := self.observation._agent.made) is not None:
+            status.kernel = readings
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:
         """Keep an Event."""

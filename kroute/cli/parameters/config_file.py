@@ -7,11 +7,6 @@ from typing import Any
 import click
 import structlog
 
-from kroute.migration.kube_proxy_configuration import (
-    ConfigurationFieldError,
-    is_kube_proxy_configuration,
-    translate,
-)
 from kroute.settings.wording import in_words
 
 log = structlog.get_logger(__name__)
@@ -27,6 +22,8 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if path is None:
         return None
     import yaml  # noqa: PLC0415  0.02 s, and most agents have flags and variables only
+
+    from kroute.migration.kube_proxy_configuration import is_kube_proxy_configuration  # noqa: PLC0415  as above
 
     try:
         content = yaml.safe_load(path.read_text()) or {}
@@ -51,6 +48,8 @@ def _use_kube_proxy_configuration(
     ctx: click.Context, param: click.Parameter, path: Path, content: Mapping[str, Any]
 ) -> None:
     """Use the fields that apply as defaults. The others are kept for `tell_of_unused_fields`."""
+    from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, translate  # noqa: PLC0415  as above
+
     allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
     try:
         settings_, remarks = translate(content)

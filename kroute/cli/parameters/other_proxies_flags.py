@@ -1,14 +1,15 @@
-"""Commands that also accept the flags of kube-proxy and kube-router, so that their arguments can be copied."""
+"""Commands that also accept the flags of kube-proxy and kube-router, so that their arguments can be copied.
+
+The tables of these flags are loaded for arguments that may be among them. Most agents have variables, or a file.
+"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from kroute.migration.flag_table import OtherFlags
-from kroute.migration.kube_proxy_flags import KUBE_PROXY
-from kroute.migration.kube_router_flags import KUBE_ROUTER
-
-TABLES = (KUBE_ROUTER, KUBE_PROXY)
+if TYPE_CHECKING:
+    from kroute.migration.flag_table import OtherFlags
 
 
 class FlagsCommand(click.Command):
@@ -30,13 +31,17 @@ def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
     What translates to an option that the command does not have is left out. Of a switch that is given many times the
     last one counts, as in Go. Raises UsageError.
     """
+    match arguments:
+        case [] | ["--config", _] if all(arguments):
+            return list(arguments)
+    all_tables = flag_tables()
     found: list[tuple[str, list[str]]] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         written, equals, value = word.lstrip("-").partition("=")
         name = written.replace("_", "-")  # as kube-proxy does
-        tables = [table for table in TABLES if name in table.flags] if word.startswith("-") else []
+        tables = [table for table in all_tables if name in table.flags] if word.startswith("-") else []
         if not tables or (tables[0].flags[name].keeps_its_name and f"--{name}" not in own):
             found.append(("", [word]))
             continue
@@ -53,7 +58,14 @@ def translated(arguments: Sequence[str], own: set[str]) -> list[str]:
     return [word for _, ours in found for word in ours]
 
 
-def _translate(name: str, value: str, tables: Sequence[OtherFlags]) -> list[str]:
+def flag_tables() -> "tuple[OtherFlags, ...]":
+    from kroute.migration.kube_proxy_flags import KUBE_PROXY  # noqa: PLC0415  5 modules, for who gives flags
+    from kroute.migration.kube_router_flags import KUBE_ROUTER  # noqa: PLC0415  as above
+
+    return KUBE_ROUTER, KUBE_PROXY
+
+
+def _translate(name: str, value: str, tables: "Sequence[OtherFlags]") -> list[str]:
     """Translate by the first table that can."""
     reasons = []
     for table in tables:
@@ -67,7 +79,7 @@ def _translate(name: str, value: str, tables: Sequence[OtherFlags]) -> list[str]
 def hint(option: str, command: str) -> str:
     """What to do about an option that a command does not have, if it is another proxy's; else empty."""
     name = option.lstrip("-").replace("_", "-")
-    proxies = " and ".join(sorted({table.proxy for table in TABLES if name in table.flags}))
+    proxies = " and ".join(sorted({table.proxy for table in flag_tables() if name in table.flags}))
     if not proxies:
         return ""
     return (

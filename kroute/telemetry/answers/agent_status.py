@@ -51,7 +51,7 @@ class AgentStatus:
         self._broadcaster = broadcaster
         self._controllers = controllers
         self._changes = changes
-        self._kernel = kernel
+        self.kernel = kernel
         self._statistics = statistics
         self._faults = faults
         self._clock = clock
@@ -127,7 +127,7 @@ class AgentStatus:
         servers = [server for plan in plans for server in plan.virtual_servers]
         planned = Served(len(plans), len(servers), sum(len(it.real_servers) for it in servers))
         try:
-            kernel = await self._kernel.summary()
+            kernel = await self.kernel.summary()
         except KernelError as error:
             return planned, str(error)
         return msgspec.structs.replace(

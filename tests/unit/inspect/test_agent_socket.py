@@ -18,6 +18,25 @@ async def test_a_question_gets_its_answer(tmp_path: Path) -> None:
         assert len(await agent_socket.ask(tmp_path, "size 1000000")) == 1_000_000
 
 
+async def test_what_answers_other_questions_is_made_when_one_is_asked(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def answer(about: str) -> bytes:
+        return about.encode()
+
+    async def others() -> dict[str, agent_socket.Answer]:
+        asked.append("others")
+        return {"echo": answer}
+
+    async with agent_socket.serve(tmp_path, {"say": answer}, others):
+        assert await agent_socket.ask(tmp_path, "say yes") == b"yes"
+        assert asked == []
+        assert await agent_socket.ask(tmp_path, "echo no") == b"no"
+        assert asked == ["others"]
+        with pytest.raises(agent_socket.AgentUnreachableError, match="older version"):
+            await agent_socket.ask(tmp_path, "weather")
+
+
 async def test_an_older_agent_does_not_know_every_question(tmp_path: Path) -> None:
     async with agent_socket.serve(tmp_path, {}):
         with pytest.raises(agent_socket.AgentUnreachableError, match="older version"):

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from kroute.cli.migrate import migrate
-from kroute.cli.parameters.other_proxies_flags import TABLES, translated
+from kroute.cli.parameters.other_proxies_flags import flag_tables, translated
 from kroute.cli.run import run
 from kroute.cli.terminal.output import USAGE
 from kroute.migration.flag_table import OtherFlags, Outcome
@@ -89,7 +89,7 @@ def test_the_defaults_of_the_proxy_are_accepted_all_at_once(
 
 
 @pytest.mark.parametrize(
-    ("proxy", "name"), [(table.proxy, name) for table in TABLES for name in sorted(table.flags)], ids="{}".format
+    ("proxy", "name"), [(table.proxy, name) for table in flag_tables() for name in sorted(table.flags)], ids="{}".format
 )
 def test_a_flag_that_is_not_honoured_takes_what_asks_for_nothing_and_says_why(
     proxy: str, name: str, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,9 @@ UNUSED = (
     *("rich", "pygments", "urllib3.connectionpool", "kubernetes_asyncio.client.models.v1_pod", "iptc", "aiohttp.web"),
     *("kroute.cleanup", "kroute.director", "kroute.telemetry.metrics.families", "kroute.telemetry.page.content"),
     *("kroute.firewall.iptables.firewall", "kroute.firewall.nftables.firewall", "kroute.kernel.iptables.xtables"),
-    *("kroute.inspect.explain", "kroute.inspect.dry_run"),
+    *("kroute.inspect.explain", "kroute.inspect.dry_run", "kroute.inspect.answers", "kroute.inspect.status"),
+    *("kroute.telemetry.answers.agent_status", "kroute.telemetry.kernel_reader", "kroute.watchers.manifests.watcher"),
+    *("kroute.migration.kube_proxy_flags", "kroute.migration.kube_proxy_configuration"),
     *("kroute.controllers.direct_return", "kroute.kernel.pods", "kroute.kernel.net.steering"),
 )
 """Some that an agent may come to use, and some that it never does."""

@@ -21,7 +21,6 @@ from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
 from kroute.model.objects import Applied
 from kroute.recent_events import RecentEvents
-from kroute.telemetry import statistics
 from tests.apiserver.server import ApiServer
 from tests.builders import LISTED, endpoint_slice, node, service
 from tests.unit.command_line import exit_code
@@ -116,12 +115,7 @@ def serving(state_dir: Path, agent: Observed) -> object:
         agent.workers.set_fills,
     )
 
-    async def counted(_about: str) -> bytes:
-        return msgspec.json.encode(agent.statistics())
-
-    return agent_socket.serve(
-        state_dir, {**answers.by_question, **agent.observation.answers, statistics.QUESTION: counted}
-    )
+    return agent_socket.serve(state_dir, {**answers.by_question, **agent.observation.answers})
 
 
 def unpacked(packed: bytes) -> dict[str, bytes]:

@@ -90,7 +90,7 @@ async def test_problems_of_services_come_last_and_are_warnings(agent: Observed) 
 
 
 async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> None:
-    agent.observation._agent._faults = lambda: ["/manifests/a.yaml: an object without a kind"]
+    (await agent.observation._agent.get())._faults = lambda: ["/manifests/a.yaml: an object without a kind"]
     [problem] = (await status(agent)).problems
     assert (problem.severity, problem.reason) == ("WARNING", "ManifestFaulty")
     assert problem.message == "/manifests/a.yaml: an object without a kind"
@@ -109,7 +109,7 @@ async def test_what_nodes_share_is_found_out_once_however_many_ask(
         return found[-1]
 
     monkeypatch.setattr(shared_state, "shared_state", counted)
-    agent.observation._agent._clock = lambda: now
+    (await agent.observation._agent.get())._clock = lambda: now
     await asyncio.gather(*(agent.observation.answers["shared"]("") for _ in range(5)))
     assert len(found) == 1
     now += 2.1
