@@ -35,9 +35,7 @@ async def cleanup(
     for controller in (service_proxy, route_fix):
         with report.step(controller.name):
             await controller.cleanup(report)
-    from kroute.controllers.direct_return.cleanup import undo_direct_return  # noqa: PLC0415  for a cleanup alone
-
-    await undo_direct_return(tunnels, report)
+    await _undo_direct_return(tunnels, report)
     await _remove_firewalls(firewalls, report)
     await _delete(interface, report)
     _remove(ledger, report)
@@ -45,18 +43,31 @@ async def cleanup(
 
 
 async def hand_over(
-    firewalls: Iterable[Firewall], interface: DummyInterface, ledger: Ledger, *, keep_interface: bool
+    tunnels: TunnelClient,
+    firewalls: Iterable[Firewall],
+    interface: DummyInterface,
+    ledger: Ledger,
+    *,
+    keep_interface: bool,
 ) -> CleanupReport:
     """Undo what another proxy, which serves by now, does not use: rules, sets, and the link unless `keep_interface`.
 
-    Virtual servers and sysctls stay; so do the link's addresses and routes if it stays. The ledger is removed last.
+    Direct return goes first, since its addresses are delivered by the rules. Virtual servers and sysctls stay; so do
+    the link's addresses and routes if it stays. The ledger is removed last.
     """
     report = CleanupReport()
+    await _undo_direct_return(tunnels, report)
     await _remove_firewalls(firewalls, report)
     if not keep_interface:
         await _delete(interface, report)
     _remove(ledger, report)
     return report
+
+
+async def _undo_direct_return(tunnels: TunnelClient, report: CleanupReport) -> None:
+    from kroute.controllers.direct_return.cleanup import undo_direct_return  # noqa: PLC0415  for a cleanup alone
+
+    await undo_direct_return(tunnels, report)
 
 
 async def _remove_firewalls(firewalls: Iterable[Firewall], report: CleanupReport) -> None:

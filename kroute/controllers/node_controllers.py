@@ -199,4 +199,4 @@ class NodeControllers:
 
     async def hand_over(self, firewalls: Sequence[Firewall], *, keep_interface: bool) -> CleanupReport:
         """Undo what another proxy, which serves by now, does not use. The rest is as with `cleanup`."""
-        return await hand_over(firewalls, self.interface, self.ledger, keep_interface=keep_interface)
+        return await hand_over(self._tunnels, firewalls, self.interface, self.ledger, keep_interface=keep_interface)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from kroute.controllers.direct_return.pods import LINGER
+from kroute.firewall.backend import firewall_of
 from kroute.kernel.net.steering import Steer
 from kroute.model.plan import AddressSet, ServicePlan, SetEntry, TunnelEnd
 from tests.unit.fake_node import FakeNode, plan, server
@@ -171,6 +172,15 @@ async def test_cleanup_undoes_pods_and_node_and_without_the_right_to_look_the_no
     assert (pod.tunnels, node.clients.tunnels.addresses, node.clients.tunnels.mark) == ({}, set(), None)
     node.clients.tunnels.may_look = False
     assert not (await node.cleanup()).failed
+
+
+async def test_another_proxy_that_takes_over_finds_nothing_of_it(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, direct_return=True)
+    pod = node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD))
+    report = await node.wiring.hand_over([firewall_of(node.settings, node.clients)], keep_interface=True)
+    assert not report.failed
+    assert (pod.tunnels, node.clients.tunnels.addresses, node.clients.tunnels.mark) == ({}, set(), None)
 
 
 async def test_without_the_setting_there_is_no_controller_and_nothing_is_read(tmp_path: Path) -> None:
