@@ -68,8 +68,10 @@ class DirectReturn(Controller):
             before = self._plans.pop(plan.key, None)
             if plan.direct_vips:
                 self._plans[plan.key] = plan
+            dropped = {vip for vip, by in self._dropped.items() if by.key == plan.key}
             if before is not None:
-                self._dropped |= dict.fromkeys(set(before.direct_vips) - set(plan.direct_vips), plan)
+                dropped |= set(before.direct_vips) - set(plan.direct_vips)
+            self._dropped |= dict.fromkeys(dropped, plan)  # the newest: the gate forgets those of a deleted Service
             has_changed |= before is not None or bool(plan.direct_vips)
         if has_changed:
             self._pods.want(self._plans.values())
@@ -103,6 +105,7 @@ class DirectReturn(Controller):
         changes = [Steer(it, is_wanted=False) for it in sorted(gone)]
         changes += [Steer(it) for it in sorted(live - self._steered)]
         changes = [it for it in changes if not self.status.is_waiting(it)]
+        self._dropped = {vip: plan for vip, plan in self._dropped.items() if vip in self._steered}
         if not changes:
             return
         refused = {it.change: str(it) for it in await self._tunnels.steer(changes)}

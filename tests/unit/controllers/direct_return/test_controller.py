@@ -216,3 +216,19 @@ async def test_a_restricted_vip_stays_delivered_while_its_service_changes_and_ov
     await again.start(restricted(1, POD), order=order)
     assert [it for it in again.kernel.writes if isinstance(it, Steer)] == []
     assert again.clients.tunnels.addresses == {VIP}
+
+
+async def test_a_service_that_is_deleted_while_its_address_is_withdrawn_leaves_no_delivery(tmp_path: Path) -> None:
+    """The gate forgets a deleted Service, so it cannot say later that the plan before the deletion is withdrawn."""
+    node = FakeNode(tmp_path, direct_return=True)
+    node.clients.tunnels.add_pod(POD)
+    await node.start(direct(1, POD))
+    own = node.wiring.direct_return
+    assert own is not None
+    node.broadcaster.publish([plan("web", 2, server("10.96.0.1", 80, POD))])
+    await own.step()
+    assert node.clients.tunnels.addresses == {VIP}
+    node.broadcaster.publish([plan("web", 3)])
+    await node.settle([0, 1, 2, 0, 1, 2, 3])
+    assert node.clients.tunnels.addresses == set()
+    assert own._dropped == {}
