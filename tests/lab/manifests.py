@@ -16,12 +16,15 @@ DEPLOY = PROJECT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 
 
-def kustomizations() -> list[str]:
+@functools.cache
+def kustomizations() -> tuple[str, ...]:
     """Every directory below deploy/kustomize that can be applied, by its path there."""
-    return sorted(
-        str(file.parent.relative_to(KUSTOMIZE))
-        for file in KUSTOMIZE.rglob("kustomization.yaml")
-        if yaml.safe_load(file.read_text())["kind"] == "Kustomization"
+    return tuple(
+        sorted(
+            str(file.parent.relative_to(KUSTOMIZE))
+            for file in KUSTOMIZE.rglob("kustomization.yaml")
+            if yaml.load(file.read_text(), yaml.CSafeLoader)["kind"] == "Kustomization"
+        )
     )
 
 

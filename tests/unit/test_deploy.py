@@ -47,7 +47,11 @@ def environment(overlay: str) -> dict[str, str]:
     return the("ConfigMap", render(KUSTOMIZE / overlay))["data"]
 
 
-EVERY_POD = [pytest.param(pod, id=name) for name in kustomizations() for pod in pods(render(KUSTOMIZE / name))]
+@pytest.fixture(params=kustomizations())
+def pod(request: pytest.FixtureRequest) -> Object:
+    """The pod of each kustomization."""
+    [found] = pods(render(KUSTOMIZE / request.param))
+    return found
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -106,14 +110,12 @@ class TestRights:
 class TestPods:
     """What every pod of kroute must have, and must not have."""
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_it_goes_wherever_pods_go_before_services_do(self, pod: Object) -> None:
         assert pod["hostNetwork"] is True
         assert pod["dnsPolicy"] == "Default"
         assert pod["priorityClassName"] == "system-node-critical"
         assert pod["tolerations"] == [{"operator": "Exists"}]
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_no_container_is_privileged_or_can_become_so(self, pod: Object) -> None:
         for container in containers(pod):
             security = container["securityContext"]
@@ -122,7 +124,6 @@ class TestPods:
             assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"]["drop"] == ["ALL"]
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_modules_are_loaded_by_an_init_container_alone(self, pod: Object) -> None:
         [loader] = pod["initContainers"]
         assert loader["command"] == ["modprobe", "--all", *NODE.modules]
@@ -131,12 +132,10 @@ class TestPods:
         needed = [*NODE.capabilities, *(of_firewall("iptables").capabilities if undoes(pod) else ())]
         assert main["securityContext"]["capabilities"]["add"] == needed
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_every_container_says_what_it_needs_of_the_node(self, pod: Object) -> None:
         for container in containers(pod):
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_its_volumes_are_where_kroute_looks(self, pod: Object) -> None:
         [container] = pod["containers"]
         paths = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
@@ -164,7 +163,6 @@ class TestPods:
         alerts = (DEPLOY / "prometheus/alerts.yaml").read_text()
         assert re.findall(r"localhost:(\d+)/healthz", alerts) == [str(healthz.port)]
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_it_runs_a_command_that_kroute_has(self, pod: Object) -> None:
         [container] = pod["containers"]
         program, name, *flags = container["command"]
@@ -267,7 +265,6 @@ class TestImage:
         assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", self.DOCKERFILE, re.MULTILINE)
         assert image_environment()["PATH"].split(":")[0] == "/opt/kroute/bin"
 
-    @pytest.mark.parametrize("pod", EVERY_POD)
     def test_the_manifests_name_its_version(self, pod: Object) -> None:
         assert {it["image"] for it in containers(pod)} == {f"kroute:{__version__}"}
 

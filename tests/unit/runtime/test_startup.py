@@ -122,9 +122,18 @@ print(configuration.Configuration(username="a", password="b").get_basic_auth_tok
     assert shown.stdout.strip() == "Basic YTpi"
 
 
+@pytest.fixture(scope="class")
+def _freezer() -> Iterator[None]:
+    """Afterwards all objects are frozen, as they are when the tests begin (tests/conftest.py)."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
-def _unfrozen() -> Iterator[None]:
-    """Unfreeze all objects for the tests that follow."""
+def _unfrozen(_freezer: None) -> Iterator[None]:
+    """No object is frozen at first."""
+    gc.unfreeze()
     yield
     gc.unfreeze()
 
