@@ -46,17 +46,20 @@ class FakeIpvs(FakeClient):
                 yield [(key, state)]
 
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
-        there = await self.read()
-        return {key: there[key].real_servers if key in there else {} for key in keys}
+        self.check_open()
+        there = self.kernel.virtual_servers
+        return {key: dict(there[key].real_servers) if key in there else {} for key in keys}
 
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
-        there = await self.read()
+        self.check_open()
+        there = self.kernel.virtual_servers
         return {key: there[key].options for key in keys if key in there}
 
     async def outlines(self) -> Outlines:
+        self.check_open()
         return {
             outline_key(key): encode_outline(state.options, len(state.real_servers))
-            for key, state in (await self.read()).items()
+            for key, state in self.kernel.virtual_servers.items()
             if ":" not in key[1]
         }
 

@@ -10,7 +10,7 @@ from bench.outage.server import Capacity, RetryAfter
 from kroute.model.kinds import WATCHED
 from tests.apiserver.restart import Restart
 
-AGENTS = 60
+AGENTS = 30
 WIDE = Capacity(list_seconds=0.001)
 NARROW = Capacity(list_seconds=0.05, processors=2, in_flight=20)
 """It can make 40 lists a second, and refuses most of a herd."""

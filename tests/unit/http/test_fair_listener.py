@@ -17,13 +17,17 @@ ATTACKER, VICTIM = "127.0.0.2", "127.0.0.3"
 
 async def ask(port: int, source: str) -> bytes:
     """Return the answer; nothing when the connection was closed."""
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-    except OSError:
-        return b""
+    loop, answer = asyncio.get_running_loop(), b""
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.bind((source, 0))
+        try:
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            while more := await loop.sock_recv(client, 65536):
+                answer += more
+        except OSError:
+            return b""
     return answer
 
 

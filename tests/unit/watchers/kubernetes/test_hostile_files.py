@@ -106,7 +106,7 @@ def kubeconfig(**changes: Any) -> dict[str, Any]:
     [
         b"\xff\xfe",
         b"clusters: \xe9",
-        b"[" * 5_000,
+        b"[" * 1_000,
         b"&a [*a]",
         b"9" * 10_000,
         b"!!bool x",

@@ -11,6 +11,7 @@ import structlog.testing
 
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import Applied, EndpointSlice, Service
+from kroute.watchers import json_text
 from kroute.watchers.kubernetes import decoding, lines, reflector
 from kroute.watchers.kubernetes.decoding import ObjectDecoder
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, LONGEST_PAUSE, AnswerTooLongError, ApiError
@@ -22,8 +23,15 @@ from tests.apiserver.recording import deep_service
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
 from tests.unit.watching import Follower, Pauses, eventually, quick, reflecting, running, service
 
+MOST_CONTAINERS = 20_000
+"""Here, so that the text that has more is not a long one."""
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 RECORDED = "deep"
+
+
+@pytest.fixture(autouse=True)
+def _fewer_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "MOST_CONTAINERS", MOST_CONTAINERS)
 
 
 def with_metadata(member: bytes) -> bytes:
@@ -62,7 +70,9 @@ REFUSED_OBJECTS = {
     "a number of 33 bits": with_spec(b'"ports":[{"port":4294967376}]'),
     "an infinite number": with_spec(b'"healthCheckNodePort":1e999'),
     "a field nested too deep": with_spec(b'"ports":%b' % (b"[" * 2_000 + b"]" * 2_000)),
-    "too many values, nested too deep": with_metadata(b'"x":[%b1]' % (b"[" * 2_000 + b"]" * 2_000 + b",[]" * 100_000)),
+    "too many values, nested too deep": with_metadata(
+        b'"x":[%b1]' % (b"[" * 2_000 + b"]" * 2_000 + b",[]" * MOST_CONTAINERS)
+    ),
     "metadata of another type": b'{"metadata":5}',
     "metadata is a list": b'{"metadata":["name"]}',
     "no metadata": b"{}",
