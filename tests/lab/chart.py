@@ -1,5 +1,6 @@
 """The Helm chart, rendered by helm."""
 
+import functools
 import json
 import os
 import subprocess
@@ -31,9 +32,14 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 def render_chart(values: Mapping[str, Any], chart: Path = CHART) -> list[Object]:
     """The objects that `helm install --namespace kube-system` would make."""
-    done = helm("template", "kroute", str(chart), "--namespace", "kube-system", values=values)
+    return [it for it in yaml.load_all(_rendered(chart, json.dumps(values)), yaml.CSafeLoader) if it]
+
+
+@functools.cache
+def _rendered(chart: Path, values: str) -> str:
+    done = helm("template", "kroute", str(chart), "--namespace", "kube-system", values=json.loads(values))
     assert done.returncode == 0, done.stderr
-    return [it for it in yaml.load_all(done.stdout, yaml.CSafeLoader) if it]
+    return done.stdout
 
 
 def refusal(values: Mapping[str, Any]) -> str:

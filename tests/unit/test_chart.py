@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -14,6 +13,7 @@ from tests.lab.chart import CHART, helm, refusal, render_chart
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, render, the, with_component
 from tests.lab.objects import Object
 from tests.unit import chart_schema
+from tests.unit.kubernetes_schemas import NEWEST, OLDEST, validate
 
 DUAL_STACK = {
     "settings": {
@@ -214,7 +214,7 @@ def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None
         assert (leases["resources"], leases["resourceNames"]) == (["leases"], [name])
 
 
-@pytest.mark.parametrize("version", ["1.30.0", "1.37.0"])
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize(
     "values",
     [MONITORED, {"iptables": True, **DUAL_STACK}, {"mode": "uninstall", **STRICT}, EVERY_VALUE],
@@ -223,4 +223,4 @@ def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None
 def test_every_object_is_valid_by_the_schemas_of_kubernetes(values: dict[str, Any], version: str) -> None:
     for item in render_chart(values):
         if not item["apiVersion"].startswith("monitoring.coreos.com/"):
-            kubernetes_validate.validate(item, version, strict=True)
+            validate(item, version)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import certifi
 import click
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -27,6 +26,7 @@ from kroute.settings import Exemption, Settings
 from kroute.watchers.kubernetes.credentials import load_credentials
 from tests.lab.manifests import KUSTOMIZE, render, the
 from tests.unit.documented_commands import PAGES, blocks
+from tests.unit.kubernetes_schemas import validate
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -116,7 +116,7 @@ def test_every_yaml_block_is_yaml_and_every_object_in_it_is_valid(block: str) ->
     for item in yaml.safe_load_all(textwrap.dedent(block)):
         assert isinstance(item, dict)
         if "kind" in item and item["kind"] not in {"Config", "Kustomization"}:
-            kubernetes_validate.validate(item, "1.37.0", strict=True)
+            validate(item)
 
 
 def test_the_first_overlay_of_the_page_is_rendered(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_init_container_of_a_migration_makes_a_valid_daemonset(page: str) ->
     agent = pod["containers"][0]
     container |= {name: agent[name] for name in ("env", "securityContext", "volumeMounts")}  # as its comment says
     pod["initContainers"].append(container)
-    kubernetes_validate.validate(daemonset, "1.37.0", strict=True)
+    validate(daemonset)
     assert container["command"][0] == "kroute"
     load(container["command"][1]).make_context("migrate", container["command"][2:])
 
