@@ -106,7 +106,8 @@ class Agent:
         self._recorder = EventRecorder(settings.node_name, self._catalog.uid_of, events)
         self._changed = asyncio.Event()
         self._gc_tuning = GcTuning()
-        self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces)
+        monitor = kernel.monitor(except_interface=settings.dummy_interface, routes=False)
+        self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
         parts = self._broadcaster, self._controllers, self._recorder, self._changes
@@ -188,9 +189,9 @@ class Agent:
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
         self._gc_tuning.loaded()
-        malloc_tuning.return_free_pages()
         await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
         log.info("kroute.ready", services=len(self._broadcaster.services))
+        malloc_tuning.return_free_pages()
 
     async def _replace_other_firewalls(self) -> None:
         await self._controllers.live()

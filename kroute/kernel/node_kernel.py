@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -28,7 +29,7 @@ from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
-from kroute.kernel.net.monitor import Monitor
+from kroute.kernel.net.monitor import Monitor, OwnPorts
 from kroute.kernel.net.routes import Routes
 from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.kernel.sysctl import PROC_SYS, Sysctls
@@ -101,6 +102,8 @@ async def open_kernel(
         clients += xtables.values()
         for client in clients:
             await stack.enter_async_context(client)
+        is_writer = {"addresses", "routes"} <= set(only)
+        own = OwnPorts(addresses.port, routes.port) if is_writer else None  # a start makes several events a VIP
         yield NodeKernel(
             links=links,
             ipvs=ipvs,
@@ -113,7 +116,7 @@ async def open_kernel(
             sysctls=Sysctls(proc_sys),
             tunnels=_Tunnels(proc_sys),
             version=kernel_version(),
-            monitor=Monitor,
+            monitor=partial(Monitor, own=own),
             nft=nft,
             sockets={name: client.statistics for name, client in sockets.items() if name in only},
         )

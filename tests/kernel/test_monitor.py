@@ -4,8 +4,9 @@ import pytest
 
 from kroute.kernel.net import monitor as monitor_module
 from kroute.kernel.net.addresses import BindAddress, UnbindAddress
-from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Overrun
-from tests.kernel.nodes import RealNode, run
+from kroute.kernel.net.monitor import AddressEvent, Event, LinkEvent, Monitor, Overrun, OwnPorts, RouteEvent
+from kroute.kernel.net.routes import SetLocalRoute
+from tests.kernel.nodes import NODE_IP, RealNode, run
 
 
 async def test_lost_events_are_reported_once_and_older_ones_are_dropped(
@@ -45,3 +46,19 @@ async def test_an_interface_that_is_made_again_keeps_its_name(node: RealNode) ->
             events += await monitor.next()
     assert {event.interface for event in events if not isinstance(event, Overrun)} == {"d0"}
     assert any(isinstance(event, LinkEvent) and event.gone for event in events)
+
+
+async def test_what_the_own_sockets_change_is_not_reported_but_what_the_kernel_and_others_do_is(node: RealNode) -> None:
+    async with Monitor(only_interface="d0", own=OwnPorts(node.addresses.port, node.routes.port)) as monitor:
+        await node.routes.write("d0", [SetLocalRoute("10.0.0.1", NODE_IP)])
+        await node.addresses.write("d0", [BindAddress("10.0.0.1"), BindAddress("10.0.0.2"), UnbindAddress("10.0.0.2")])
+        await node.addresses.write("d0", [BindAddress("fd00:9::1", keep_kernel_route=False)])
+        run("ip addr del 10.0.0.1/32 dev d0")
+        events: list[Event | Overrun] = []
+        while not any(isinstance(event, AddressEvent) and event.gone for event in events):
+            events += await monitor.next()
+    addresses = [(it.gone, it.address) for it in events if isinstance(it, AddressEvent) and ":" not in it.address]
+    assert addresses == [(True, "10.0.0.1")]
+    routes = [(it.gone, it.address, it.source) for it in events if isinstance(it, RouteEvent)]
+    assert (False, "10.0.0.1", NODE_IP) not in routes
+    assert (True, "fd00:9::1", None) in routes, "the kernel's route, deleted by the socket for addresses"

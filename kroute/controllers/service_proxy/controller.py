@@ -251,10 +251,13 @@ class ServiceProxy(Controller):
         if all(":" in address for address in self._vips.desired.applied):
             addresses.update(await self._vips.missing())
             self._are_routes_in_doubt = True
+        owners: set[ObjectKey] = set()
         async for batch in sliced(addresses):
-            for key in (keys := {owner for address in batch for owner in self._vips.desired.owners(address)}):
+            owners.update(owner for address in batch for owner in self._vips.desired.owners(address))
+        async for keys in sliced(owners):
+            for key in keys:
                 self._bind_gate.await_(self._plans[key])
-            self._gate.retract(ROUTES_PREPARED, keys)
+        self._gate.retract(ROUTES_PREPARED, owners)
 
     def _has_route(self, key: ObjectKey) -> bool:
         return self._gate.has_passed(self._plans[key], ROUTES_PREPARED)

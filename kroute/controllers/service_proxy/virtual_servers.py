@@ -143,9 +143,11 @@ class VirtualServers:
             self._ask_again = False
             await self._ask_again_for_schedulers()
         await self.weights.advance()
+        written = self._status.counters.writes
         await self._write_due(is_leaving, is_held)
         await self._end_drains()
-        await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
+        if self._status.counters.writes > written:
+            await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
     def next_due(self) -> float | None:
         """When the next poll of drains, or the next change of a weight, is due."""
@@ -161,8 +163,6 @@ class VirtualServers:
         return [(address, port) for address, port, _ in desired.real_servers] if desired else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
-        if not self.desired.has_doubts:
-            return
         async for deltas in self.desired.pending():
             due = []
             for delta in deltas:

@@ -33,12 +33,22 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWLINK,
     RTM_NEWROUTE,
 )
+from kroute.kernel.netlink.socket_filter import (
+    EVERYTHING,
+    JUMP_IF_EQUAL,
+    LOAD_HALF,
+    LOAD_WORD,
+    RETURN,
+    Instruction,
+)
 
 RECEIVE_BUFFER = 32 * 1024 * 1024
 """The most bytes of kernel memory for waiting events: 20,000 events, which the kernel counts as about 1 KiB each."""
 DATAGRAMS_A_TURN = 500
 """How many more datagrams (one event each) `next` takes before other tasks run."""
 ROUTE_TABLE_OFFSET = 4
+TYPE_AT, PORT_AT = 4, 12
+"""Where a message's header has its type, and the port of the socket that caused the event."""
 AF_BRIDGE = 7
 
 
@@ -84,12 +94,20 @@ class Overrun(NamedTuple):
 Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
 
 
+class OwnPorts(NamedTuple):
+    """The ports of the sockets by which this process changes addresses and routes."""
+
+    addresses: int
+    routes: int
+
+
 class Monitor(NetlinkClient):
     """The events of the calling process's network namespace, from `open()` on.
 
     `only_interface` keeps only the events of one interface. `except_interface` drops the address and route events of
     one. `routes=False` subscribes to no route events, `addresses=False` to no address events. With `other_addresses`
-    the address events are those of all interfaces but `only_interface`.
+    the address events are those of all interfaces but `only_interface`. The kernel drops what the sockets `own` have
+    changed, where the event says so (not of IPv6 addresses), before anybody is woken for it.
     """
 
     def __init__(
@@ -100,6 +118,7 @@ class Monitor(NetlinkClient):
         addresses: bool = True,
         other_addresses: bool = False,
         routes: bool = True,
+        own: OwnPorts | None = None,
     ) -> None:
         super().__init__(NETLINK_ROUTE, receive_buffer=RECEIVE_BUFFER)
         self._other_addresses = other_addresses
@@ -110,11 +129,12 @@ class Monitor(NetlinkClient):
             self._groups += [GROUP_IPV4_ADDRESS, GROUP_IPV6_ADDRESS]
         if routes:
             self._groups += [GROUP_IPV4_ROUTE, GROUP_IPV6_ROUTE]
+        self._filter = except_of(own) if own is not None else []
         self._names: dict[int, str] = {}
 
     async def open(self) -> None:
         """Subscribe. No later event is missed, so read the state after this."""
-        await self._netlink.open(self._groups)
+        await self._netlink.open(self._groups, self._filter)
         self._names = dict(socket.if_nameindex())
 
     async def next(self) -> list[Event | Overrun]:
@@ -198,3 +218,21 @@ class Monitor(NetlinkClient):
 
     def _wants(self, name: str) -> bool:
         return name != self._except and self._only in {None, name}
+
+
+def except_of(own: OwnPorts) -> list[Instruction]:
+    """The filter that drops the events of routes that one of these sockets has changed, and of addresses the other.
+
+    The socket for addresses deletes the kernel's own routes of IPv6, too, and those events are kept: they follow the
+    kernel's events that such a route was added. A filter reads numbers as big-endian.
+    """
+    return [
+        Instruction(LOAD_WORD, 0, 0, PORT_AT),
+        Instruction(JUMP_IF_EQUAL, 4, 0, socket.htonl(own.routes)),
+        Instruction(JUMP_IF_EQUAL, 0, 4, socket.htonl(own.addresses)),
+        Instruction(LOAD_HALF, 0, 0, TYPE_AT),
+        Instruction(JUMP_IF_EQUAL, 1, 0, socket.htons(RTM_NEWADDR)),
+        Instruction(JUMP_IF_EQUAL, 0, 1, socket.htons(RTM_DELADDR)),
+        Instruction(RETURN, 0, 0, 0),
+        Instruction(RETURN, 0, 0, EVERYTHING),
+    ]

@@ -43,11 +43,6 @@ class BatchSocket(NetlinkSocket):
         super().__init__(protocol, receive_buffer=receive_buffer)
         self._send_buffer = send_buffer
 
-    @property
-    def port(self) -> int:
-        """The number by which the kernel tells this socket apart, also in the events that its changes cause."""
-        return int(self._opened().getsockname()[0])
-
     def _prepare(self, netlink: socket.socket, groups: Sequence[int], only: Sequence[Instruction]) -> None:
         super()._prepare(netlink, groups, only)
         # The kernel takes no message that is longer than the send buffer; net.core.wmem_max would be some 200 KiB.

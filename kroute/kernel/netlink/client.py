@@ -24,6 +24,11 @@ class NetlinkClient:
     def statistics(self) -> NetlinkStatistics:
         return self._netlink.statistics
 
+    @property
+    def port(self) -> int:
+        """The number that the kernel gives the open socket, also in the events that its changes cause."""
+        return self._netlink.port
+
     async def open(self) -> None:
         """Open the socket in the network namespace of the calling thread."""
         await self._netlink.open()

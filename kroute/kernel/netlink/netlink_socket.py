@@ -76,17 +76,12 @@ class NetlinkSocket:
         except OSError as error:
             sentence = f"cannot open a netlink socket (protocol {self._protocol}): {error.strerror}"
             raise KernelError(f"{sentence}; load the kernel module that speaks it", errno=error.errno) from error
+        self.adopt(netlink, groups, only)
+
+    def adopt(self, netlink: socket.socket, groups: Sequence[int] = (), only: Sequence[Instruction] = ()) -> None:
+        """Use a netlink socket, which may be of another thread's network namespace. Raises OSError."""
         try:
             self._prepare(netlink, groups, only)
-        except OSError:
-            netlink.close()
-            raise
-        self._socket = netlink
-
-    def adopt(self, netlink: socket.socket) -> None:
-        """Use a netlink socket that another thread has made, in its network namespace. Raises OSError."""
-        try:
-            self._prepare(netlink, (), ())
         except OSError:
             netlink.close()
             raise
@@ -102,6 +97,11 @@ class NetlinkSocket:
         netlink.bind((0, 0))
         for group in groups:
             netlink.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+
+    @property
+    def port(self) -> int:
+        """The number by which the kernel tells this socket apart, also in the events that its changes cause."""
+        return int(self._opened().getsockname()[0])
 
     async def close(self) -> None:
         """Close the socket, if it is open."""

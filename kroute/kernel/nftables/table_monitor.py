@@ -16,6 +16,7 @@ from kroute.kernel.netlink.socket_filter import (
     ADD_X,
     AND,
     COPY_TO_X,
+    EVERYTHING,
     JUMP_IF_EQUAL,
     LOAD_BYTE_AT_X,
     LOAD_HALF_AT_X,
@@ -49,7 +50,6 @@ EVENTS_LOOKED_AT = 150
 """More than a datagram of 4 KiB has; one with more is taken whatever it has. The kernel allows 4,096 instructions."""
 PAUSE = 0.1
 """Seconds until more events are read after those of other tables: whoever writes such all the time costs little."""
-EVERYTHING = 0xFFFFFFFF
 UNKNOWN = "a program whose events were lost"
 
 
