@@ -1,6 +1,5 @@
 """Where commands write for people: a terminal of some width, or a pipe or file without limit."""
 
-import shutil
 import sys
 import textwrap
 from typing import Any, Self
@@ -30,7 +29,7 @@ class Screen:
     def of_this_process(cls, how: str = "table") -> Self:
         """The screen behind standard output, for the format `table` or `wide`. `COLUMNS` overrides its width."""
         is_wide, is_terminal = how == "wide", sys.stdout.isatty()
-        width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal and not is_wide else None
+        width = _columns() if is_terminal and not is_wide else None
         return cls(width, is_wide=is_wide, repeats=not is_terminal)
 
     def line(self, text: str = "", *, hang: int = 0, err: bool = False, **style: Any) -> None:
@@ -57,3 +56,9 @@ class Screen:
             click.secho(line, bold=True)
         for line in table.rows(self.width, repeats=self.repeats):
             click.echo(line)
+
+
+def _columns() -> int:
+    import shutil  # noqa: PLC0415  it loads what compresses archives; not for a pipe
+
+    return max(NARROWEST, shutil.get_terminal_size().columns)

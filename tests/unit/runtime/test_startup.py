@@ -108,7 +108,7 @@ def test_a_table_of_what_is_served_needs_no_controller() -> None:
     names = imported("from kroute.cli.main import load\nload('show')")
     rooms = {".".join(it.split(".")[:3]) for it in names}
     assert rooms & {"kroute.agent", "kroute.planning", "kroute.director", "kroute.controllers.service_proxy"} == set()
-    assert {it.partition(".")[0] for it in names} & {"yaml", "aiohttp", "kubernetes_asyncio", "rich"} == set()
+    assert {it.partition(".")[0] for it in names} & {"yaml", "aiohttp", "kubernetes_asyncio", "rich", "shutil"} == set()
 
 
 def test_what_was_kept_from_loading_can_still_be_loaded() -> None:
