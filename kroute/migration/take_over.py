@@ -82,7 +82,7 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
         return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.warnings)
     ledger = Ledger.open(settings.state_dir)
     links = [settings.dummy_interface] if leftovers.link == settings.dummy_interface else []
-    ledger.adopt({*ledger.virtual_servers, *leftovers.to_adopt}, {*ledger.links, *links})
+    ledger.adopt([*ledger.virtual_servers, *leftovers.to_adopt], {*ledger.links, *links})
     ledger.close()
     done = [f"adopt virtual server {key}" for key in leftovers.to_adopt]
     for link in links:

@@ -60,7 +60,7 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
-        self._in_doubt: set[K] = set()
+        self._in_doubt: dict[K, None] = {}
         self._departures: Departures[K] = Departures()
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
 
@@ -78,8 +78,8 @@ class DesiredState(Generic[K, V]):
             if key not in before or before[key] != value:
                 self._own(key, alone)
                 self._departures.forget(key)
-                self._in_doubt.discard(key)  # a resync may have put in an equal key: keep the plan's, in memory once
-                self._in_doubt.add(key)
+                self._in_doubt.pop(key, None)  # a resync may have put in an equal key: keep the plan's, in memory once
+                self._in_doubt[key] = None
         if objects:
             self._wanted[owner] = objects
         else:
@@ -131,7 +131,7 @@ class DesiredState(Generic[K, V]):
     def recheck(self, key: K) -> None:
         """Compare the object again, because the answer of `agree` for it has changed."""
         self._overtake_resync(key)
-        self._in_doubt.add(key)
+        self._in_doubt[key] = None
 
     def resync(self) -> "Resync[K, V]":
         """Begin a resync; call this before the scan of the kernel begins."""
@@ -176,12 +176,13 @@ class DesiredState(Generic[K, V]):
         return key in self._in_doubt
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
-        """The deltas that are yet to be written, in slices. Other tasks run in between, and may not touch this state.
+        """The deltas that are yet to be written, in slices, the oldest doubt first.
 
-        An applied value that equals the desired one is replaced by it, so that it is in memory once.
+        Other tasks run in between, and may not touch this state. An applied value that equals the desired one is
+        replaced by it, so that it is in memory once.
         """
-        # A new set: Python iterates over the whole table of a set that was once large, however few elements are left.
-        self._in_doubt = set(self._in_doubt)
+        # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
+        self._in_doubt = dict.fromkeys(self._in_doubt)
         async for keys in sliced(list(self._in_doubt)):
             yield self._deltas(keys)
 
@@ -204,7 +205,7 @@ class DesiredState(Generic[K, V]):
             if not self._is_as_desired(applied, desired):
                 deltas.append(Delta(key, applied, desired))
                 continue
-            self._in_doubt.discard(key)
+            self._in_doubt.pop(key, None)
             if desired is not None and applied is not None and applied == desired:
                 del self._applied[key]  # an assignment alone would keep the key that a resync has made
                 self._applied[key] = desired
@@ -224,9 +225,9 @@ class DesiredState(Generic[K, V]):
                 value = desired
             self._applied[key] = value
         if is_right := self._is_as_desired(value, desired):
-            self._in_doubt.discard(key)
+            self._in_doubt.pop(key, None)
         else:
-            self._in_doubt.add(key)
+            self._in_doubt[key] = None
         return is_right
 
     def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
@@ -250,7 +251,7 @@ class DesiredState(Generic[K, V]):
     def _release(self, key: K, owner: ObjectKey) -> bool:
         """Remove this owner of the object; returns whether no owner is left."""
         left = tuple(other for other in self._owners[key] if other != owner)
-        self._in_doubt.add(key)
+        self._in_doubt[key] = None
         if left:
             self._owners[key] = left
         else:

@@ -16,7 +16,7 @@ version, when it comes back, finds what it made (docs/upgrade.md).
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from pathlib import Path
 from typing import Self
 
@@ -64,7 +64,7 @@ class Ledger:
         self.exists = False
         self.is_whole = False
         self.taken_over = 0
-        self.virtual_servers: set[VirtualServerKey] = set()
+        self._virtual_servers: dict[VirtualServerKey, None] = {}
         self.links: set[str] = set()
         self.addresses: set[tuple[str, str]] = set()
         self.sync_daemons: dict[int, SyncDaemonStarted] = {}
@@ -90,10 +90,15 @@ class Ledger:
             raise LedgerError(f"cannot read {ledger.path}: {error.strerror} (check its owner and mode)") from error
         return ledger
 
+    @property
+    def virtual_servers(self) -> KeysView[VirtualServerKey]:
+        """Those that kroute made, in the order in which it made them."""
+        return self._virtual_servers.keys()
+
     def adopt(self, virtual_servers: Iterable[VirtualServerKey], links: Iterable[str]) -> None:
         """Replace the virtual servers and links that the ledger names, and rewrite the file."""
         named = self.virtual_servers
-        self.virtual_servers = set(virtual_servers)
+        self._virtual_servers = dict.fromkeys(virtual_servers)
         self.links = set(links)
         self.taken_over = 0 if self.is_whole else len(self.virtual_servers - named)
         self._rewrite()
@@ -186,9 +191,9 @@ class Ledger:
     def _apply(self, entry: Entry) -> None:
         match entry:
             case VirtualServerMade(key):
-                self.virtual_servers.add(key)
+                self._virtual_servers[key] = None
             case VirtualServerDeleted(key):
-                self.virtual_servers.discard(key)
+                self._virtual_servers.pop(key, None)
             case LinkMade(name):
                 self.links.add(name)
             case AddressMade(interface, address):

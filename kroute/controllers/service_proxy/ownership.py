@@ -22,12 +22,12 @@ async def adopt_what_is_ours(
     LedgerError.
     """
     links = {interface.name} if await interface.exists() else set()
-    ours = ledger.virtual_servers
+    ours = list(ledger.virtual_servers)
     if ledger.is_whole:
         links &= ledger.links
     else:
         bound = exclusion.without(await addresses.read(interface.name))
-        ours = ours | {planned_key(key) for key in await ipvs.read() if key[1] in bound}
+        ours += [planned_key(key) for key in await ipvs.read() if key[1] in bound]
     if ledger.exists or ours or links:
         ledger.adopt(ours, links)
 
@@ -35,9 +35,14 @@ async def adopt_what_is_ours(
 async def delete_what_is_ours(
     ledger: Ledger, interface: DummyInterface, addresses: AddressClient, ipvs: IpvsClient, report: CleanupReport
 ) -> list[VirtualServerKey]:
-    """Unbind our addresses, then delete our virtual servers; returns those of the ledger that are gone."""
+    """Unbind our addresses, then delete our virtual servers; returns those of the ledger that are gone.
+
+    The last that was made is deleted first. IPVS keeps deleted real servers for two minutes in a list, the newest on
+    top, and searches it for each one that is added (net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_trash_get_dest). So an agent
+    that is installed again, and makes everything in the same order, finds each on top.
+    """
     bound = await addresses.read(interface.name)
-    servers = sorted(ledger.virtual_servers)
+    servers = list(ledger.virtual_servers)[::-1]
     if not interface.is_ours:
         bound &= {address for _, address, _ in servers}
     unbindings = [UnbindAddress(it) for it in sorted(bound)]

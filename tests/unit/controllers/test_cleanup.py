@@ -4,7 +4,7 @@ import copy
 import errno
 from pathlib import Path
 
-from kroute.kernel.ipvs.client import DeleteVirtualServer, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import AddVirtualServer, DeleteVirtualServer, VirtualServerOptions, VirtualServerState
 from kroute.settings import IpvsTimeouts
 from tests.fakes.kernel import FakeKernel
 from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server
@@ -63,6 +63,18 @@ async def test_addresses_go_before_virtual_servers(tmp_path: Path) -> None:
     report = await (await in_a_process_of_its_own(await used(tmp_path))).cleanup()
     verbs = [line.split()[0] for line in report.undone if "unbind" in line or "virtual server" in line]
     assert verbs == ["unbind", "unbind", "delete", "delete"]
+
+
+async def test_virtual_servers_are_made_as_planned_and_deleted_the_other_way_round(tmp_path: Path) -> None:
+    """IPVS's list of deleted real servers has then on top what a new installation adds first."""
+    node = FakeNode(tmp_path, new_kernel())
+    addresses = [f"10.96.0.{number}" for number in (7, 30, 2, 19, 250, 11)]
+    await node.start(plan("web", 1, *(server(address, 80, "10.1.0.1") for address in addresses)))
+    made = [it.key[1] for it in node.kernel.writes if isinstance(it, AddVirtualServer)]
+    again = await in_a_process_of_its_own(node)
+    await again.cleanup()
+    deleted = [it.key[1] for it in again.kernel.writes if isinstance(it, DeleteVirtualServer)]
+    assert (made, deleted) == (addresses, addresses[::-1])
 
 
 async def test_a_second_cleanup_finds_nothing_to_do(tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ async def test_what_is_wanted_and_not_there_is_a_difference() -> None:
     assert await state.all_pending() == [Delta("x", None, 1)]
 
 
+async def test_what_was_wanted_first_is_written_first() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, dict.fromkeys("qzamx", 1))
+    state.want(B, dict.fromkeys("ck", 1))
+    assert [delta.key for delta in await state.all_pending()] == list("qzamxck")
+
+
 async def test_what_was_written_is_no_difference_any_more() -> None:
     state: DesiredState[str, int] = DesiredState()
     state.want(A, {"x": 1})

@@ -37,6 +37,16 @@ def test_what_was_recorded_is_there_after_a_kill(tmp_path: Path) -> None:
     assert isinstance(next(iter(again.virtual_servers)), VirtualServerKey)
 
 
+def test_virtual_servers_are_kept_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    keys = [VirtualServerKey(Protocol.TCP, f"10.96.0.{number}", 80) for number in (7, 30, 2, 19)]
+    ledger = Ledger.open(tmp_path)
+    ledger.record(VirtualServerMade(key) for key in [WEB, *keys])
+    ledger.record([VirtualServerDeleted(WEB)])
+    assert list(Ledger.open(tmp_path).virtual_servers) == keys
+    ledger.adopt([*ledger.virtual_servers, DNS], ())
+    assert list(Ledger.open(tmp_path).virtual_servers) == [*keys, DNS]
+
+
 def test_of_a_sysctl_the_first_value_and_of_the_timeouts_the_first_are_kept(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path)
     ledger.record([SysctlChanged("net.ipv4.ip_forward", "0", "1"), TimeoutsChanged((900, 120, 300), (60, 120, 300))])
