@@ -15,14 +15,15 @@ OF_THE_REPOSITORY = ("KROUTE_CACHE", "KROUTE_FEED", "KROUTE_FUZZ_", "KROUTE_IMAG
 """How the names of the variables begin that the tools of kroute's repository read; scripts/setup names some."""
 
 _OF_SERVICES = (
-    (re.compile(r"KROUTE(_\w+)?_SERVICE_HOST"), re.compile(r"[0-9a-fA-F.:]+")),
-    (re.compile(r"KROUTE(_\w+)?_SERVICE_PORT(_\w+)?"), re.compile(r"\d{1,5}")),
-    (re.compile(r"KROUTE(_\w+)?_PORT(_\d+_(TCP|UDP|SCTP))?"), re.compile(r"(tcp|udp|sctp)://\S+")),
-    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PROTO"), re.compile(r"tcp|udp|sctp")),
-    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PORT"), re.compile(r"\d{1,5}")),
-    (re.compile(r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_ADDR"), re.compile(r"[0-9a-fA-F.:]+")),
+    (r"KROUTE(_\w+)?_SERVICE_HOST", r"[0-9a-fA-F.:]+"),
+    (r"KROUTE(_\w+)?_SERVICE_PORT(_\w+)?", r"\d{1,5}"),
+    (r"KROUTE(_\w+)?_PORT(_\d+_(TCP|UDP|SCTP))?", r"(tcp|udp|sctp)://\S+"),
+    (r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PROTO", r"tcp|udp|sctp"),
+    (r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_PORT", r"\d{1,5}"),
+    (r"KROUTE(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)_ADDR", r"[0-9a-fA-F.:]+"),
 )
-"""Names and values of the variables that Kubernetes makes of a Service (pkg/kubelet/envvars)."""
+"""Regular expressions of the names and values of the variables that Kubernetes makes of a Service
+(pkg/kubelet/envvars). They are compiled when a variable needs them, which no command's own does."""
 
 
 def variables_of(command: click.Command) -> set[str]:
@@ -37,7 +38,7 @@ def check_variables(
 
     `others` returns all commands; it is called only if there is a variable that this command does not read.
     """
-    unknown = sorted(set(_ours(environment)) - variables_of(command))
+    unknown = sorted(_unknown(environment, variables_of(command)))
     if not unknown:
         return
     known = {name for each in others() for name in variables_of(each)}
@@ -46,14 +47,15 @@ def check_variables(
             raise click.UsageError(_complaint(name, known))
 
 
-def _ours(environment: Mapping[str, str]) -> Iterator[str]:
+def _unknown(environment: Mapping[str, str], read: Collection[str]) -> Iterator[str]:
     for name, value in environment.items():
-        if name.startswith(PREFIX) and not name.startswith(OF_THE_REPOSITORY) and not _is_of_a_service(name, value):
+        is_ours = name.startswith(PREFIX) and not name.startswith(OF_THE_REPOSITORY)
+        if is_ours and name not in read and not _is_of_a_service(name, value):
             yield name
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
-    return any(names.fullmatch(name) and values.fullmatch(value) for names, values in _OF_SERVICES)
+    return any(re.fullmatch(names, name) and re.fullmatch(values, value) for names, values in _OF_SERVICES)
 
 
 def _complaint(name: str, known: Collection[str]) -> str:
