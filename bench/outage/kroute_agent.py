@@ -72,6 +72,10 @@ class _Transport:
             return _Response(answer.status, answer.retry_after, _body(answer))
         return _Response(200, 0, self._listed() if lists else _once(_EXPIRED))
 
+    def leave_idle(self) -> None: ...
+
+    def give_up(self, begun_before: float) -> None: ...
+
     async def _watched_until_the_end(self) -> AsyncIterator[bytes]:
         yield _end_of_list(_BEFORE)
         await self._server.has_ended.wait()

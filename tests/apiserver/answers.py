@@ -23,6 +23,18 @@ def abort(request: web.Request) -> None:
         request.transport.abort()
 
 
+def end_idle(server: web.Server | None, *, deaf: bool) -> None:
+    """Close the connections without a request, and each other one after its answer.
+
+    `deaf`: only have aiohttp read nothing more on them, which is all that it does by itself.
+    """
+    if server is not None:
+        server.pre_shutdown()
+        for connection in server.connections:
+            if not deaf and connection._current_request is None:
+                connection.force_close()
+
+
 def error_answer(error: StatusError) -> web.Response:
     headers = dict(HEADERS)
     if error.retry_after is not None:

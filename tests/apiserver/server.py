@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from tests.apiserver import kubeconfig, metadata_only, options, pods, status, writes
 from tests.apiserver.access import ANONYMOUS, REVIEWS, USER, Access
-from tests.apiserver.answers import LineWriter, abort, error_answer, fault_answer, send_body
+from tests.apiserver.answers import LineWriter, abort, end_idle, error_answer, fault_answer, send_body
 from tests.apiserver.encoding import EventEncoder, encode, nested
 from tests.apiserver.faults import Fault, Faults, Where
 from tests.apiserver.lists import list_objects
@@ -99,11 +99,10 @@ class ApiServer:
         await self._site.start()
         self._port = self._runner.addresses[0][1]
 
-    async def close_port(self) -> None:
-        """Refuse connections, and end those that are idle."""
+    async def close_port(self, *, deaf: bool = False) -> None:
+        """Refuse connections, and end those that are idle; `deaf`: they stay open, and nobody listens any more."""
         await self._site.stop()
-        if self._runner.server is not None:
-            self._runner.server.pre_shutdown()
+        end_idle(self._runner.server, deaf=deaf)
 
     def break_watches(self) -> None:
         """Reset the connection of every watch."""

@@ -153,7 +153,7 @@ class Api:
                 if lines := buffer.take(piece):
                     yield lines
         except _FAILURES as error:
-            raise UnreachableError(f"the stream from {self.server} broke: {_what(error)}") from error
+            raise self._unreachable(f"the stream from {self.server} broke", error) from error
         finally:
             response.close()
         if buffer.is_within_line:
@@ -172,7 +172,7 @@ class Api:
         try:
             return await _read(response, LONGEST_ANSWER)
         except _FAILURES as error:
-            raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
+            raise self._unreachable(f"the answer from {self.server} was cut short", error) from error
 
     async def _request(
         self,
@@ -189,34 +189,43 @@ class Api:
             client, headers = await self._session()
         except (ConfigurationError, *_FAILURES) as error:
             raise UnreachableError(_what(error)) from error  # a rotation may be half done: the next try finds the rest
+        began = asyncio.get_running_loop().time()
         with self.requests.measured(self.server, method) as request:
             try:
-                async with asyncio.timeout(HEADERS_TIMEOUT if read_timeout is None else None):
-                    response = await client.request(
-                        method,
-                        path,
-                        params,
-                        {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
-                        msgspec.json.encode(body) if body is not None else b"",
-                        read_timeout=read_timeout,
-                    )
+                response = await client.request(
+                    method,
+                    path,
+                    params,
+                    {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
+                    msgspec.json.encode(body) if body is not None else b"",
+                    read_timeout=read_timeout,
+                    head_timeout=HEADERS_TIMEOUT if read_timeout is None else None,
+                    on_kept=read_timeout is not None,  # a watch lasts for minutes: a connection of its own is cheap
+                )
             except _FAILURES as error:
-                unreachable = UnreachableError(f"{self.server} does not answer: {_what(error)}")
-                self.presence.missed(str(unreachable), refused=costs_nothing(error))
+                unreachable = self._unreachable(f"{self.server} does not answer", error)
+                self.presence.missed(str(unreachable), refused=costs_nothing(error), asked=began)
                 raise unreachable from error
             except ValueError as error:
                 raise UnreachableError(f"{self.server} cannot be asked: {_what(error)}") from error
             request.status = response.status
-        self.presence.answered()
+        if self.presence.answered():
+            client.give_up(begun_before=began)  # what was asked of the server that has gone
         self.peers.saw(response.transport)
         if response.ok:
             return response
         try:
             text = await _read(response, LONGEST_REFUSAL)
         except _FAILURES as error:
-            raise UnreachableError(f"the answer from {self.server} was cut short: {_what(error)}") from error
+            raise self._unreachable(f"the answer from {self.server} was cut short", error) from error
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("retry-after"))
+
+    def _unreachable(self, what: str, error: BaseException) -> UnreachableError:
+        """The error of a connection that failed. What is kept leads to where it did, perhaps to nobody, and is left."""
+        if self._client is not None:
+            self._client.leave_idle()
+        return UnreachableError(f"{what}: {_what(error)}")
 
     async def _session(self) -> tuple[HttpClient, dict[str, str]]:
         """The session to use and the headers that authenticate, both up to date.

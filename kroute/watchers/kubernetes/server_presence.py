@@ -12,6 +12,7 @@ asks.
 
 import asyncio
 import errno
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -41,6 +42,7 @@ class ServerPresence:
         self._present = asyncio.Event()
         self._present.set()
         self._since = 0.0
+        self._answered_at = -math.inf
         self._refuses = False
         self._due = 0.0
         self._silent = Backoff(FIRST_SILENT_PAUSE, LAST_SILENT_PAUSE, self._rng)
@@ -50,16 +52,24 @@ class ServerPresence:
         """Whether the last request had no answer."""
         return not self._present.is_set()
 
-    def answered(self) -> None:
-        """Note an answer of any kind: the server is there, and everybody who waits goes on."""
-        if self.is_away:
-            log.info("api.back", away_for=round(_now() - self._since, 1))
-            self._silent.reset()
-            self._present.set()
-
-    def missed(self, said: str, *, refused: bool) -> None:
-        """Note that a request had no answer; `said` says it to people. `refused`: it has cost no server anything."""
+    def answered(self) -> bool:
+        """Note an answer of any kind: the server is there, and everybody who waits goes on. Returns if it was away."""
+        self._answered_at = _now()
         if not self.is_away:
+            return False
+        log.info("api.back", away_for=round(_now() - self._since, 1))
+        self._silent.reset()
+        self._present.set()
+        return True
+
+    def missed(self, said: str, *, refused: bool, asked: float = math.inf) -> None:
+        """Note that a request had no answer; `said` says it to people. `refused`: it has cost no server anything.
+
+        `asked`: when it was made, on the loop's clock. If another was answered since, then the server is there.
+        """
+        if not self.is_away:
+            if asked < self._answered_at:
+                return
             log.warning("api.away", error=said, next="asked until it answers; what is in the kernel stays")
             self._since = _now()
             self._present.clear()

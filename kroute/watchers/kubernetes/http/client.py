@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import h11
 
+from kroute.model.addresses import canonical
 from kroute.watchers.kubernetes.http.connection import Answer, Connection, Exchange, HttpError
 from kroute.watchers.kubernetes.http.proxies import Proxy, basic, proxy_to
 
@@ -21,6 +22,41 @@ NEXT_ADDRESS_AFTER = 0.25
 
 _PATH = "/:@!$&'()*+,;=~%"
 _ERRNO = re.compile(r"\[Errno (\d+)\] ([^(,]*)")
+
+
+class _Attempt:
+    """One attempt at a request, until the head of its answer has come."""
+
+    limit: asyncio.Timeout
+
+    def __init__(self, request: h11.Request, body: bytes, began: float) -> None:
+        self.request = request
+        self.body = body
+        self.began = began
+        self.is_kept = False
+        self.exchange: Exchange | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """Let it end at once, unless it is a write."""
+        if self.request.method == b"GET" and not self.limit.expired():
+            self._is_given_up = True
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def end(self) -> None:
+        """End its connection."""
+        if self.exchange is not None:
+            self.exchange.connection.transport.abort()
+
+    def is_worth_another(self, error: BaseException) -> bool:
+        """Whether the connection is to blame for this end of the attempt, and the server gets the request once."""
+        if self.request.method != b"GET":
+            return False
+        if self._is_given_up:
+            return isinstance(error, TimeoutError)
+        # A server may close a connection that it has kept, in the moment in which the request is sent.
+        is_late = self.is_kept and self.exchange is not None and not self.exchange.has_begun
+        return is_late and isinstance(error, (HttpError, ConnectionError, ssl.SSLError))
 
 
 class HttpClient:
@@ -51,6 +87,7 @@ class HttpClient:
         self._proxy_headers = dict(proxy_headers or {})
         self._open: set[Connection] = set()
         self._idle: list[tuple[float, Connection]] = []
+        self._unanswered: set[_Attempt] = set()
         self._is_closed = False
 
     async def request(
@@ -62,8 +99,13 @@ class HttpClient:
         body: bytes = b"",
         *,
         read_timeout: float | None,
+        head_timeout: float | None = None,
+        on_kept: bool = True,
     ) -> Answer:
-        """Send a request and return its answer when the head has come. `read_timeout`: seconds without a byte.
+        """Send a request and return its answer when the head has come.
+
+        `read_timeout`: seconds without a byte. `head_timeout`: seconds to the end of the head, the connection included.
+        `on_kept`: a connection that was kept will do, of which nobody knows whether the server still listens to it.
 
         Raises HttpError, OSError (TimeoutError, ssl.SSLError).
         """
@@ -81,18 +123,32 @@ class HttpClient:
         except h11.LocalProtocolError as error:
             raise HttpError(str(error)) from error
         while True:
-            is_kept, connection = await self._connection()
-            exchange = Exchange(connection, read_timeout)
+            attempt = _Attempt(request, body, asyncio.get_running_loop().time())
+            self._unanswered.add(attempt)
             try:
-                exchange.send(request, body)
-                answer = await exchange.head()
-                return Answer(exchange, answer, f"{self._authority}{target}", self._keep)
+                async with asyncio.timeout(head_timeout) as attempt.limit:
+                    exchange = await self._ask(attempt, read_timeout, on_kept=on_kept)
+                    return Answer(exchange, await exchange.head(), f"{self._authority}{target}", self._keep)
             except BaseException as error:
-                connection.transport.abort()
-                # A server may close a connection that it has kept, in the moment in which the request is sent.
-                is_late = is_kept and not exchange.has_begun and method == "GET"
-                if not (is_late and isinstance(error, (HttpError, ConnectionError))):
+                attempt.end()
+                if not attempt.is_worth_another(error):
                     raise
+            finally:
+                self._unanswered.discard(attempt)
+
+    def give_up(self, begun_before: float) -> None:
+        """Ask anew, on other connections, what was asked before this moment of the loop's clock and has no answer.
+
+        That holds for GET alone: a write may have been made.
+        """
+        for attempt in self._unanswered:
+            if attempt.began < begun_before:
+                attempt.give_up()
+
+    def leave_idle(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop()[1].transport.abort()
 
     async def close(self) -> None:
         """End every request."""
@@ -106,19 +162,31 @@ class HttpClient:
         if not self._is_closed:
             self._idle.append((asyncio.get_running_loop().time(), connection))
 
-    async def _connection(self) -> tuple[bool, Connection]:
-        """Whether the connection was kept, and the connection. Connections that were kept for too long are closed."""
+    async def _ask(self, attempt: "_Attempt", read_timeout: float | None, *, on_kept: bool) -> Exchange:
+        connection = self._kept() if on_kept else None
+        attempt.is_kept = connection is not None
+        if connection is None:
+            connection = await self._new()
+        attempt.exchange = exchange = Exchange(connection, read_timeout)
+        exchange.send(attempt.request, attempt.body)
+        return exchange
+
+    def _kept(self) -> Connection | None:
+        """A connection that was kept. Those that were kept for too long are closed."""
         now, idle = asyncio.get_running_loop().time(), self._idle
         while idle and now - idle[0][0] > KEPT_FOR:
             idle.pop(0)[1].transport.abort()
         while idle:
             connection = idle.pop()[1]
             if connection.is_quiet:
-                return True, connection
+                return connection
             connection.transport.abort()
+        return None
+
+    async def _new(self) -> Connection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                return False, await self._connect()
+                return await self._connect()
         except TimeoutError as error:
             raise TimeoutError(f"no connection within {CONNECT_TIMEOUT:g} s") from error
 
@@ -138,18 +206,18 @@ class HttpClient:
     async def _connect_to(self, host: str, port: int, tls: ssl.SSLContext | None, name: str) -> Connection:
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._open.discard),
+                lambda: Connection(self._open),
                 host,
                 port,
                 ssl=tls,
                 server_hostname=_for_ssl(name) if tls is not None else None,
-                happy_eyeballs_delay=NEXT_ADDRESS_AFTER,
+                # asyncio loses the socket of a race that is cancelled in the moment in which it is won
+                happy_eyeballs_delay=NEXT_ADDRESS_AFTER if canonical(host) is None else None,
             )
         except OSError as error:
             if (one := _of_all_addresses(error)) is not None:
                 raise one from error
             raise
-        self._open.add(connection)
         if self._is_closed:
             connection.transport.abort()
         return connection
@@ -169,7 +237,7 @@ class HttpClient:
         )
         if upgraded is None:
             raise HttpError(f"the proxy {proxy.host} closed the connection")
-        connection.connection_made(upgraded)
+        connection.continue_on(upgraded)
 
 
 def _for_ssl(name: str) -> str:

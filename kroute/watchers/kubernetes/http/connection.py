@@ -1,6 +1,7 @@
 """Connections to a server, and the answers that come on them."""
 
 import asyncio
+import socket
 import zlib
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -14,18 +15,23 @@ LONGEST_HEAD = 64 << 10
 INFLATED_AT_ONCE = 1 << 20
 """Bytes of a compressed answer that are made at once: a few compressed ones may stand for very many."""
 
+PROBED_AFTER, PROBED_EVERY, DEAD_AFTER = 15, 5, 30
+"""Seconds of silence after which the kernel asks the other end whether it is there, and how often then; and the seconds
+without a sign of it, of what was sent too, after which it has gone (SO_KEEPALIVE, TCP_USER_TIMEOUT). client-go asks by
+a ping of HTTP/2 after 30 s, and waits for 15 s."""
+
 
 class HttpError(Exception):
     """What the server sent is not HTTP/1.1, or ended too early."""
 
 
 class Connection(asyncio.Protocol):
-    """The bytes of one connection. `lost` is called once when it has ended."""
+    """The bytes of one connection. While it is open, it is in `all_open`."""
 
     transport: asyncio.Transport
 
-    def __init__(self, lost: Callable[["Connection"], None]) -> None:
-        self._lost = lost
+    def __init__(self, all_open: set["Connection"]) -> None:
+        self._all_open = all_open
         self._received = bytearray()
         self._is_paused = False
         self._has_ended = False
@@ -34,6 +40,12 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._all_open.add(self)
+        _probe(self.transport.get_extra_info("socket"))
+
+    def continue_on(self, transport: asyncio.Transport) -> None:
+        """Speak TLS from now on, on a transport that leads through this connection's."""
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -49,7 +61,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended, self._error = True, exc
         self._wake()
-        self._lost(self)
+        self._all_open.discard(self)
 
     @property
     def is_quiet(self) -> bool:
@@ -85,6 +97,14 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _probe(it: socket.socket) -> None:
+    """Have the kernel find out that the other end has gone: no packet says so when a machine or a way to it dies."""
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER)
+    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBED_EVERY)
+    it.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
 
 
 def _time_out(waiter: asyncio.Future[None], seconds: float) -> None:

@@ -18,7 +18,7 @@ from kroute.watchers.kubernetes.authentication import service_account
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
-from tests.unit.watching import service
+from tests.unit.watching import eventually, service
 
 NODES = "/api/v1/nodes"
 ASYNCIO_READS_AT_ONCE = 256 << 10
@@ -248,6 +248,19 @@ class TestAnswers:
             with pytest.raises(UnreachableError, match="does not answer: TimeoutError"):
                 await anext(api.stream(NODES, {"watch": "true"}))
             assert api.presence.is_away
+
+    async def test_that_says_nothing_about_a_server_that_has_answered_another_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.2)
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            server.faults.add("delay", where="watch", seconds=60)
+            hanging = asyncio.create_task(anext(api.stream(NODES, {"watch": "true"})))
+            await eventually(lambda: bool(server.requests))
+            await api.get(NODES)
+            with pytest.raises(UnreachableError, match="does not answer: TimeoutError"):
+                await hanging
+            assert not api.presence.is_away
 
     async def test_a_stream_may_be_silent_after_its_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.2)

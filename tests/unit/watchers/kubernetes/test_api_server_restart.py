@@ -6,6 +6,7 @@ Times are those of a virtual clock: they are compared with the steps of a real s
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import structlog
 from kroute.model.kinds import WATCHED
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.errors import UnreachableError
 from kroute.watchers.kubernetes.server_presence import REFUSED_PAUSE
 from kroute.watchers.kubernetes.timing import DOUBTED_FOR, Timing
 from kroute.watchers.kubernetes.watcher import KubernetesWatcher
@@ -94,6 +96,67 @@ def test_a_change_is_known_soon_after_the_server_is_ready(away: float, features:
             assert await moment_of_change(it, restart) < restart.ready + GOAL
             refused = len(WATCHED) if features is PLAIN else 0  # the first streaming list of each kind
             assert it.lists == 2 * len(WATCHED) + refused, "one list of each kind at the start, one after the restart"
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("away", [2.0, 10.0, 29.0])
+def test_nobody_waits_on_a_connection_that_the_server_has_given_up(away: float, tmp_path: Path) -> None:
+    """One that was kept from before is open, and nothing that is asked on it is answered."""
+    restart = Restart.recorded().lasting(away)
+
+    async def run() -> None:
+        async with following(tmp_path) as it:
+            it.server.close_port = partial(it.server.close_port, deaf=True)  # type: ignore[method-assign]
+            await asyncio.gather(*(it.api.get("/api/v1/nodes") for _ in range(3)))
+            assert await moment_of_change(it, restart) < restart.ready + GOAL
+
+    in_virtual_time(run())
+
+
+def test_a_list_that_hangs_since_before_is_asked_for_again_when_the_server_is_back(tmp_path: Path) -> None:
+    recorded = Restart.recorded()
+    restart = recorded._replace(allowed=recorded.listening)  # else the answer may be that it denies everything
+
+    async def run() -> None:
+        async with following(tmp_path) as it:
+            it.server.close_port = partial(it.server.close_port, deaf=True)  # type: ignore[method-assign]
+            await it.api.get("/api/v1/nodes")
+            began = asyncio.get_running_loop().time()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(restart.of(it.server))
+                await asyncio.sleep(1)
+                assert b"node1" in await it.api.get("/api/v1/nodes")
+            assert restart.listening < asyncio.get_running_loop().time() - began < restart.ready + GOAL
+
+    in_virtual_time(run())
+
+
+def test_what_was_kept_is_left_when_a_watch_breaks(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with following(tmp_path) as it:
+            await it.api.get("/api/v1/nodes")
+            await it.server.close_port(deaf=True)
+            it.server.break_watches()
+            await asyncio.sleep(0.1)
+            with pytest.raises(UnreachableError, match=r"does not answer: .*refused"):
+                await it.api.get("/api/v1/nodes")
+
+    in_virtual_time(run())
+
+
+def test_a_watch_is_not_asked_for_on_a_connection_that_was_kept(tmp_path: Path) -> None:
+    """Nothing fails here, and nobody else asks: a server that has left the connection is not found out."""
+
+    async def run() -> None:
+        async with following(tmp_path) as it:
+            await asyncio.gather(*(it.api.get("/api/v1/nodes") for _ in range(3)))
+            await it.server.close_port(deaf=True)
+            await it.server.open_port()
+            it.server.end_watches()
+            await change_all(it.server)
+            for name in ("new", "new-1", "node2"):
+                await it.follower.until(lambda name=name: name in it.follower.names, within=GOAL)
 
     in_virtual_time(run())
 

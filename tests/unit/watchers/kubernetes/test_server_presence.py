@@ -88,6 +88,21 @@ def test_a_request_that_hangs_holds_nobody_up() -> None:
     in_virtual_time(run())
 
 
+def test_who_was_asked_before_another_was_answered_says_nothing_about_the_server() -> None:
+    async def run() -> None:
+        presence = ServerPresence()
+        asked = now()
+        await asyncio.sleep(1)
+        presence.answered()
+        presence.missed("that one hung", refused=False, asked=asked)
+        assert not presence.is_away
+        await asyncio.sleep(1)
+        presence.missed("but this one is the newest", refused=False, asked=now())
+        assert presence.is_away
+
+    in_virtual_time(run())
+
+
 def test_nobody_waits_for_a_server_that_is_there() -> None:
     async def run() -> None:
         presence = ServerPresence()
