@@ -17,7 +17,7 @@ test: ## run every test, also those that send packets
 	@scripts/setup test
 	@$(PYTEST) $(ARGS)
 
-unit: ## run the tests that need no kernel and no browser, with a fifth of the examples of each property
+unit: ## run the tests that need no kernel and no browser, with a tenth of the examples of each property
 	@scripts/setup unit
 	@$(PYTEST) -o testpaths=tests/unit -n $$(( 1 + $$(nproc) )) --dist worksteal --hypothesis-profile quick -m 'not lab and not browser and not machine and not shells and not release' $(ARGS)
 

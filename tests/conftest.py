@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,3 +29,15 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(
+    config: pytest.Config, report: object
+) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Send from a worker of xdist what a test has printed only if it is shown: if it failed, or with -rP or -rA."""
+    data = yield
+    is_shown = not hasattr(config, "workerinput") or {"P", "A"}.intersection(config.option.reportchars)
+    if data and isinstance(report, pytest.TestReport) and report.passed and not is_shown:
+        data["sections"] = []
+    return data

@@ -1,4 +1,4 @@
-"""How many examples hypothesis shows to a property: all in `make test`, a fifth of them in `make unit`.
+"""How many examples hypothesis shows to a property: all in `make test`, a tenth of them in `make unit`.
 
 `make unit` chooses the profile `quick` (tests/conftest.py). A property that names a number of its own takes it from
 here, so that its number changes with the profile.
@@ -10,7 +10,7 @@ from hypothesis import settings
 
 ALL = 100
 """Examples of a property that names no number; hypothesis's own default."""
-QUICK = 20
+QUICK = 10
 """The same in `make unit`."""
 
 
