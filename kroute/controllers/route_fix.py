@@ -36,12 +36,10 @@ from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.stage_gate import ROUTES_PREPARED, SERVED, WITHDRAWN, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
-
-LOOKS_A_DIGEST = 4
-"""Every so many looks the routes are digested. The kernel reports most changes, and the others follow from those."""
 
 
 class RouteFix(StagedController[str, SourceRoute]):
@@ -73,7 +71,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         self._is_reading = False
         self._absent_sources: set[str] = set()
         self._last = LastLook()
-        self._looks = 0
+        self._pace = DigestPace(settings.resync_period, settings.resync_budget)
         interface.watch(self.wake)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
@@ -127,11 +125,10 @@ class RouteFix(StagedController[str, SourceRoute]):
 
     async def look(self) -> bool:
         """Whether somebody else may have changed our routes, and no event has said so."""
-        self._looks += 1
-        if self._looks % LOOKS_A_DIGEST or self._interface.index is None:
+        if not self._pace.is_due() or self._interface.index is None:
             return False
         expected = Counter(source for applied in self.desired.applied.values() for source in applied.sources)
-        digest = await self._routes.digest(self._interface.name, tuple(expected))
+        digest = await self._pace.take(self._routes.digest(self._interface.name, tuple(expected)))
         return not self._last.is_same(digest, tuple(expected.values()))
 
     async def read(self) -> Iterable[str]:

@@ -37,6 +37,9 @@ class DirectIpvs:
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return {key: _as_planned(there) for key, there in (await self._ipvs.real_servers(keys)).items()}
 
+    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        return await self._ipvs.ipv4_real_servers(keys)
+
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         return await self._ipvs.options(keys)
 

@@ -72,6 +72,9 @@ class VirtualServerTable(Protocol):
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers."""
 
+    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        """The IPv4 real servers of these IPv4 virtual servers, in a tenth of the time; the kernel may refuse that."""
+
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         """The options of those of these virtual servers that exist."""
 

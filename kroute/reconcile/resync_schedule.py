@@ -4,6 +4,10 @@ A look is cheap, and happens every period. A resync is as expensive as the kerne
 costs no more than the controller's share of a processor, unless there is a reason for it: the caller then makes it at
 once. After one that found drift the next is a period away, because who has written once may write again. Each that
 finds none doubles the pause, up to what the share allows.
+
+A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
+listing, so it is due at every fourth look, or more rarely if that would cost more than its share, but at the fortieth
+at the latest.
 """
 
 import math
@@ -15,6 +19,11 @@ T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
 """The most seconds between two resyncs, whatever they cost: what no look can see is found by then."""
+
+LEAST_LOOKS, MOST_LOOKS = 4, 40
+"""From one digest to the next one."""
+SHARE_OF_DIGESTS = 1 / 16
+"""The part of `Settings.resync_budget` that the digests of one controller may take."""
 
 
 class ResyncSchedule:
@@ -90,3 +99,25 @@ class Metered(Generic[T]):
                 resume = lambda error=error: steps.throw(error)  # type: ignore[misc]  # noqa: E731
             else:
                 resume = lambda sent=sent: steps.send(sent)  # type: ignore[misc]  # noqa: E731
+
+
+class DigestPace:
+    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` the resyncs' of all."""
+
+    def __init__(self, period: float, budget: float) -> None:
+        self._a_look = period * budget * SHARE_OF_DIGESTS
+        self._looks = 0
+        self._debt = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the digest is due at this look. Call it once in each."""
+        self._looks += 1
+        self._debt = max(0.0, self._debt - self._a_look)
+        return self._looks >= MOST_LOOKS or (self._looks >= LEAST_LOOKS and not self._debt)
+
+    async def take(self, digest: Awaitable[T]) -> T:
+        """Await the digest, and note what it costs."""
+        self._looks = 0
+        found = await (metered := Metered(digest))
+        self._debt += metered.seconds
+        return found

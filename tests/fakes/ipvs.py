@@ -24,7 +24,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerState,
 )
 from kroute.kernel.ipvs.objects import MASQUERADING
-from kroute.kernel.ipvs.outlines import Outlines, encode_outline, outline_key
+from kroute.kernel.ipvs.outlines import Outlines, encode_outline
 from tests.fakes.client import FakeClient
 
 
@@ -50,6 +50,10 @@ class FakeIpvs(FakeClient):
         there = self.kernel.virtual_servers
         return {key: dict(there[key].real_servers) if key in there else {} for key in keys}
 
+    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        assert not any(":" in address for _, address, _ in keys)
+        return await self.real_servers(keys)
+
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         self.check_open()
         there = self.kernel.virtual_servers
@@ -57,11 +61,8 @@ class FakeIpvs(FakeClient):
 
     async def outlines(self) -> Outlines:
         self.check_open()
-        return {
-            outline_key(key): encode_outline(state.options, len(state.real_servers))
-            for key, state in self.kernel.virtual_servers.items()
-            if ":" not in key[1]
-        }
+        ipv4 = ((key, it) for key, it in self.kernel.virtual_servers.items() if ":" not in key[1])
+        return Outlines(b"".join(encode_outline(key, it.options, len(it.real_servers)) for key, it in ipv4))
 
     async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
         return {

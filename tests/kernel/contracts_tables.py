@@ -28,12 +28,14 @@ from kroute.kernel.ipvs.client import (
     VirtualServerOptions,
     VirtualServerState,
 )
+from kroute.kernel.ipvs.objects import MASQUERADING, TUNNEL
 from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from tests.kernel.nodes import Node
 
 VIP, VIP6 = "10.0.0.1", "fd00::1"
 KEY, KEY6 = (6, VIP, 80), (17, VIP6, 53)
 OTHER = (132, "10.0.0.2", 65535)
+WLC = VirtualServerOptions("wlc")
 REAL, REAL6 = ("10.1.0.1", 8080), ("fd01::1", 5353)
 
 
@@ -71,6 +73,22 @@ class IpvsContract:
         }
         assert len(everything[KEY].real_servers) == 3
 
+    @pytest.mark.parametrize("number", [0, 1, 15, 16, 17, 64, 100])
+    async def test_the_real_servers_of_ipv4_are_those_of_netlink_in_the_same_order(
+        self, node: Node, number: int
+    ) -> None:
+        reals = [(f"10.1.{at % 7}.{at + 1}", 8000 + at) for at in range(number)]
+        methods = (MASQUERADING, DIRECT_ROUTING, TUNNEL)
+        changes: list[IpvsChange] = [AddVirtualServer(KEY, VirtualServerOptions()), AddVirtualServer(OTHER, WLC)]
+        changes += [AddRealServer(KEY, real, at, methods[at % 3]) for at, real in enumerate(reals)]
+        changes += [AddRealServer(OTHER, real, 65535) for real in reals[:2]]
+        assert await node.ipvs.write(changes) == []
+        keys = [OTHER, KEY, (6, "10.9.9.9", 80)]
+        found, expected = await node.ipvs.ipv4_real_servers(keys), await node.ipvs.real_servers(keys)
+        assert found == expected
+        assert len(found[KEY]) == number
+        assert [list(found[key]) for key in keys] == [list(expected[key]) for key in keys]
+
     async def test_the_options_of_single_virtual_servers_are_read_for_those_that_exist(self, node: Node) -> None:
         options = {KEY: VirtualServerOptions("mh", 0x8, 601, 24), KEY6: VirtualServerOptions("sh", 0x10, 60, 64)}
         assert await node.ipvs.write([AddVirtualServer(key, it) for key, it in options.items()]) == []
@@ -81,15 +99,14 @@ class IpvsContract:
         reals = [AddRealServer(KEY, (f"10.1.1.{number}", 8080), number) for number in range(1, 4)]
         changes = [AddVirtualServer(KEY, options), AddVirtualServer(OTHER, VirtualServerOptions()), *reals]
         assert await node.ipvs.write([*changes, AddVirtualServer(KEY6, VirtualServerOptions())]) == []
-        found = {
-            parse_outline_key(key): parse_outline(outline) for key, outline in (await node.ipvs.outlines()).items()
-        }
+        listed = (await node.ipvs.outlines()).parsed()
+        found = {parse_outline_key(key): parse_outline(outline) for key, outline in listed.items()}
         assert found == {KEY: (options, 3), OTHER: (VirtualServerOptions(), 0)}
 
     async def test_the_outlines_show_virtual_servers_of_any_protocol(self, node: Node) -> None:
         foreign = (47, "10.9.9.9", 80)
         assert await node.ipvs.write([AddVirtualServer(foreign, VirtualServerOptions())]) == []
-        assert [parse_outline_key(key) for key in await node.ipvs.outlines()] == [foreign]
+        assert [parse_outline_key(key) for key in (await node.ipvs.outlines()).parsed()] == [foreign]
 
     async def test_an_outline_changes_with_options_and_number_alone(self, node: Node) -> None:
         await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])

@@ -23,6 +23,7 @@ from kroute.kernel.node_kernel import open_kernel
 from kroute.model.plan import Plan, Vip
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
+from kroute.reconcile.resync_schedule import DigestPace
 from kroute.settings import Settings
 from tests.kernel.nodes import NODE_IP, RealNode, run
 from tests.lab.firewall import backend
@@ -142,7 +143,9 @@ async def test_vips_that_fall_out_of_a_list_because_others_are_deleted_are_not_t
 
     first = vips(VIPS)[50:100]
     interface = DummyInterface("d0", node.links, Ledger.open(tmp_path))
-    served = VipAddresses(PassStatus("service_proxy", time.monotonic), node.addresses, interface)
+    served = VipAddresses(
+        PassStatus("service_proxy", time.monotonic), node.addresses, interface, DigestPace(30.0, 0.001)
+    )
     for address in bound:
         served.desired.note_applied(address, Vip(address, None))
 

@@ -7,6 +7,7 @@ from kroute.kernel.ipvs.client import (
     FLAG_SCHEDULER_1,
     AddRealServer,
     AddVirtualServer,
+    DeleteVirtualServer,
     IpvsChange,
     SetRealServer,
     SetVirtualServer,
@@ -14,7 +15,7 @@ from kroute.kernel.ipvs.client import (
     VirtualServerKey,
     VirtualServerOptions,
 )
-from kroute.kernel.ipvs.outlines import parse_outline_key
+from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import BindAddress
 from tests.kernel.nodes import NODE_IP, RealNode, run
@@ -59,6 +60,7 @@ async def test_what_goes_through_a_virtual_server_is_counted(node: RealNode) -> 
     await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 1)])
     run("ipvsadm -A -f 77 -s rr")
     assert await node.ipvs.traffic() == {KEY: Traffic()}
+    outlines = await node.ipvs.outlines()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readexactly(1000) * 3)
@@ -80,6 +82,7 @@ async def test_what_goes_through_a_virtual_server_is_counted(node: RealNode) -> 
     assert traffic.bytes_out > 2 * 3000
     found = (await node.ipvs.real_server_traffic([KEY]))[KEY][REAL]
     assert found.traffic == traffic
+    assert await node.ipvs.outlines() == outlines
 
 
 async def test_foreign_virtual_servers_are_read_as_they_are(node: RealNode) -> None:
@@ -155,9 +158,23 @@ async def test_a_scan_looks_up_what_is_expected_and_left_out_beside_another_netw
         await neighbour.wait()
 
 
+async def test_a_real_server_of_ipv6_counts_in_the_outline_of_its_virtual_server_alone(node: RealNode) -> None:
+    await node.ipvs.write([AddVirtualServer(KEY, VirtualServerOptions()), AddRealServer(KEY, REAL, 3)])
+    run(f"ipvsadm -a -t {KEY[1]}:{KEY[2]} -r [fd01::1]:{REAL[1]} -i")
+    assert (await node.ipvs.ipv4_real_servers([KEY]))[KEY].keys() == {REAL}
+    [outline] = (await node.ipvs.outlines()).parsed().values()
+    assert parse_outline(outline)[1] == 2
+
+
 async def test_outlines_of_thousands_leave_out_those_of_firewall_marks(node: RealNode) -> None:
     keys: list[VirtualServerKey] = [(6, f"10.9.{number >> 8}.{number & 255}", 80) for number in range(2000)]
-    assert await node.ipvs.outlines() == {}
+    assert (await node.ipvs.outlines()).parsed() == {}
     assert await node.ipvs.write([AddVirtualServer(key, VirtualServerOptions()) for key in keys]) == []
     run("ipvsadm -A -f 77 -s rr")
-    assert set(map(parse_outline_key, await node.ipvs.outlines())) == set(keys)
+    before = await node.ipvs.outlines()
+    assert set(map(parse_outline_key, before.parsed())) == set(keys)
+    assert await node.ipvs.write([DeleteVirtualServer(key) for key in keys[:500]]) == []
+    after = await node.ipvs.outlines()
+    assert set(map(parse_outline_key, after.parsed())) == set(keys[500:])
+    assert after != before
+    assert await node.ipvs.outlines() == after

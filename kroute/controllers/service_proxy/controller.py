@@ -34,6 +34,7 @@ from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import Report
 from kroute.reconcile.prepared_pods import PreparedPods
+from kroute.reconcile.resync_schedule import DigestPace
 from kroute.reconcile.stage_gate import (
     EARLIER_RUN,
     ENFORCED,
@@ -84,7 +85,9 @@ class ServiceProxy(Controller):
         conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
         self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings), *conntrack_limits))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
-        self._vips = VipAddresses(self.status, addresses, interface)
+        self._vips = VipAddresses(
+            self.status, addresses, interface, DigestPace(settings.resync_period, settings.resync_budget)
+        )
         self._flows = UdpFlows(self.status, conntrack)
         self._servers = VirtualServers(
             self.status,

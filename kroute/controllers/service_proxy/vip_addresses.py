@@ -20,33 +20,32 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.desired_state import Delta, DesiredState
 from kroute.reconcile.pass_status import PassStatus, names_of
+from kroute.reconcile.resync_schedule import DigestPace
 
 IsHeld = Callable[[ObjectKey, str], bool]
 HasRoute = Callable[[ObjectKey], bool]
 
 log = structlog.get_logger(__name__)
 
-LOOKS_A_DIGEST = 4
-"""Every so many looks the addresses are digested. The kernel reports changes, so this finds what it did not report."""
-
 
 class VipAddresses:
     """Reconciles the addresses on the dummy interface."""
 
-    def __init__(self, status: PassStatus, addresses: AddressClient, interface: DummyInterface) -> None:
+    def __init__(
+        self, status: PassStatus, addresses: AddressClient, interface: DummyInterface, pace: DigestPace
+    ) -> None:
         self.desired: DesiredState[str, Vip] = DesiredState(agrees)
         self._status = status
         self._addresses = addresses
         self._interface = interface
         self._last = LastLook()
-        self._looks = 0
+        self._pace = pace
 
     async def look(self) -> bool:
         """Whether somebody else may have changed the addresses, and no event has said so."""
-        self._looks += 1
-        if self._looks % LOOKS_A_DIGEST or self._interface.index is None:
+        if not self._pace.is_due() or self._interface.index is None:
             return False
-        digest = await self._addresses.digest(self._interface.name)
+        digest = await self._pace.take(self._addresses.digest(self._interface.name))
         return not self._last.is_same(digest, (len(self.desired.applied),))
 
     async def learn(self) -> list[Delta[str, Vip]]:

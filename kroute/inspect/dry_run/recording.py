@@ -106,12 +106,15 @@ class RecordingIpvs:
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         return await self._recorder.answered(self._ipvs.real_servers(keys))
 
+    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        return await self.real_servers(keys)
+
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         return await self._recorder.answered(self._ipvs.options(keys))
 
     async def outlines(self) -> Outlines:
         """None: a dry run ends before it could look at them."""
-        return {}
+        return Outlines()
 
     async def real_server_traffic(self, keys: Sequence[VirtualServerKey]) -> TrafficByServer:
         return await self._recorder.answered(self._ipvs.real_server_traffic(keys))

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +41,8 @@ from kroute.kernel.ipvs.objects import (
     VirtualServerOptions,
     VirtualServerState,
 )
-from kroute.kernel.ipvs.outlines import Outlines, read_outlines
+from kroute.kernel.ipvs.outlines import OutlineReader, Outlines
+from kroute.kernel.ipvs.real_server_entries import read_real_servers
 from kroute.kernel.ipvs.sync import (
     SyncDaemon,
     SyncRole,
@@ -50,7 +51,7 @@ from kroute.kernel.ipvs.sync import (
     encode_stop_daemon,
     parse_daemon,
 )
-from kroute.kernel.ipvs.table import parse_table
+from kroute.kernel.ipvs.table import pages, parse_table
 from kroute.kernel.ipvs.traffic import (
     RealServerTraffic,
     Traffic,
@@ -94,8 +95,6 @@ MODULE = "ip_vs"
 TABLE = Path("/proc/net/ip_vs")
 ENCODE_SLICE = 256
 """How many changes are encoded before other tasks run."""
-BYTES_A_READ = 64 * 1024
-"""The most bytes of one read. The kernel returns about 4 KiB at a time, in some tenths of a millisecond."""
 
 
 class Ipvs(NetlinkClient):
@@ -108,6 +107,7 @@ class Ipvs(NetlinkClient):
     def __init__(self) -> None:
         super().__init__(NETLINK_GENERIC)
         self._family = 0
+        self._outlines = OutlineReader()
 
     async def open(self) -> None:
         """Open the socket and find the IPVS family. Raises KernelError if ip_vs is not loaded."""
@@ -141,7 +141,7 @@ class Ipvs(NetlinkClient):
             await self._find_again()
         missing = set(expected)
         options: dict[VirtualServerKey, VirtualServerOptions] | None = None
-        for sections in parse_table(_pages()):
+        for sections in parse_table(pages(TABLE)):
             if options is None and not all(section.is_complete for section in sections):
                 options = await self._read_options()
             part = [
@@ -158,6 +158,10 @@ class Ipvs(NetlinkClient):
     async def real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
         """The real servers of these virtual servers: one netlink dump each. One that does not exist has none."""
         return {key: await self._real_servers_of(key) for key in keys}
+
+    async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        """Those of IPv4 virtual servers, without real servers of IPv6: one system call each, and no other task runs."""
+        return read_real_servers(keys)
 
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         """The options of those of these virtual servers that exist: one request each."""
@@ -176,7 +180,7 @@ class Ipvs(NetlinkClient):
 
     async def outlines(self) -> Outlines:
         """The outlines of all IPv4 virtual servers, in one system call."""
-        return read_outlines()
+        return self._outlines.read()
 
     async def traffic(self) -> dict[VirtualServerKey, Traffic]:
         """The traffic of each virtual server but those of firewall marks: one dump."""
@@ -275,16 +279,6 @@ def _encode_changes(changes: Sequence[IpvsChange], family: int) -> list[bytes]:
 
 def _table_exists() -> bool:
     return TABLE.exists()
-
-
-def _pages() -> Iterator[bytes]:
-    """The contents of TABLE."""
-    try:
-        with TABLE.open("rb", buffering=0) as file:
-            while page := file.read(BYTES_A_READ):
-                yield page
-    except FileNotFoundError as error:
-        raise KernelError("there is no IPVS table: load the module ip_vs; trying later", errno=error.errno) from error
 
 
 def _parse_real_server(key: VirtualServerKey, _kind: int, payload: bytes) -> tuple[RealServerKey, RealServerState]:

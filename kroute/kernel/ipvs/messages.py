@@ -66,7 +66,7 @@ DEST_ACTIVE_CONNS, DEST_INACT_CONNS = 7, 8
 FORWARDING = {MASQUERADING: 0, TUNNEL: 2, DIRECT_ROUTING: 3}
 """IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL and IP_VS_CONN_F_DROUTE."""
 FORWARDING_MASK = 0x7
-_FORWARDING_NAMES = {0: MASQUERADING, 1: "Local", 2: TUNNEL, 3: DIRECT_ROUTING}
+FORWARDING_NAMES = {0: MASQUERADING, 1: "Local", 2: TUNNEL, 3: DIRECT_ROUTING}
 ALL_FLAGS = 0xFFFFFFFF
 CACHED_HEADS = 64
 """How many heads are cached. Few are in use at a time, because the messages of a virtual server are consecutive."""
@@ -141,7 +141,7 @@ def parse_real_server(payload: bytes, key: VirtualServerKey) -> tuple[RealServer
     """One answer to `encode_real_server_dump`."""
     dest = attributes(attributes(payload, GENERIC_HEADER.size)[ATTR_DEST])
     address = unpack_address(dest[DEST_ADDR][: 16 if ":" in key[1] else 4])
-    method = _FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
+    method = FORWARDING_NAMES.get(to_u32(dest[DEST_FWD_METHOD]) & FORWARDING_MASK, "")
     counts = to_u32(dest[DEST_ACTIVE_CONNS]), to_u32(dest[DEST_INACT_CONNS])
     return (address, to_be16(dest[DEST_PORT])), RealServerState(to_u32(dest[DEST_WEIGHT]), *counts, method)
 

@@ -9,6 +9,7 @@ import socket
 from binascii import unhexlify
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
@@ -25,6 +26,8 @@ from kroute.schedulers import SCHEDULERS_WITH_FLAGS
 
 BYTES_A_SLICE = 64 * 1024
 """About 1,000 lines: a few milliseconds."""
+BYTES_A_READ = 64 * 1024
+"""The most bytes of one read. The kernel returns about 4 KiB at a time, in some tenths of a millisecond."""
 HEADING_LINES = 3
 REAL_SERVER = b"  -> "
 
@@ -38,6 +41,16 @@ class Section(NamedTuple):
     key: VirtualServerKey
     state: VirtualServerState
     is_complete: bool
+
+
+def pages(table: Path) -> Iterator[bytes]:
+    """The contents of the file, while they are read."""
+    try:
+        with table.open("rb", buffering=0) as file:
+            while page := file.read(BYTES_A_READ):
+                yield page
+    except FileNotFoundError as error:
+        raise KernelError("there is no IPVS table: load the module ip_vs; trying later", errno=error.errno) from error
 
 
 def parse_table(pieces: Iterable[bytes]) -> Iterator[list[Section]]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kroute.controllers import route_fix
-from kroute.controllers.service_proxy import vip_addresses
 from kroute.kernel.net.routes import LocalRoute
+from kroute.reconcile.resync_schedule import MOST_LOOKS
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, node_plan, plan, server
 
 VIPS = ("10.96.0.1", "10.96.0.2", "fd00::1")
@@ -160,7 +159,7 @@ async def test_a_route_that_goes_without_an_event_is_found_by_a_later_look(
     damage(node.kernel.links[DUMMY].routes)
     if wrote:
         await node.apply(plan("more", 2, server("10.96.0.3", 80), server("fd00::3", 80)))
-    for _ in range(route_fix.LOOKS_A_DIGEST):
+    for _ in range(MOST_LOOKS):
         await node.resync()
     routes = node.kernel.links[DUMMY].routes
     found = [routes[vip][0].source for vip in VIPS]
@@ -171,12 +170,12 @@ async def test_a_route_that_goes_without_an_event_is_found_by_a_later_look(
 async def test_the_kernels_own_routes_make_it_read_nothing(tmp_path: Path) -> None:
     """They come and go with addresses, which is reported."""
     node = await serving(tmp_path)
-    for _ in range(route_fix.LOOKS_A_DIGEST):
+    for _ in range(MOST_LOOKS):
         assert not await node.route_fix.look()
     node.kernel.add_address(DUMMY, "10.99.0.1")
     await node.pump()
     await node.route_fix.step()
-    for _ in range(route_fix.LOOKS_A_DIGEST):
+    for _ in range(MOST_LOOKS):
         assert not await node.route_fix.look()
 
 
@@ -193,12 +192,12 @@ async def test_an_overrun_makes_all_controllers_with_events_read_at_once(tmp_pat
 async def test_an_address_that_goes_without_an_event_is_found_by_a_later_look(tmp_path: Path, wrote: bool) -> None:
     node = await serving(tmp_path)
     vips = node.service_proxy._vips
-    for _ in range(2 * vip_addresses.LOOKS_A_DIGEST):
+    for _ in range(2 * MOST_LOOKS):
         assert not await vips.look()
     del node.kernel.links[DUMMY].addresses[VIPS[0]]
     if wrote:
         await node.apply(plan("more", 2, server("10.96.0.3", 80)))
-    assert [await vips.look() for _ in range(vip_addresses.LOOKS_A_DIGEST)].count(True) == 1
+    assert [await vips.look() for _ in range(MOST_LOOKS)].count(True) == 1
 
 
 async def test_a_foreign_address_is_found_by_its_digest_on_a_link_with_others(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ async def test_a_foreign_address_is_found_by_its_digest_on_a_link_with_others(tm
     node = await serving(tmp_path)
     node.kernel.add_address(DUMMY, "10.99.0.1")
     vips = node.service_proxy._vips
-    found = [await vips.look() for _ in range(vip_addresses.LOOKS_A_DIGEST)]
+    found = [await vips.look() for _ in range(MOST_LOOKS)]
     assert found.count(True) == 1
     await vips.learn()
-    assert not any([await vips.look() for _ in range(2 * vip_addresses.LOOKS_A_DIGEST)])
+    assert not any([await vips.look() for _ in range(2 * MOST_LOOKS)])

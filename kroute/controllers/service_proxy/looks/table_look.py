@@ -4,10 +4,11 @@ IPVS reports no changes, and has no generation. But the outlines of all IPv4 vir
 Compared with those of the last look they show each that is missing, new, or has other options, or more or fewer real
 servers, except where kroute itself has written meanwhile: there they are compared with what it wrote.
 
-The rest, which is all of IPv6, and weights and exchanged real servers of IPv4, is read by netlink: some
-virtual servers in each look, mostly of IPv6, as many as their share of a processor allows.
+The rest, which is all of IPv6, and weights and exchanged real servers of IPv4, is read of some virtual servers in each
+look, mostly of IPv6, as many as their share of a processor allows.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Set
 from itertools import chain, cycle, repeat
@@ -37,7 +38,8 @@ LEAST_OF_IPV6 = 1024
 """How many virtual servers of IPv6 are read in a look at least: nothing else shows that one of their real servers is
 missing. It takes some 50 us for each."""
 LEAST_A_LOOK = 64
-"""How many virtual servers are read in a look beside those, at least, whatever that costs: some milliseconds."""
+"""How many virtual servers are read in a look beside those, at least, whatever that costs: about a millisecond of IPv4,
+and some of IPv6."""
 READ_TOGETHER = 16
 """Virtual servers that are read between two measurements of their cost."""
 
@@ -49,18 +51,20 @@ Ours = Callable[[], Set[VirtualServerKey]]
 class TableLook:
     """The table that it looks at: all writes go through it, so it knows what kroute itself has changed.
 
-    `processor` returns seconds of processor time.
+    `clock` returns seconds. It is not the processor's, which some kernels count in ticks longer than a look: on a busy
+    machine a look reads less.
     """
 
     def __init__(
-        self, ipvs: VirtualServerTable, settings: Settings, processor: Callable[[], float] = time.process_time
+        self, ipvs: VirtualServerTable, settings: Settings, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._ipvs = ipvs
         self._budget = settings.resync_period * settings.resync_budget
-        self._processor = processor
+        self._clock = clock
         self._outlines: Outlines | None = None
         self._written: set[VirtualServerKey] = set()
         self._turns: dict[bool, list[VirtualServerKey]] = {True: [], False: []}
+        self._is_any = {True: True, False: True}
 
     def scan(self, expected: Collection[KernelKey] = ()) -> AsyncIterator[list[tuple[KernelKey, VirtualServerState]]]:
         return self._ipvs.scan(expected)
@@ -70,6 +74,11 @@ class TableLook:
 
     async def real_server_traffic(self, keys: Sequence[KernelKey]) -> TrafficByServer:
         return await self._ipvs.real_server_traffic(keys)
+
+    async def ipv4_real_servers(
+        self, keys: Sequence[KernelKey]
+    ) -> dict[KernelKey, dict[RealServerKey, RealServerState]]:
+        return await self._ipvs.ipv4_real_servers(keys)
 
     async def options(self, keys: Sequence[KernelKey]) -> OptionsByServer:
         return await self._ipvs.options(keys)
@@ -86,6 +95,7 @@ class TableLook:
         """Note the table as it is before a scan. What changes after this, the next look shows."""
         self._written.clear()
         self._outlines = None
+        self._is_any = {True: True, False: True}
         try:
             self._outlines = await self._ipvs.outlines()
         except KernelError:
@@ -101,11 +111,10 @@ class TableLook:
             return True
         try:
             now = await self._ipvs.outlines()
-            if not (_differing(before, now) - written).isdisjoint(ours()):
+            if now != before and not (_differing(before, now) - written).isdisjoint(ours()):
                 return True
-            async for keys in sliced(key for key in written & ours() if ":" not in key.address):
-                if any(not _is_as_written(now.get(outline_key(key)), applied.get(key), draining(key)) for key in keys):
-                    return True
+            if written and not await self._are_as_written(now, written & ours(), applied, draining):
+                return True
             if not await self._are_some_as_applied(applied, draining):
                 return True
         except KernelError:
@@ -114,32 +123,52 @@ class TableLook:
         self._written -= written
         return False
 
+    async def _are_as_written(
+        self, now: Outlines, written: Set[VirtualServerKey], applied: Applied, draining: Draining
+    ) -> bool:
+        """Whether the outlines are those of what kroute has written, and which others may have changed since."""
+        self._is_any = {True: True, False: True}
+        listed = now.parsed()
+        async for keys in sliced(key for key in written if ":" not in key.address):
+            if any(not _is_as_written(listed.get(outline_key(key)), applied.get(key), draining(key)) for key in keys):
+                return False
+        return True
+
     async def _are_some_as_applied(self, applied: Applied, draining: Draining) -> bool:
         """Whether the kernel has the real servers of those whose turn it is, and of IPv6 the options."""
-        begun, read = self._processor(), 0
-        is_any_ipv6 = any(":" in key.address for key in applied)
-        seconds = self._budget * (SHARE_OF_LOOKS if is_any_ipv6 else SHARE_OF_IPV4)
+        begun, read = self._clock(), 0
         self._begin_rounds(applied)
+        seconds = self._budget * (SHARE_OF_LOOKS if self._is_any[True] else SHARE_OF_IPV4)
         least = LEAST_A_LOOK + min(LEAST_OF_IPV6, len(self._turns[True]))
         for keys in self._in_turn():
-            for key, there in (await self._ipvs.real_servers(keys)).items():
-                server = applied.get(planned_key(key))
-                if server is not None and not has_real_servers(there, server, draining(server.key)):
-                    return False
-            for key, options in (await self._ipvs.options([key for key in keys if ":" in key.address])).items():
-                server = applied.get(planned_key(key))
-                if server is not None and options != options_of(server):
-                    return False
+            if not await self._are_as_applied(keys, applied, draining):
+                return False
             read += len(keys)
-            if read >= least and self._processor() - begun >= seconds:
+            if read >= least and self._clock() - begun >= seconds:
                 break
+            await asyncio.sleep(0)
+        return True
+
+    async def _are_as_applied(self, keys: Sequence[VirtualServerKey], applied: Applied, draining: Draining) -> bool:
+        """The same of these virtual servers, which are of one family."""
+        is_ipv6 = ":" in keys[0].address
+        found = await (self._ipvs.real_servers(keys) if is_ipv6 else self._ipvs.ipv4_real_servers(keys))
+        options = await self._ipvs.options(keys) if is_ipv6 else {}
+        for key in keys:
+            if (server := applied.get(key)) is None:
+                continue
+            if not has_real_servers(found[key], server, draining(key)):
+                return False
+            if key in options and options[key] != options_of(server):
+                return False
         return True
 
     def _begin_rounds(self, applied: Applied) -> None:
         """Let everybody of a family have a turn again, if all had theirs."""
         for is_ipv6, turn in self._turns.items():
-            if not turn:
+            if not turn and self._is_any[is_ipv6]:
                 turn += [key for key in applied if (":" in key.address) == is_ipv6]
+                self._is_any[is_ipv6] = bool(turn)
 
     def _in_turn(self) -> Iterator[list[VirtualServerKey]]:
         """The virtual servers whose turn it is, in small lists: first of IPv6, then three of IPv6 to one of IPv4."""
@@ -155,8 +184,7 @@ class TableLook:
 
 def _differing(before: Outlines, now: Outlines) -> set[KernelKey]:
     """The virtual servers whose outlines differ. Foreign ones may have a protocol that no plan knows."""
-    pairs = now.items() ^ before.items() if now != before else set()
-    return {parse_outline_key(key) for key, _ in pairs}
+    return {parse_outline_key(key) for key, _ in now.parsed().items() ^ before.parsed().items()}
 
 
 def _is_as_written(outline: bytes | None, server: VirtualServer | None, draining: Collection[RealServerKey]) -> bool:

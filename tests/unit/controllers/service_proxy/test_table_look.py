@@ -212,7 +212,7 @@ async def test_a_look_reads_as_many_as_its_share_allows_and_all_in_time(
         await ipvs.write([AddVirtualServer(each.key, OPTIONS), AddRealServer(each.key, (real.address, real.port), 1)])
     applied = {each.key: each for each in servers}
     settings = Settings("node", resync_period=32.0, resync_budget=0.001)  # 16 ms for each look
-    look = TableLook(ipvs, settings, processor=lambda: len(ipvs.read_singly) * seconds_each)
+    look = TableLook(ipvs, settings, clock=lambda: len(ipvs.read_singly) * seconds_each)
     await look.begin()
     assert not await look.finds_change(applied, lambda _: (), applied.keys)
     assert len(ipvs.read_singly) == len(set(ipvs.read_singly)) == a_look

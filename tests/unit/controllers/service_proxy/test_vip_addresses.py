@@ -7,6 +7,7 @@ from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.model.plan import Vip
 from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
+from kroute.reconcile.resync_schedule import DigestPace
 from tests.fakes.addresses import FakeAddresses
 from tests.fakes.links import FakeLinks
 from tests.unit.fake_node import Clock, new_kernel
@@ -33,7 +34,7 @@ async def learned(tmp_path: Path, addresses: Omitting, bound: set[str], known: s
     for address in bound:
         addresses.kernel.add_address("d0", address, 32)
     interface = DummyInterface("d0", FakeLinks(addresses.kernel), Ledger.open(tmp_path))
-    vips = VipAddresses(PassStatus("service_proxy", Clock()), addresses, interface)
+    vips = VipAddresses(PassStatus("service_proxy", Clock()), addresses, interface, DigestPace(30.0, 0.001))
     for address in known:
         vips.desired.note_applied(address, Vip(address, None))
     await vips.learn()
