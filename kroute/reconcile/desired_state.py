@@ -176,10 +176,9 @@ class DesiredState(Generic[K, V]):
         return key in self._in_doubt
 
     async def pending(self) -> AsyncIterator[list[Delta[K, V]]]:
-        """The deltas that are yet to be written, in slices, the oldest doubt first.
+        """The deltas that are yet to be written, in slices, the oldest doubt first; nobody may touch them meanwhile.
 
-        Other tasks run in between, and may not touch this state. An applied value that equals the desired one is
-        replaced by it, so that it is in memory once.
+        An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
         self._in_doubt = dict.fromkeys(self._in_doubt)
