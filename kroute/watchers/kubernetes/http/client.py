@@ -163,6 +163,7 @@ class HttpClient:
             self._idle.append((asyncio.get_running_loop().time(), connection))
 
     async def _ask(self, attempt: "_Attempt", read_timeout: float | None, *, on_kept: bool) -> Exchange:
+        self._leave_old()
         connection = self._kept() if on_kept else None
         attempt.is_kept = connection is not None
         if connection is None:
@@ -172,16 +173,18 @@ class HttpClient:
         return exchange
 
     def _kept(self) -> Connection | None:
-        """A connection that was kept. Those that were kept for too long are closed."""
-        now, idle = asyncio.get_running_loop().time(), self._idle
-        while idle and now - idle[0][0] > KEPT_FOR:
-            idle.pop(0)[1].transport.abort()
-        while idle:
-            connection = idle.pop()[1]
+        """A connection that was kept."""
+        while self._idle:
+            connection = self._idle.pop()[1]
             if connection.is_quiet:
                 return connection
             connection.transport.abort()
         return None
+
+    def _leave_old(self) -> None:
+        now, idle = asyncio.get_running_loop().time(), self._idle
+        while idle and now - idle[0][0] > KEPT_FOR:
+            idle.pop(0)[1].transport.abort()
 
     async def _new(self) -> Connection:
         try:

@@ -152,6 +152,19 @@ class TestKeptConnections:
             assert len(peers) == 2
             await client.close()
 
+    async def test_those_of_watches_that_have_ended_do_not_pile_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing else may be asked for hours."""
+        monkeypatch.setattr(client_module, "KEPT_FOR", 0.0)
+        async with listening(self.keeping) as port:
+            client = HttpClient(f"http://127.0.0.1:{port}", None)
+            for _ in range(5):
+                answer = await client.request("GET", "/x", {}, {}, read_timeout=None, on_kept=False)
+                assert await body_of(answer) == b"ok"
+                await asyncio.sleep(0.001)
+            assert len(client._idle) == 1
+            await eventually(lambda: len(client._open) == 1)
+            await client.close()
+
     @pytest.mark.parametrize("how", ["half-closed", "reset", "closed"])
     async def test_one_that_ended_meanwhile_is_not_used(self, how: str) -> None:
         connections = 0
