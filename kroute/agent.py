@@ -119,7 +119,6 @@ class Agent:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
-            malloc_tuning.return_large_blocks()
             await patiently("following the kernel", lambda: stack.enter_async_context(self._controllers))
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
             await patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))

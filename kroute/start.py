@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kroute.backoff import exhaustion, patiently
 from kroute.model.kinds import watched
+from kroute.runtime import gc_tuning, malloc_tuning
 from kroute.runtime.runner import stop_signal
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
@@ -53,7 +54,9 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
     """Run an agent until SIGTERM; returns the exit code. `loop_watch` watches the event loop in which this runs."""
     stop = stop_signal()
     async with AsyncExitStack() as stack:
+        stack.enter_context(gc_tuning.seldom())
         cluster = await _followed_early(settings, stack)
+        malloc_tuning.return_large_blocks()  # before a list comes
         await patiently("loading kroute's modules", _load)
         from kroute import agent  # noqa: PLC0415
 

@@ -14,6 +14,7 @@ import click
 from kroute import __version__
 from kroute.cli.parameters.variables import check_variables
 from kroute.cli.terminal import output
+from kroute.runtime import gc_tuning
 
 PROGRAM = "kroute"
 COMPLETION_VARIABLE = "_KROUTE_COMPLETE"
@@ -79,10 +80,11 @@ COMMANDS = {
 
 
 def load(name: str) -> click.Command:
-    from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
-
     entry = COMMANDS[name]
-    command: click.Command = getattr(import_module(entry.module), entry.attribute or name)
+    with gc_tuning.seldom():
+        from kroute import logs  # noqa: F401, PLC0415  before every module that logs: it decides what structlog loads
+
+        command: click.Command = getattr(import_module(entry.module), entry.attribute or name)
     return command
 
 

@@ -4,7 +4,9 @@ Nearly everything that kroute holds (objects of the API, plans, applied state) i
 frees it when it is replaced. Cycles come from failures, a few each. Yet a full collection visits every object: with
 100,000 endpoints it holds the event loop for a quarter of a second or more.
 
-So there is no full collection until the result of the initial sync is in the kernel. Then all live objects are frozen
+Nor do modules while they are imported, and the initial sync, leave cycles; but they make so many objects that visiting
+each of them twice took a twentieth of an agent's start. So there are hardly any collections (`seldom`), and no full
+one, until the result of the initial sync is in the kernel. Then all live objects are frozen
 (`gc.freeze`): no later collection visits them. From then on, after a full collection that was slow, the surviving
 objects are frozen as well. Reference counts still free frozen objects. Only a cycle that becomes unreachable after the
 freeze is never freed. Long-lived objects form no cycles, and a watch that restarts leaves none.
@@ -15,6 +17,8 @@ not grow and no collection starts; new plans would pile up. So one is also start
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 SLOW = 0.004
@@ -27,6 +31,23 @@ _YOUNG = (1_000, 5)
 """How many objects are created (less those freed) before the youngest generation is collected, and how many such
 collections happen before the middle generation is."""
 _NEVER = 1_000_000
+_SELDOM = (100_000, _NEVER, _NEVER)
+"""The same while an agent starts: it visits each object once at most, and some 20 MiB of garbage can pile up."""
+
+
+@contextmanager
+def seldom() -> Iterator[None]:
+    """Hardly any collections inside a `with` block, which imports modules or starts an agent.
+
+    What there is at its end is frozen: the next collection would visit all of it.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.set_threshold(*usual)
 
 
 class GcTuning:
@@ -39,10 +60,10 @@ class GcTuning:
         self._usual = gc.get_threshold()
 
     def __enter__(self) -> Self:
-        """Freeze the imported objects. Until `loaded`, only the two younger generations are collected."""
+        """Freeze the imported objects. Until `loaded`, new objects are collected, and seldom."""
         self._usual = gc.get_threshold()
         gc.freeze()
-        gc.set_threshold(*_YOUNG, _NEVER)
+        gc.set_threshold(*_SELDOM)
         return self
 
     def __exit__(self, *_exc: object) -> None:
