@@ -1,6 +1,7 @@
 """The sink into which watchers pass changes."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from kroute.model.objects import Change
 
@@ -10,3 +11,11 @@ Sink = Callable[[Sequence[Change]], None]
 BATCH = 32
 """The most changes that are passed on at once. A long list then holds the event loop only for milliseconds at a time,
 even if each change is a slice of a hundred endpoints."""
+
+Room = Callable[[], Awaitable[None]]
+"""Lets other tasks run, and waits until the sink has room for more changes."""
+
+
+async def always_room() -> None:
+    """The Room of a sink that takes everything at once."""
+    await asyncio.sleep(0)

@@ -38,7 +38,7 @@ from kroute.watchers.kubernetes.errors import (
 from kroute.watchers.kubernetes.inventory import Inventory, Listing
 from kroute.watchers.kubernetes.requests import FROM_CACHE, NEWEST, LineStream, Queries, ReflectorStatistics, Requests
 from kroute.watchers.kubernetes.timing import RetryPolicy, Timing
-from kroute.watchers.sink import BATCH, Sink
+from kroute.watchers.sink import BATCH, Room, Sink, always_room
 
 log = structlog.get_logger(__name__)
 
@@ -52,24 +52,24 @@ MOST_PAGES = 20_000
 class Reflector:
     """Follows one kind until cancelled, and passes on its changes."""
 
-    def __init__(self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None) -> None:
+    def __init__(
+        self, requests: Requests, kind: WatchedKind, sink: Sink, timing: Timing | None = None, room: Room = always_room
+    ) -> None:
         self._requests = requests
         self.presence = requests.presence
         self._kind = kind
-        self._sink = sink
+        self._sink, self._room = sink, room
         self._timing = timing or Timing()
         self._retry_policy = RetryPolicy(self._timing)
         self._decoder = ObjectDecoder(kind.type)
         self._inventory = Inventory(kind.type)
         self._pending: list[Change] = []
-        self._must_list = True
+        self._must_list, self._paging_honoured = True, False
         self._page_size = PAGE_SIZE
         self._resource_version: str | None = None
         self._queries = Queries(kind)
         self._extent: dict[str, bool] = {"only_metadata": True} if kind.only_metadata else {}
-        self._streaming_offered = True
-        self._streaming_denied = False
-        self._paging_honoured = False
+        self._streaming_offered, self._streaming_denied = True, False
         self._log = log.bind(kind=kind.name)
         self.statistics = ReflectorStatistics()
 
@@ -292,7 +292,7 @@ class Reflector:
     async def _pass_on_full_batch(self) -> None:
         if len(self._pending) >= BATCH:
             self._pass_on()
-            await asyncio.sleep(0)
+            await self._room()
 
     def _pass_on(self) -> None:
         if self._pending:

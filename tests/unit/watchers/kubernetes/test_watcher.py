@@ -1,5 +1,6 @@
 """The cluster is followed by one reflector for each resource."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,8 @@ from kroute.model.kinds import WATCHED
 from kroute.model.objects import Change, EndpointSlice, Node, Service
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
-from kroute.watchers.kubernetes.watcher import FollowedCluster, KubernetesWatcher, followed
+from kroute.watchers.kubernetes.watcher import KEPT, FollowedCluster, KubernetesWatcher, followed
+from kroute.watchers.sink import BATCH
 from tests.apiserver import ApiServer
 from tests.unit.watching import (
     Follower,
@@ -84,6 +86,20 @@ class TestFollowedCluster:
                 server.delete("Service", "early", "default")
                 await eventually(lambda: reflectors["Service"].known == 1)
                 assert (Service, key("early")) in follower.items  # nobody takes it any more
+
+    async def test_of_long_lists_little_is_kept_until_somebody_takes_it(self, follower: Follower) -> None:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+            for number in range(500):
+                server.apply(service(f"web-{number}"))
+                server.apply(endpoint_slice(f"web-{number}-x"))
+            async with followed(api, WATCHED) as cluster:
+                await eventually(lambda: sum(map(len, cluster._kept)) >= KEPT)
+                for _ in range(200):
+                    await asyncio.sleep(0.001)
+                assert sum(map(len, cluster._kept)) <= KEPT + len(WATCHED) * BATCH
+                async with running(cluster.pass_on(follower)):
+                    await follower.until(lambda: set(follower.listed) == {Service, EndpointSlice, Node})
+                assert len(follower.items) == 1000
 
     async def test_what_comes_while_the_first_is_passed_on_waits_its_turn(self) -> None:
         async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
