@@ -38,7 +38,7 @@ class DirectIpvs:
         return {key: _as_planned(there) for key, there in (await self._ipvs.real_servers(keys)).items()}
 
     async def ipv4_real_servers(self, keys: Sequence[VirtualServerKey]) -> StatesByServer:
-        return await self._ipvs.ipv4_real_servers(keys)
+        return {key: _as_planned(there) for key, there in (await self._ipvs.ipv4_real_servers(keys)).items()}
 
     async def options(self, keys: Sequence[VirtualServerKey]) -> OptionsByServer:
         return await self._ipvs.options(keys)
