@@ -160,16 +160,16 @@ class TestSteps:
         assert sum(steps) > 5000
 
     def test_a_large_service_takes_many_pieces_and_says_nothing_before_the_last(self) -> None:
-        catalog = listed()
+        catalog = listed(max_virtual_servers=1000)
         catalog.take([Applied(self.GREEDY)])
-        *before, last = pieces(catalog, 2000)
+        *before, last = pieces(catalog, 400)
         assert len(before) >= 3
         assert not any(before)
         assert [it.key.name for it in last] == ["greedy"]
 
     def test_pieces_make_the_same_plans(self) -> None:
         items: list[KubernetesObject] = [self.GREEDY, VICTIM, VICTIMS_SLICE]
-        whole, sliced = listed(*items), listed()
+        whole, sliced = listed(*items, max_virtual_servers=1000), listed(max_virtual_servers=1000)
         sliced.take(map(Applied, items))
         pieces(sliced, 100)
         assert {key: it.same_as(whole._plans[key]) for key, it in sliced._plans.items()} == dict.fromkeys(
@@ -177,7 +177,7 @@ class TestSteps:
         )
 
     def test_a_change_in_the_middle_counts_afterwards(self) -> None:
-        catalog = listed()
+        catalog = listed(max_virtual_servers=1000)
         catalog.take([Applied(self.GREEDY)])
         assert catalog.commit(64, 1) == []
         catalog.take([Deleted(Service, self.GREEDY.key), Applied(VICTIM)])

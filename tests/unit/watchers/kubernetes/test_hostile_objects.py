@@ -23,7 +23,7 @@ from tests.apiserver.recording import deep_service
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
 from tests.unit.watching import Follower, Pauses, eventually, quick, reflecting, running, service
 
-MOST_CONTAINERS = 20_000
+MOST_CONTAINERS = 12_000
 """Here, so that the text that has more is not a long one."""
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 RECORDED = "deep"
