@@ -64,12 +64,11 @@ def _shared(value: T) -> T:
     Only small values are remembered, and beyond so many those unused for longest are forgotten: a tenant may edit a
     large value as often as it likes, and each version goes with its Service.
     """
-    return value if value is None or not _is_small(value) else cast("T", _known(value))
+    is_small = len(value) <= LARGEST_SHARED if isinstance(value, str) else value is not None and _is_small(value)
+    return cast("T", _known(value)) if is_small else value
 
 
 def _is_small(value: Hashable) -> bool:
-    if isinstance(value, str):
-        return len(value) <= LARGEST_SHARED
     try:
         return len(_encode(value)) <= LARGEST_SHARED
     except UnicodeEncodeError:  # a lone surrogate

@@ -31,14 +31,6 @@ class Delta(NamedTuple, Generic[K, V]):
     desired: V | None
 
 
-def _never(_desired: V) -> bool:
-    return False
-
-
-def _uncounted(_key: K, _difference: int) -> None:
-    pass
-
-
 class DesiredState(Generic[K, V]):
     """The desired and the applied state of one kind of kernel object. Values are never None.
 
@@ -51,8 +43,8 @@ class DesiredState(Generic[K, V]):
     def __init__(
         self,
         agree: Callable[[V, V], bool] = operator.eq,
-        is_nothing: Callable[[V], bool] = _never,
-        count: Callable[[K, int], None] = _uncounted,
+        is_nothing: Callable[[V], bool] = lambda _: False,
+        count: Callable[[K, int], None] = lambda _, __: None,
     ) -> None:
         self.agree = agree
         self._is_nothing = is_nothing
@@ -60,6 +52,7 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
+        self._unwanted: dict[K, None] = {}  # the applied objects without owner
         self._in_doubt: dict[K, None] = {}
         self._departures: Departures[K] = Departures()
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
@@ -143,11 +136,11 @@ class DesiredState(Generic[K, V]):
 
     def unwanted(self) -> list[K]:
         """The keys of all applied objects that nobody wants."""
-        return [key for key in self._applied if key not in self._owners]
+        return list(self._unwanted)
 
     def is_leaving(self, key: K) -> bool:
         """Whether the object is applied, and nobody wants it."""
-        return key in self._applied and key not in self._owners
+        return key in self._unwanted
 
     def let_go_by(self, key: K) -> Revision:
         """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
@@ -216,11 +209,14 @@ class DesiredState(Generic[K, V]):
         if value is None:
             if self._applied.pop(key, None) is not None:
                 self._count(key, -1)
+            self._unwanted.pop(key, None)
             self._departures.forget(key)
         else:
             if key not in self._applied:
                 self._count(key, 1)
-            if desired is not None and value == desired:
+            if desired is None:
+                self._unwanted[key] = None
+            elif value == desired:
                 value = desired
             self._applied[key] = value
         if is_right := self._is_as_desired(value, desired):
@@ -244,6 +240,7 @@ class DesiredState(Generic[K, V]):
         owners = self._owners.get(key)
         if owners is None:
             self._owners[key] = alone
+            self._unwanted.pop(key, None)
         elif owners[-1] != alone[0]:
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
@@ -255,6 +252,8 @@ class DesiredState(Generic[K, V]):
             self._owners[key] = left
         else:
             del self._owners[key]
+            if key in self._applied:
+                self._unwanted[key] = None
         return not left
 
 

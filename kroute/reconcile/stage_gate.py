@@ -231,8 +231,7 @@ class StageGate:
         passage.passed.pop(revision.key, None)
         passage.candidates[revision.key] = revision
         passage.lost.add(revision.key)
-        for waiter in self._waiting[stage]:
-            waiter.wake()
+        self._wake(stage)
 
     def take_lost(self, stage: Stage) -> set[ObjectKey]:
         """Those that have lost the stage since the last call; for the one controller that acts upon it."""

@@ -58,7 +58,7 @@ class Restrictions:
         """Take a new plan in; returns its virtual servers for now. A port that was enforced before still counts so."""
         self._pods.accept(plan)
         restricted = [_server_key(entry.element) for entry in plan.set_entries if entry.set is AddressSet.RESTRICTED]
-        for family in Family:
+        for family in Family if restricted or self._restricted else ():
             key = (plan.key, family)
             before = self._restricted.pop(key, None)
             self._waiting.discard(key)
@@ -72,7 +72,8 @@ class Restrictions:
 
     def servers(self, plan: ServicePlan) -> Mapping[VirtualServerKey, VirtualServer]:
         """The plan's virtual servers, those of closed ports without real servers, and no pod that is not ready."""
-        found = [it for family in Family if (it := self._restricted.get((plan.key, family))) is not None]
+        families = Family if self._restricted else ()
+        found = [it for family in families if (it := self._restricted.get((plan.key, family))) is not None]
         shut = {key for one in found if one.is_closed for key in one.open}
         servers = {it.key: _without_real_servers(it) if it.key in shut else it for it in plan.virtual_servers}
         return self._pods.served(plan, servers)
@@ -95,7 +96,7 @@ class Restrictions:
         """Whether this virtual server may not serve any new packets yet."""
         if self._pods.holds(owner, key):
             return True
-        one = self._restricted.get((owner, family_of(key.address)))
+        one = self._restricted.get((owner, family_of(key.address))) if self._restricted else None
         return one is not None and key in one.open and not one.is_closed
 
     def holds_address(self, owner: ObjectKey, address: str) -> bool:

@@ -87,9 +87,9 @@ class VipAddresses:
 
     async def unbind(self) -> list[str]:
         """Unbind the addresses that nobody wants; returns those that were unbound."""
-        due = [delta.key for delta in await self.desired.all_pending() if delta.desired is None]
         gone: list[str] = []
-        async for batch in sliced([address for address in due if not self._status.is_waiting(address)]):
+        due = [address for address in self.desired.unwanted() if not self._status.is_waiting(address)]
+        async for batch in sliced(due):
             failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
             refusals = {
                 failure.change.address: str(failure)
