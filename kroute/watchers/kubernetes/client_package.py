@@ -10,7 +10,7 @@ the package's file after all, so code that needs the whole package still gets it
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -49,26 +49,28 @@ def _prepare() -> None:
         sys.modules[name] = package
 
 
-def _deferred(module: str, name: str) -> Callable[..., Any]:
-    """A function that imports a class when it is to make an object of it."""
+def _deferred(module: str, name: str) -> type:
+    """A class that imports another one when it is to make an object, and makes it of that one."""
 
-    def make(*arguments: Any, **named: Any) -> Any:
+    def make(_cls: type, *arguments: Any, **named: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*arguments, **named)
 
-    return make
+    return type(name, (), {"__new__": make})
 
 
 @contextmanager
 def _left_out() -> Iterator[None]:
     """Let what is imported inside have OpenID Connect and kubernetes-asyncio's own client only when they are called.
 
-    Both need aiohttp: 0.3 s of processor time and 12 MiB. `kroute.watchers.kubernetes.http` makes the requests.
+    Both need aiohttp: 0.3 s of processor time and 12 MiB. `kroute.watchers.kubernetes.http` makes the requests. The
+    client's `Configuration` would load http.client and email; kroute has its own of the same fields.
     """
     client, openid = sys.modules["kubernetes_asyncio.client"], "kubernetes_asyncio.config.openid"
     if openid in sys.modules or type(client) is not _PackageOnDemand:
         yield
         return
-    vars(client)["ApiClient"] = _deferred("kubernetes_asyncio.client.api_client", "ApiClient")
+    for name, module in _CLASSES.items():
+        vars(client)[name] = _deferred(f"kubernetes_asyncio.client.{module}", name)
     stand_in = ModuleType(openid)
     vars(stand_in)["OpenIDRequestor"] = _deferred(openid, "OpenIDRequestor")
     sys.modules[openid] = stand_in
@@ -76,13 +78,13 @@ def _left_out() -> Iterator[None]:
         yield
     finally:
         del sys.modules[openid]
-        vars(client).pop("ApiClient", None)
+        for name in _CLASSES:
+            vars(client).pop(name, None)
 
 
 _prepare()
 
 with _left_out():
-    from kubernetes_asyncio.client.configuration import Configuration
     from kubernetes_asyncio.config import (
         ConfigException,
         kube_config,
@@ -92,7 +94,6 @@ with _left_out():
 
 __all__ = [
     "ConfigException",
-    "Configuration",
     "ExecProvider",
     "kube_config",
     "load_kube_config",

@@ -91,6 +91,12 @@ print(InClusterCredentials(Path({str(tmp_path)!r})).configuration.host)
     assert imported(program) & {*OF_KUBECONFIGS} == set()
 
 
+def test_reading_a_kubeconfig_loads_no_other_client() -> None:
+    names = imported(f"{AGENT}\nfrom kroute.watchers.kubernetes.authentication import kubeconfig")
+    assert "kubernetes_asyncio.config.kube_config" in names
+    assert names & {"aiohttp", "email", "http.client", "six", "urllib3.util", "typing_extensions"} == set()
+
+
 def test_an_agent_loads_few_modules() -> None:
     names = imported("from kroute.cli import main, run\nfrom kroute import agent")
     assert len(names) < OF_AN_AGENT

@@ -16,16 +16,19 @@ from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.authentication import exec_plugin
 from kroute.watchers.kubernetes.authentication.configuration import (
     REFRESH_PERIOD,
+    Configuration,
     authorization,
     checked_url,
     fingerprint,
     sentence,
 )
-from kroute.watchers.kubernetes.client_package import ConfigException, Configuration, load_kube_config
+from kroute.watchers.kubernetes.client_package import ConfigException, load_kube_config
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 exec_plugin.install()
 
+_NO_SERVER = "http://localhost"
+"""For a cluster without a server, as in kubernetes-asyncio."""
 LONGEST_KUBECONFIG = 16 << 20
 """Bytes."""
 
@@ -51,7 +54,7 @@ class KubeconfigCredentials:
         self._loader: Any = None
         self._file_seen: tuple[int, ...] = ()
         self._refreshed = 0.0
-        self.configuration: Any = None
+        self.configuration = Configuration(_NO_SERVER)
 
     async def load(self) -> None:
         """Read the file.
@@ -60,7 +63,7 @@ class KubeconfigCredentials:
             ConfigurationError: it cannot be read, or kubernetes-asyncio cannot use it.
         """
         _check_kubeconfig(self._path)
-        configuration = Configuration()
+        configuration = Configuration(_NO_SERVER)
         seen = fingerprint(self._path)
         with self._named():
             self._loader = await load_kube_config(
@@ -72,7 +75,8 @@ class KubeconfigCredentials:
     async def headers(self) -> dict[str, str]:
         """The header with the user's token, if there is one."""
         with self._named():
-            return await _headers(self.configuration)
+            token = self.configuration.api_key.get("BearerToken")
+            return {} if token is None else authorization(str(token))
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Read a changed file again. After a minute, read token files and run plugins again."""
@@ -91,17 +95,11 @@ class KubeconfigCredentials:
         except (ConfigException, *_FAILURES) as error:
             raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {sentence(error)}") from error
 
-    def _adopt(self, configuration: Any) -> None:
+    def _adopt(self, configuration: Configuration) -> None:
         if self._master:
             configuration.host = self._master
         self.configuration = configuration
         self._refreshed = time.monotonic()
-
-
-async def _headers(configuration: Any) -> dict[str, str]:
-    """The headers that authenticate. Raises ConfigurationError if HTTP cannot carry one."""
-    scheme = (await configuration.auth_settings()).get("BearerToken")
-    return authorization(str(scheme["value"])) if scheme is not None else {}
 
 
 def _check_kubeconfig(path: Path) -> None:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 
 from kroute.watchers.kubernetes.authentication.service_account import HOST, PORT, InClusterCredentials
-from kroute.watchers.kubernetes.client_package import Configuration
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 
@@ -27,7 +27,7 @@ async def test_it_is_read_as_kubernetes_asyncio_reads_it(
     theirs = Configuration()
     InClusterConfigLoader(str(account / "token"), str(account / "ca.crt")).load_and_set(theirs)
     ours = InClusterCredentials(account)
-    for field in ours.configuration.__struct_fields__:
+    for field in {*ours.configuration.__struct_fields__} - {"api_key"}:
         assert getattr(ours.configuration, field) == getattr(theirs, field), field
     assert (await ours.headers())["authorization"] == (await theirs.auth_settings())["BearerToken"]["value"]
 
