@@ -19,7 +19,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
-from kroute.reconcile.resync_schedule import Metered, ResyncSchedule
+from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Metered, ResyncSchedule
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -42,6 +42,8 @@ class Controller(ABC):
     """The fraction of the resync period before the second resync. It differs, so controllers resync one by one."""
     share_of_budget: ClassVar[float] = 1 / 8
     """The part of `Settings.resync_budget` that this controller's resyncs may take. Looks take the rest."""
+    longest_undisturbed: ClassVar[float] = LONGEST_UNDISTURBED
+    """The most seconds between two resyncs while no drift was ever found."""
 
     def __init__(
         self, settings: Settings, subscription: Subscription, monitor: EventSource | None, clock: Callable[[], float]
@@ -54,7 +56,8 @@ class Controller(ABC):
         self._monitor = monitor
         self._events: list[Event | Overrun] = []
         self._passes: Retries[str] = Retries()
-        self._schedule = ResyncSchedule(settings.resync_period, settings.resync_budget * self.share_of_budget, clock())
+        share = settings.resync_budget * self.share_of_budget
+        self._schedule = ResyncSchedule(settings.resync_period, share, clock(), self.longest_undisturbed)
         self._repairs_before = 0
         self.has_adopted = False
         self._stopping = False

@@ -18,7 +18,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
-"""The most seconds between two resyncs, whatever they cost: what no look can see is found by then."""
+"""The most seconds between two resyncs of who has ever found drift, whatever they cost."""
+LONGEST_UNDISTURBED = 86400.0
+"""The same of who has never found any: by then what no look can see is found."""
 
 LEAST_LOOKS, MOST_LOOKS = 4, 40
 """From one digest to the next one."""
@@ -30,14 +32,16 @@ class ResyncSchedule:
     """Times are seconds on the caller's clock, `cost` is seconds of processor time.
 
     `period` is between two looks. `share` is the part of one processor that resyncs may take on average: 0.001 is 0.1%.
-    With 0 they are LONGEST_PAUSE apart. The first resync is due at once.
+    With 0 they are as far apart as may be. `longest` is the most seconds between two of them while there has been no
+    drift. The first resync is due at once.
     """
 
-    def __init__(self, period: float, share: float, now: float) -> None:
+    def __init__(self, period: float, share: float, now: float, longest: float = LONGEST_UNDISTURBED) -> None:
         self.look_due = now
         self.resync_due = now
         self._period = period
         self._share = share
+        self._longest = longest
         self._pause = math.inf
         self._regular = now
 
@@ -64,7 +68,9 @@ class ResyncSchedule:
 
     def ends(self, cost: float, *, is_clean: bool) -> None:
         """The resync that has begun is complete. `is_clean`: there was no drift since the one before, nor in it."""
-        limit = max(self._period, min(LONGEST_PAUSE, cost / self._share if self._share else math.inf))
+        if not is_clean:
+            self._longest = LONGEST_PAUSE
+        limit = max(self._period, min(self._longest, cost / self._share if self._share else math.inf))
         self._pause = min(2 * self._pause, limit) if is_clean else self._period
         if self.resync_due == self._regular:  # nobody has asked for one meanwhile
             self.resync_due += self._pause - self._period

@@ -22,6 +22,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE as LONGEST_PAUSE_OF_RESYNCS
 from kroute.reconcile.stage_gate import ENTRIES_PREPARED, StageGate
 from kroute.reconcile.staged_controller import StagedController
 from kroute.settings import Settings
@@ -40,6 +41,7 @@ class Masquerade(StagedController[SetEntry, Present]):
     name = "masquerade"
     stage = ENTRIES_PREPARED
     first_resync = 1 / 3
+    longest_undisturbed = LONGEST_PAUSE_OF_RESYNCS
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What others change is found by a look, within its period, and no look costs a resync while nobody changes anything.
 
-Nothing here is found by a resync that is due by itself: with a budget of nothing they are an hour apart.
+Nothing here is found by a resync that is due by itself: with a budget of nothing they are an hour apart, or more.
 """
 
 import socket

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.reconcile.resync_schedule import LONGEST_PAUSE, ResyncSchedule
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, ResyncSchedule
 
 PERIOD = 30.0
 SHARE = 0.001
@@ -37,9 +37,19 @@ def test_what_costs_more_is_resynced_as_often_as_the_share_allows() -> None:
     assert run.schedule.pause == 1500.0
 
 
-@pytest.mark.parametrize(("share", "cost"), [(SHARE, 60.0), (0.0, 0.001)], ids=["too expensive", "no share"])
-def test_no_pause_is_longer_than_an_hour(share: float, cost: float) -> None:
-    assert Run(share).resync(cost) == LONGEST_PAUSE
+@pytest.mark.parametrize(("share", "cost"), [(SHARE, 600.0), (0.0, 0.001)], ids=["too expensive", "no share"])
+def test_no_pause_is_longer_than_a_day_and_after_drift_than_an_hour(share: float, cost: float) -> None:
+    run = Run(share)
+    assert run.resync(cost) == run.resync(cost) == LONGEST_UNDISTURBED
+    assert run.resync(cost, is_clean=False) == PERIOD
+    assert [run.resync(cost) for _ in range(9)][-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+
+
+def test_a_controller_may_want_shorter_pauses_from_the_beginning() -> None:
+    schedule = ResyncSchedule(PERIOD, 0.0, 0.0, LONGEST_PAUSE)
+    schedule.begins(0.0)
+    schedule.ends(1.0, is_clean=True)
+    assert schedule.pause == LONGEST_PAUSE
 
 
 def test_after_drift_resyncs_are_a_period_apart_and_then_further_and_further() -> None:
