@@ -146,7 +146,7 @@ async def test_told_to_stop_it_takes_in_nothing_more(tmp_path: Path) -> None:
 
 
 async def test_the_controllers_resync_one_after_the_other(tmp_path: Path) -> None:
-    node = await serving(tmp_path, resync_period=30.0)
+    node = await serving(tmp_path, resync_period=30.0, resync_budget=1.0)  # however slow this machine is
     resynced: dict[str, list[float]] = {controller.name: [] for controller in node.controllers}
     for controller in node.controllers:
         read = controller.read
