@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 STEPS = (
-    "kroute.kernel.ipset",
     "kroute.kernel.ipvs.client",
     "kroute.kernel.node_kernel",
     "kroute.checks.preflight",
