@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel.net.routes import LocalRoute
-from kroute.reconcile.resync_schedule import MOST_LOOKS
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, MOST_LOOKS
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, node_plan, plan, server
 
 VIPS = ("10.96.0.1", "10.96.0.2", "fd00::1")
@@ -138,6 +138,20 @@ async def test_rules_for_other_facts_of_the_node_are_written_once_and_then_only_
         await node.resync()
     assert resyncs(node)["masquerade"] == before["masquerade"]
     assert node.masquerade.statistics().repairs == 0
+
+
+async def test_the_firewall_is_read_every_hour_and_the_rest_every_day_while_nobody_else_writes(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    pauses = {each.name: each.statistics().resync_pause for each in node.controllers}
+    assert pauses == {
+        "service_proxy": LONGEST_UNDISTURBED,
+        "route_fix": LONGEST_UNDISTURBED,
+        "masquerade": LONGEST_PAUSE,
+    }
+    node.kernel.links[DUMMY].routes[VIPS[0]].clear()
+    for _ in range(MOST_LOOKS):
+        await node.resync()
+    assert node.route_fix.statistics().resync_pause < LONGEST_PAUSE
 
 
 OF_ROUTES: dict[str, Callable[[dict[str, list[LocalRoute]]], object]] = {
