@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Session:
     async def open(cls, node: NodeUnderTest, workload: Workload, firewall: str) -> AsyncIterator["Session"]:
         """A session whose API stand-in has the workload, and speaks TLS. `firewall` is the node's backend.
 
-        The node has no agent yet.
+        The node has no agent yet. Its agents are to use a service account, as those of the DaemonSet do.
         """
         made = certificate.make(node.shared, API_ADDRESS)
         async with ApiServer(host=API_ADDRESS, token=_TOKEN, tls=made.context) as api:
@@ -49,7 +50,9 @@ class Session:
                 api.apply(item)
             api.compact()
             api.encode_ahead()
-            api.kubeconfig(node.shared / "kubeconfig", made.file)
+            server = urlsplit(api.url)
+            files = {"token": _TOKEN, "ca.crt": made.file.read_text()}
+            await node.ask("join", host=server.hostname, port=server.port, files=files)
             yield cls(node, api, workload, firewall)
 
     async def calibrate(self, seconds: float) -> None:
@@ -83,9 +86,8 @@ class Session:
         await self.node.ask("rehearse", argv=self._argv(), within=READY_WITHIN)
 
     def _argv(self, *flags: str) -> list[str]:
-        kubeconfig = str(self.node.shared / "kubeconfig")
-        argv = ["run", "--kubeconfig", kubeconfig, "--node-name", NODE, "--cluster-cidr", POD_NETWORK]
-        return [*argv, "--log-format", "json", "--firewall", self.firewall, *flags]
+        argv = ["run", "--node-name", NODE, "--cluster-cidr", POD_NETWORK, "--log-format", "json"]
+        return [*argv, "--firewall", self.firewall, *flags]
 
     @property
     def first_list(self) -> float:

@@ -112,10 +112,9 @@ def _in_namespace(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, i
         f"route add default via {API_ADDRESS}\n"
     )
     shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kroute-bench-", dir="/run")))
+    runner = ["unshare", "--mount", sys.executable, "-m", "bench.place.runner", str(shared)]
     with place.inside():
-        process = stack.enter_context(
-            subprocess.Popen([sys.executable, "-m", "bench.place.runner", str(shared)], cwd=PROJECT)
-        )
+        process = stack.enter_context(subprocess.Popen(runner, cwd=PROJECT))
     stack.callback(process.terminate)
     return shared, process.pid
 

@@ -7,6 +7,7 @@ It starts and stops the agent, passes questions on to it, reads the kernel's sta
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bench.place import batch_tools, kernel_content
 from bench.place.kernel_name import kernel_name
 from kroute.inspect import agent_socket
+from kroute.watchers.kubernetes.authentication import service_account
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +39,17 @@ class Runner:
         self._state_dir = state_dir
         self._agent: subprocess.Popen[bytes] | None = None
         self._log = shared / "agent.log"
+        self._environment: dict[str, str] | None = None
+
+    async def do_join(self, host: str, port: int, files: dict[str, str]) -> None:
+        """Be a Pod of the cluster with this API server: `files` are those of its service account, by name."""
+        directory = service_account.DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        mount = ["mount", "-t", "tmpfs", "tmpfs", str(directory)]
+        await asyncio.to_thread(subprocess.run, mount, check=True)
+        for name, text in files.items():
+            (directory / name).write_text(text)
+        self._environment = {**os.environ, service_account.HOST: host, service_account.PORT: str(port)}
 
     async def do_rehearse(self, argv: list[str], within: float) -> None:
         """Run `kroute ARGV...` in a namespace without network until it knows that no API server answers.
@@ -45,7 +58,9 @@ class Runner:
         """
         with tempfile.TemporaryDirectory(dir="/run") as state_dir:
             alone = ["unshare", "--net", sys.executable, "-m", "kroute", *argv, "--state-dir", state_dir]
-            agent = await asyncio.create_subprocess_exec(*alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            agent = await asyncio.create_subprocess_exec(
+                *alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self._environment
+            )
             assert agent.stdout is not None
             async with asyncio.timeout(within):
                 await agent.stdout.readuntil(b'"api.away"')
@@ -58,9 +73,8 @@ class Runner:
         module = ["bench.place.sampling", str(self._shared / "profile")] if profile else ["kroute"]
         with self._log.open("wb") as log:
             started = time.time()
-            self._agent = subprocess.Popen(
-                [sys.executable, "-m", *module, *argv, "--state-dir", str(self._state_dir)], stdout=log, stderr=log
-            )
+            command = [sys.executable, "-m", *module, *argv, "--state-dir", str(self._state_dir)]
+            self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         return started
 
     async def do_ready(self, within: float) -> None:
