@@ -50,7 +50,7 @@ async def test_a_run_has_every_figure_and_they_agree():
     assert figures["storm"]["rss_first_half"] <= figures["storm"]["rss_second_half"] * 1.2
     assert all(seconds > 0 for seconds in figures["tools"].values())
     assert figures["tools_cpu"]["seconds"] > 0
-    assert len(told) == len(PHASES) + 3, "and what the tools and the kernel use; adding and deleting are told apart"
+    assert len(told) == len(PHASES) + 4, "and the pace, the costs of tools and kernel; additions and deletions apart"
 
 
 async def test_a_kernel_that_lacks_something_is_noticed(monkeypatch):
