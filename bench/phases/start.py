@@ -23,7 +23,8 @@ _STEPS = (
 async def start(session: Session, *, profile: bool = False) -> Figures:
     """Start the agent. Returns the seconds from each step of its start to the next, and the costs.
 
-    `cpu` is from the start of the process until it is ready. Raises BenchError if the kernel does not hold everything.
+    `cpu` is what the node used from the start of the process until it was ready, `agent_cpu` the process by its own
+    count. Raises BenchError if the kernel does not hold everything.
     """
     await session.compare_clocks()
     cpu = session.node.cpu()
@@ -42,6 +43,7 @@ async def start(session: Session, *, profile: bool = False) -> Figures:
         **cost.figures(),
         **steps,
         "cpu": cpu - session.baseline * steps["start_to_ready"],
+        "agent_cpu": cost.end.cpu,
         "ipvs": ipvs.last - ipvs.first,
         "ipvs_in_kernel": ipvs.seconds,
         "rss_peak": memory["peak"],

@@ -29,7 +29,8 @@ GOALS: Sequence[Goal] = (
         "s",
         {1000: 1.2},
     ),
-    Goal("its CPU", lambda run: run["cold"]["cpu"], "s", {1000: 0.94}),
+    Goal("its CPU, with all that the node spends on it", lambda run: run["cold"]["cpu"], "s", {1000: 0.94}),
+    Goal("its CPU, by the process's own count", lambda run: run["cold"]["agent_cpu"], "s", {}),
     Goal(
         "**one endpoint changed**: API server to kernel, p50",
         lambda run: run["update"]["p50"] * 1000,

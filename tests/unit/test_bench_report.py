@@ -56,6 +56,7 @@ def a_run(services: int, number: int = 0) -> dict:
             "start_to_list": 0.1,
             "ipvs": services / 2000,
             "cpu": services / 1100,
+            "agent_cpu": services / 1200,
             "longest_round": 0.05,
             "messages": 13 * services,
             "bytes": 1300 * services,
