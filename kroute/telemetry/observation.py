@@ -31,7 +31,6 @@ from kroute.telemetry.statistics import QUESTION, Statistics
 
 if TYPE_CHECKING:
     from kroute.telemetry.answers.agent_status import AgentStatus
-    from kroute.telemetry.kernel_reader import KernelReader
     from kroute.telemetry.metrics_port import MetricsPort
 
 log = structlog.get_logger(__name__)
@@ -68,7 +67,6 @@ class Observation:
         self._health = Health(controllers, changes.ineligible)
         self._catalog = catalog
         self._faults = faults
-        self._kernel: KernelReader | None = None
         self._agent = OnDemand(self._load_status)
         self._port = OnDemand(self._load_port)
         self.answers: Mapping[str, Answer] = {
@@ -120,9 +118,7 @@ class Observation:
         from kroute.telemetry.kernel_reader import KernelReader  # noqa: PLC0415  on demand
 
         def make() -> AgentStatus:
-            kernel = self._kernel or KernelReader(
-                lambda: list(self._broadcaster.services.values()), self._settings.metrics_services
-            )
+            kernel = KernelReader(lambda: list(self._broadcaster.services.values()), self._settings.metrics_services)
             parts = self._catalog, self._broadcaster, self._controllers, self._changes
             return AgentStatus(self._settings, *parts, kernel, self._statistics, faults=self._faults)
 

@@ -136,11 +136,11 @@ class Observed:
 
     def use_readings(self, readings: KernelReader) -> None:
         """Read from this kernel instead of the real one."""
-        self.observation._kernel = readings
+        status = self.observation._agent
+        status.made = status.made or self.observation._load_status()()
+        status.made.kernel = readings
         if (port := self.observation._port.made) is not None:
             port.page.use(readings)
-        if (status := self.observation._agent.made) is not None:
-            status.kernel = readings
 
     async def create(self, _path: str, body: Mapping[str, object]) -> None:
         """Keep an Event."""

@@ -14,7 +14,9 @@ from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.ipvs.objects import FLAG_PERSISTENT, OPTION_FLAGS, VirtualServerKey, VirtualServerOptions
 from kroute.kernel.socket_options import clear, fill
 
-GET_INFO, GET_SERVICES = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2
+BASE = 64 + 1024 + 64
+"""Of the numbers of these calls (IP_VS_BASE_CTL)."""
+GET_INFO, GET_SERVICES = BASE + 1, BASE + 2
 _INFO = struct.Struct("@3I")
 """struct ip_vs_getinfo: version, size of the connection table, number of IPv4 virtual servers."""
 _HEAD = struct.Struct("@I0Q")
@@ -27,6 +29,7 @@ _WORD = 8
 _KEY = struct.Struct("@H2x4sH2x")
 _REST = struct.Struct("@I16s2I4sI")
 """Firewall mark (of the host), scheduler, flags, timeout in seconds, netmask (of the network), real servers."""
+_ALL = "the virtual servers of IPv4"
 _SLACK = 64
 """How many more entries there is space for than the kernel has said that there are, in case that some are added."""
 
@@ -76,7 +79,7 @@ class OutlineReader:
         """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             information = bytearray(_INFO.size)
-            _ask(asked, GET_INFO, information)
+            list_into(information, asked, GET_INFO, _ALL)
             space = _INFO.unpack(information)[2] + _SLACK
             size = _HEAD.size + space * _WORDS * _WORD
             if len(self._buffer) != size:
@@ -84,7 +87,7 @@ class OutlineReader:
             else:
                 clear(self._buffer)
             _HEAD.pack_into(self._buffer, 0, space)
-            _ask(asked, GET_SERVICES, self._buffer)
+            list_into(self._buffer, asked, GET_SERVICES, _ALL)
         entries = memoryview(self._buffer)[_HEAD.size :]
         if any(entries[-_WORDS * _WORD :]):
             raise KernelError("virtual servers are added faster than they are listed; trying later", errno=errno.EAGAIN)
@@ -122,9 +125,10 @@ def parse_outline(outline: bytes) -> tuple[VirtualServerOptions, int]:
     return VirtualServerOptions(name, flags & OPTION_FLAGS, timeout, prefix), real_servers
 
 
-def _ask(asked: socket.socket, option: int, buffer: bytearray) -> None:
+def list_into(buffer: bytearray, asked: socket.socket, call: int, what: str) -> None:
+    """Have a call answer into the buffer that has its question. `what` is listed. Raises KernelError."""
     try:
-        fill(asked, socket.SOL_IP, option, buffer)
+        fill(asked, socket.SOL_IP, call, buffer)
     except OSError as error:
-        sentence = f"cannot list the virtual servers of IPv4: {describe_errno(error.errno or 0)}"
+        sentence = f"cannot list {what}: {describe_errno(error.errno or 0)}"
         raise KernelError(f"{sentence}; comparing all of IPVS instead", errno=error.errno) from error

@@ -9,12 +9,12 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from kroute.kernel.errors import KernelError, describe_errno
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.messages import FORWARDING_MASK, FORWARDING_NAMES
 from kroute.kernel.ipvs.objects import RealServerKey, RealServerState, StatesByServer, VirtualServerKey
-from kroute.kernel.socket_options import fill
+from kroute.kernel.ipvs.outlines import BASE, list_into
 
-GET_REAL_SERVERS = 64 + 1024 + 64 + 4
+GET_REAL_SERVERS = BASE + 4
 _HEAD = struct.Struct("@H2x4sH2x2I0Q")
 """struct ip_vs_get_dests up to its entries: protocol, address, port, firewall mark, space for how many entries."""
 _ENTRY = struct.Struct("@4sH2xIi8xII4x0Q56x")
@@ -42,12 +42,11 @@ def _real_servers_of(asked: socket.socket, key: VirtualServerKey) -> dict[RealSe
         buffer = bytearray(_HEAD.size + space * _ENTRY.size)
         _HEAD.pack_into(buffer, 0, protocol, socket.inet_aton(address), socket.htons(port), 0, space)
         try:
-            fill(asked, socket.SOL_IP, GET_REAL_SERVERS, buffer)
-        except OSError as error:
+            list_into(buffer, asked, GET_REAL_SERVERS, f"the real servers of {address}")
+        except KernelError as error:
             if error.errno == errno.ESRCH:
                 return {}
-            sentence = f"cannot list the real servers of {address}: {describe_errno(error.errno or 0)}"
-            raise KernelError(f"{sentence}; comparing all of IPVS instead", errno=error.errno) from error
+            raise
         if buffer[-_ENTRY.size :] == _NOTHING:
             return _parsed(memoryview(buffer)[_HEAD.size :])
         space *= 4

@@ -33,7 +33,7 @@ class InClusterCredentials:
             host = _host()
             self._read_token()
             authority = directory / "ca.crt"
-            if not _text(authority):
+            if not authority.read_text():
                 raise ValueError(f"{authority} is empty")
         except _FAILURES as error:
             raise ConfigurationError(
@@ -56,7 +56,7 @@ class InClusterCredentials:
         return authorization(f"Bearer {self._token}")
 
     def _read_token(self) -> None:
-        token = _text(self._token_file)
+        token = self._token_file.read_text()
         if not token:
             raise ValueError(f"{self._token_file} is empty")
         self._token, self._read_at = token, time.monotonic()
@@ -67,7 +67,3 @@ def _host() -> str:
     if not (host and port):
         raise ValueError(f"{HOST} and {PORT} are not set")
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-def _text(file: Path) -> str:
-    return file.read_text()
