@@ -7,20 +7,22 @@ from typing import Self
 
 import msgspec
 
+from tests.lab.calls import PATIENCE
 from tests.lab.flows import End
 from tests.lab.hosts import Host
 from tests.lab.servers import Answer
 
-PATIENCE = 1.0
-"""Seconds after which a datagram without an answer counts as lost."""
-
 
 class UdpClient:
-    """Sends datagrams to one address from one socket: `with UdpClient(host, address, port) as client`."""
+    """Sends datagrams to one address from one socket: `with UdpClient(host, address, port) as client`.
 
-    def __init__(self, host: Host, address: str, port: int) -> None:
+    A datagram that is not answered within `patience` seconds counts as lost.
+    """
+
+    def __init__(self, host: Host, address: str, port: int, *, patience: float = PATIENCE) -> None:
         self.host = host
         self.asked = End(address, port)
+        self._patience = patience
         self._socket = host.namespace.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
 
@@ -38,7 +40,7 @@ class UdpClient:
         Raises:
             ConnectionRefusedError: the answer was an ICMP port unreachable, to this datagram or to the one before.
             OSError: the datagram could not be sent, or another ICMP error came.
-            TimeoutError: nothing came within `PATIENCE`.
+            TimeoutError: nothing came within the patience.
         """
         loop = asyncio.get_running_loop()
         with contextlib.suppress(BlockingIOError):  # late answers to earlier datagrams
@@ -46,7 +48,7 @@ class UdpClient:
                 self._socket.recv(2048)
         await loop.sock_connect(self._socket, self.asked)
         await loop.sock_sendall(self._socket, payload)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             return msgspec.json.decode(await loop.sock_recv(self._socket, 65535), type=Answer)
 
     def close(self) -> None:

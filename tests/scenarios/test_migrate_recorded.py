@@ -38,6 +38,9 @@ SINGLE_STACK = VirtualServerKey(Protocol.SCTP, NODE_IPV6, 32593)
 API_SERVER = "10.96.0.1"
 """The ClusterIP of the Service `kubernetes`. Its endpoint is the lab's client, which does not call itself."""
 PATIENCE = 30.0
+UDP_TIMEOUTS = ("net.netfilter.nf_conntrack_udp_timeout", "net.netfilter.nf_conntrack_udp_timeout_stream")
+LONG = 3600
+"""Seconds after which the kernel forgets a UDP flow here. After its own 30 s a slow machine would begin others."""
 KINDS = {
     (protocol, is_ipv6, what)
     for protocol in ("TCP", "UDP", "SCTP")
@@ -101,7 +104,7 @@ def kind(key: VirtualServerKey) -> tuple[str, bool, str]:
 
 async def connected(client: Host, key: VirtualServerKey, stack: AsyncExitStack) -> Askable:
     if key.protocol is Protocol.UDP:
-        return stack.enter_context(UdpClient(client, key.address, key.port))
+        return stack.enter_context(UdpClient(client, key.address, key.port, patience=PATIENCE))
     number = socket.IPPROTO_TCP if key.protocol is Protocol.TCP else socket.IPPROTO_SCTP
     try:
         async with asyncio.timeout(PATIENCE):
@@ -198,6 +201,8 @@ async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(
     world = await populate(cluster)
     node, proxy = world.node, NAMES[recording]
     leave(node, recording)
+    for timeout in UDP_TIMEOUTS:
+        node.sysctl(timeout, LONG)
     keys = served_by_both(recording)
     assert {kind(key) for key in keys} >= KINDS
     ways = [(world.client, key) for key in keys if key.address != API_SERVER]
