@@ -13,10 +13,11 @@ from typing import Self
 
 import msgspec
 
+from tests.lab.patience import patience
 from tests.lab.servers import Answer, SocketFactory, reset_on_close
 
 PATIENCE = 5.0
-"""Seconds after which a call without an answer fails. Two lost SYNs take 3 s."""
+"""Seconds after which a call without an answer fails, stalls of the machine not counted. Two lost SYNs take 3 s."""
 
 
 class Connection:
@@ -75,7 +76,7 @@ async def ask_http(
     namespace: SocketFactory, address: str, port: int, protocol: int, source: tuple[str, int] | None, timeout: float
 ) -> Answer:
     """Send one request over a new connection."""
-    async with asyncio.timeout(timeout):
+    async with patience(timeout):
         connection = await Connection.open(namespace, address, port, protocol, source)
         with contextlib.closing(connection):
             return await connection.ask()
@@ -83,7 +84,7 @@ async def ask_http(
 
 async def ask_status(namespace: SocketFactory, address: str, port: int, path: str, timeout: float) -> int:
     """Return the status of the answer to a GET over TCP."""
-    async with asyncio.timeout(timeout):
+    async with patience(timeout):
         connection = await Connection.open(namespace, address, port, socket.IPPROTO_TCP)
         with contextlib.closing(connection):
             head = await connection.request(path, f"[{address}]" if ":" in address else address)
@@ -101,7 +102,7 @@ async def ask_udp(
     with namespace.socket(_family(address), socket.SOCK_DGRAM) as made:
         if source is not None:
             made.bind(source)
-        async with asyncio.timeout(timeout):
+        async with patience(timeout):
             await loop.sock_connect(made, (address, port))
             await loop.sock_sendall(made, b"who are you?".ljust(size, b"."))
             return msgspec.json.decode(await loop.sock_recv(made, 2048), type=Answer)
@@ -126,7 +127,7 @@ class Stream:
         try:
             while True:
                 octet = bytes([self.echoed % 251])
-                async with asyncio.timeout(self._patience):
+                async with patience(self._patience):
                     received = await self._connection.exchange(octet)
                 if received != octet:
                     self.failure = f"byte {self.echoed} came back as {received!r}"

@@ -4,7 +4,6 @@ IPVS sends requests by OUTPUT, so only the answers of pods are forwarded. Everyt
 INPUT, where the firewall decides.
 """
 
-import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
+from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.host_firewalls import docker, restart_docker, ufw, ufw_allow
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
@@ -189,9 +188,8 @@ async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that
         await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
         await migrate(with_docker, "--from", "kube-proxy", "--take-over")
         assert "KUBE-FORWARD" not in with_docker.run(f"iptables-{variant}-save", "-t", "filter")
-        echoed = [stream.echoed for stream in streams]
-        await asyncio.sleep(1)
-        assert all(stream.echoed > before for stream, before in zip(streams, echoed, strict=True))
+        for stream in streams:
+            await goes_on(stream)
         for caller, address, port in callers:
             assert (await caller.http(address, port)).host == "web-3"
         for stream in streams:

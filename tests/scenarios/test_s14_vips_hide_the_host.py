@@ -87,7 +87,7 @@ async def test_s14_a_vip_answers_on_its_services_ports_and_to_ping_only(
     await node_is_there(callers, family)
     for caller in callers:
         for vip in vips(family):
-            caller.run("busybox", "ping", "-c", "1", "-W", "2", vip)
+            caller.run("busybox", "ping", "-c", "1", "-W", "20", vip)
             assert (await caller.http(vip, 8080)).host.startswith("web-")
             assert (await caller.udp(vip, 5353)).host.startswith("web-")
 

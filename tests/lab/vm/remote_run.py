@@ -14,11 +14,11 @@ from tests.lab.run import environment
 from tests.lab.vm.machine import Machine, MachineError
 from tests.lab.vm.work import Work
 
-SILENCE = 400.0
-"""Seconds without an event after which a machine counts as hung. Every test must end sooner."""
+SILENCE = 900.0
+"""Seconds without an event after which a machine counts as hung. Every test must end sooner, also on a slow host."""
 OFF_WITHIN = 60.0
 """Seconds after its last event within which a machine without further work should be off."""
-STACKS_AFTER = 300
+STACKS_AFTER = 700
 """Seconds after which a running test's stacks are written to the console, before it counts as hung."""
 
 _PASSED_ON = {"tbstyle": "--tb", "verbose": "--verbosity", "hypothesisseed": "--hypothesis-seed"}

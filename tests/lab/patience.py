@@ -1,0 +1,51 @@
+"""Time-outs of calls that a machine's stalls do not use up.
+
+A machine of the lab is a process of a busy host, and at times it stands still for seconds while its clock goes on. An
+answer then comes, by the clock, after a time-out in which the network had no time to deliver it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+TURN = 0.1
+"""Seconds between two looks at the clock."""
+MOST_OF_A_TURN = 0.2
+"""Seconds that count of a turn. What it took beyond them, this process was kept from running."""
+
+
+class _Turns:
+    """Ends `limit` once `seconds` have been counted."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._left = seconds
+        self._looked = self._loop.time()
+        self._turn = self._next()
+
+    def _next(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(min(self._left, TURN), self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        self._left = round(self._left - min(now - self._looked, MOST_OF_A_TURN), 6)  # no rest that takes no time
+        self._looked = now
+        if self._left > 0:
+            self._turn = self._next()
+        else:
+            self._limit.reschedule(now)
+
+    def cancel(self) -> None:
+        self._turn.cancel()
+
+
+@contextlib.asynccontextmanager
+async def patience(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError when the block has taken so many seconds, of which a stall counts as `MOST_OF_A_TURN`."""
+    async with asyncio.timeout(None) as limit:
+        turns = _Turns(limit, seconds)
+        try:
+            yield
+        finally:
+            turns.cancel()
