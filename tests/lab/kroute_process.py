@@ -18,7 +18,7 @@ from typing import Self
 
 from tests.lab.namespaces import Namespace
 
-STARTS_WITHIN = 60.0
+STARTS_WITHIN = 120.0
 """Seconds in which kroute must be ready, also in a slow machine."""
 
 

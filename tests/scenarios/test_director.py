@@ -24,9 +24,9 @@ IPV4, IPV6 = VIPS = ("192.168.123.201", "fd00:192:168:123::201")
 CLUSTER_IPS = ("10.254.0.80", "fd00:10:254::80")
 RANGES = ("--external-ip-range", "192.168.123.0/24,10.254.0.0/16,fd00::/16")
 """What is in them is refused for a better reason."""
-QUICK = (
+QUICK = (  # and not so quick that a machine that stands still for a moment loses its lease
     *RANGES,
-    *("--lease-duration", "3s", "--lease-renew-deadline", "2s", "--lease-retry-period", "0.5s"),
+    *("--lease-duration", "6s", "--lease-renew-deadline", "4s", "--lease-retry-period", "0.5s"),
     *("--check-interval", "0.3s", "--check-timeout", "1s", "--resync-period", "5s", "--sync-interface", "eth0"),
 )
 SOONEST = ("--lease-duration", "2s", "--lease-renew-deadline", "1.5s", "--lease-retry-period", "0.4s")
