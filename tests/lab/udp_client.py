@@ -10,6 +10,7 @@ import msgspec
 from tests.lab.calls import PATIENCE
 from tests.lab.flows import End
 from tests.lab.hosts import Host
+from tests.lab.patience import patience
 from tests.lab.servers import Answer
 
 
@@ -48,7 +49,7 @@ class UdpClient:
                 self._socket.recv(2048)
         await loop.sock_connect(self._socket, self.asked)
         await loop.sock_sendall(self._socket, payload)
-        async with asyncio.timeout(self._patience):
+        async with patience(self._patience):
             return msgspec.json.decode(await loop.sock_recv(self._socket, 65535), type=Answer)
 
     def close(self) -> None:
