@@ -154,6 +154,7 @@ async def _run(socket: web.WebSocketResponse, programs: Path, command: list[str]
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
     if not code:
         return {"metadata": {}, "status": "Success"}
     return {

@@ -42,7 +42,7 @@ async def page(shop: Observed, chromium_session: str) -> AsyncIterator[Browser]:
 
 async def shows(look: Callable[[], Awaitable[object]], wanted: object) -> None:
     """The page comes to show this by itself."""
-    found, deadline = None, asyncio.get_running_loop().time() + 20
+    found, deadline = None, asyncio.get_running_loop().time() + 60
     while found != wanted:
         with suppress(CommandError):  # what it looks at does not exist yet, or is being replaced
             found = await look()

@@ -24,7 +24,8 @@ heard of it by then. 30 s is what Kubernetes gives a pod by default."""
 PACE = 0.05
 INTERVAL = 2.0
 """Seconds between two reports, and between two of `kroute show -w`."""
-LONGEST = 40.0
+LONGEST = 150.0
+"""Seconds after which the update has failed: each of its three steps takes `LONGEST_GRACE` at most."""
 READY = {"ready": True, "serving": True, "terminating": False}
 TERMINATING = {"ready": False, "serving": True, "terminating": True}
 

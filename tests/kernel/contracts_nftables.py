@@ -353,5 +353,5 @@ class NftablesContract:
                 async with asyncio.timeout(0.05):
                     await changes.next()
             await node.other_nftables.write(T4, [DeleteElements(VIPS, (("10.0.0.1",),))])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 assert "(process " in await changes.next()

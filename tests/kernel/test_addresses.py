@@ -47,12 +47,13 @@ async def test_many_ipv6_addresses_keep_no_kernel_route(node: RealNode) -> None:
 
 async def test_an_address_with_a_lifetime_goes_by_itself_and_is_nobodys_source(node: RealNode) -> None:
     vips = ["192.168.9.200", "fd99::200"]
-    await node.addresses.write("e0", [BindAddress(vip, keep_kernel_route=True, lifetime=2) for vip in vips])
-    await node.addresses.write("e0", [RenewAddress(vip, 3) for vip in vips])
+    await node.addresses.write("e0", [BindAddress(vip, keep_kernel_route=True, lifetime=60) for vip in vips])
+    await node.addresses.write("e0", [RenewAddress(vip, 90) for vip in vips])
     found = {each.address: each for each in await node.addresses.of_node()}
     assert (found[vips[0]].scope, found[vips[1]].deprecated) == ("link", True)
     assert "src 192.168.9.1 " in run("ip route get 192.168.9.201")
     assert "src fd99::200 " not in run("ip -6 route get fd99::201")
+    await node.addresses.write("e0", [RenewAddress(vip, 3) for vip in vips])
     async with asyncio.timeout(30):
         while await node.addresses.read("e0") & set(vips):  # noqa: ASYNC110  # the kernel's timer is waited for
             await asyncio.sleep(0.2)

@@ -16,7 +16,6 @@ from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 from tests.kernel.rules_by_hand import (
-    AT_ONCE,
     HTTP,
     NODE_PORT,
     SETTINGS,
@@ -26,6 +25,7 @@ from tests.kernel.rules_by_hand import (
     Kernel,
     Place,
     answers,
+    at_once,
     is_refused,
     of,
 )
@@ -145,7 +145,7 @@ async def test_an_sctp_client_is_refused_at_once_too(place: Place, kernel: Kerne
     await kernel.put(AddressSet.VIP, vip)
     for host in place.everybody:
         with pytest.raises(OSError) as refused:
-            await host.sctp(vip, HTTP, timeout=AT_ONCE)
+            await at_once(host.sctp, vip, HTTP)
         assert refused.value.errno == errno.ENOPROTOOPT
 
 

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tests.unit.watching import PATIENCE
+
 LOCALHOST = "127.0.0.1"
 
 
@@ -39,7 +41,7 @@ async def connected(
 
 async def say(port: int, request: bytes, host: str = LOCALHOST) -> bytes:
     """Send the bytes and return everything that comes back until the server closes the connection."""
-    async with asyncio.timeout(5), connected(port, host) as (reader, writer):
+    async with asyncio.timeout(PATIENCE), connected(port, host) as (reader, writer):
         writer.write(request)
         return await reader.read()
 
@@ -61,7 +63,7 @@ async def ask(
 
 async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
     """Return the answer, once the port is open."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 return await ask(port, host=host)
@@ -70,6 +72,6 @@ async def ask_soon(port: int, host: str = LOCALHOST) -> Answer:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  nothing signals what the controller remembers
             await asyncio.sleep(0.01)

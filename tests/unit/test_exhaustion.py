@@ -32,7 +32,7 @@ from kroute.watchers.node import NodeWatcher, default_source
 from kroute.watchers.resolver import dns_servers
 from tests.openings import EVENTS, Openings
 from tests.unit.fake_node import FakeNode, plan, server
-from tests.unit.watching import eventually, running
+from tests.unit.watching import PATIENCE, eventually, running
 
 NUMBERS = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO]
 each_error = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
@@ -96,7 +96,7 @@ async def test_the_node_is_followed_in_the_end(number: int) -> None:
     )
     with capture_logs() as logs:
         running = asyncio.create_task(watcher.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert set((await told.get())[0]) == {"192.168.9.1"}
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -126,7 +126,7 @@ async def test_manifests_are_followed_in_the_end(number: int, tmp_path: Path, mo
         monkeypatch.setattr(manifest_file, "_read", failing(1, number, manifest_file._read))
     taken: asyncio.Queue[object] = asyncio.Queue()
     running = asyncio.create_task(manifest_watcher.ManifestWatcher(tmp_path, taken.put_nowait).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert "name='a'" in str(await taken.get())
     running.cancel()
     with suppress(asyncio.CancelledError):

@@ -20,7 +20,7 @@ from tests.apiserver import ApiServer
 os.environ["SSL_CERT_FILE"] = os.devnull
 """aiohttp sessions load the system's certificates, which takes 0.2 s; no certificate in the tests needs them."""
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test stops waiting and fails."""
 
 

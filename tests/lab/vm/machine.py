@@ -26,8 +26,11 @@ from tests.lab.vm.kernels import Kernel
 
 MEMORY_MIB = 3072
 """The memory that the machine sees. The host provides a page only when it is used."""
-BOOT_SILENCE = 10.0
-"""Seconds without output on the console after which a booting machine counts as failed."""
+BOOT_SILENCE = 60.0
+"""Seconds without output on the console after which a booting machine counts as failed.
+
+Boots write every second or so, but a host that is busy may give a machine a thirtieth of a processor.
+"""
 LINES_OF_AN_END = 500
 """How many last lines of the console are searched for the cause of an end: registers and stacks follow a panic."""
 _POLL = 0.05

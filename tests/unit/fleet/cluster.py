@@ -26,7 +26,7 @@ class Cluster:
 
     def __init__(self, api: ApiServer, directory: Path, stack: AsyncExitStack) -> None:
         self.api = api
-        self.options = ["--kubeconfig", str(api.kubeconfig(directory / "kubeconfig"))]
+        self.options = ["--kubeconfig", str(api.kubeconfig(directory / "kubeconfig")), "--timeout", "120s"]
         self._directory = directory
         self._stack = stack
 

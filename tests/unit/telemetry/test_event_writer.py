@@ -25,6 +25,7 @@ from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.errors import ApiError, UnreachableError
 from tests.apiserver import ApiServer
 from tests.fakes.events import Events
+from tests.unit.watching import PATIENCE
 
 KEY = EventKey(Subject("Service", "shop", "web", "uid-of-web"), "InvalidAnnotation", "annotation a")
 TEXT = EventText("Warning", "Plan", "fast is not a scheduler")
@@ -41,7 +42,7 @@ class Writing:
 
     async def answered(self, count: int) -> None:
         """Let the writer run until it has had so many answers."""
-        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             task = group.create_task(self.writer.run())
             await self.api.answers(count)
             task.cancel()
@@ -185,7 +186,7 @@ async def test_the_api_server_takes_events_at_every_limit(tmp_path: Path) -> Non
         async with await Api.open(settings) as api:
             writer = EventWriter("n" * NAME_LIMIT, api)
             with structlog.testing.capture_logs() as lines:
-                async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
                     task = group.create_task(writer.run())
                     for subject in (service, node):
                         writer.say(EventKey(subject, "Reason", "cause"), EventText("Warning", "Plan", "ü" * NOTE_LIMIT))

@@ -10,6 +10,7 @@ from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.spam_filter import SIMILAR
 from kroute.watchers.kubernetes.errors import ApiError
 from tests.fakes.events import Events
+from tests.unit.watching import PATIENCE
 
 KEY = ObjectKey("default", "web")
 PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=fast", "fast is not a scheduler. " * 100)
@@ -17,7 +18,7 @@ PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=f
 
 async def written(recorder: EventRecorder, api: Events, count: int) -> None:
     """Let the recorder run until there were so many answers."""
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
         task = group.create_task(recorder.run())
         await api.answers(count)
         task.cancel()

@@ -16,6 +16,7 @@ from kroute.cli.main import COMMANDS, COMPLETION_VARIABLE, PROGRAM, cli
 from kroute.inspect import agent_socket, service_names
 from kroute.model.objects import ObjectKey
 from tests.unit.command_line import exit_code
+from tests.unit.watching import PATIENCE
 
 SERVICES = [ObjectKey("kube-system", "dns"), ObjectKey("default", "web"), ObjectKey("default", "api")]
 
@@ -51,7 +52,8 @@ def test_words_of_show() -> None:
     assert completions("show", "services", "") == []
 
 
-async def test_names_of_services_come_from_the_agent(tmp_path: Path) -> None:
+async def test_names_of_services_come_from_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_names, "PATIENCE", PATIENCE)
     async with agent(tmp_path):
         directory = ("--state-dir", str(tmp_path))
         assert await asyncio.to_thread(completions, "show", *directory, "service", "") == [

@@ -16,6 +16,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
+from tests.unit.watching import PATIENCE
 
 WEB, SHOP = ObjectKey("default", "web"), ObjectKey("sales", "shop")
 
@@ -70,7 +71,7 @@ def port() -> int:
 
 
 async def until_refused(port: int, host: str = LOCALHOST) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await ask(port, host=host)

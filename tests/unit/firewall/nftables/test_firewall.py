@@ -31,6 +31,7 @@ from kroute.settings import Settings
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nftables import FakeNftables
 from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, PORT, everything
+from tests.unit.watching import PATIENCE
 
 FOUR, SIX = ([it for it in ONE_OF_EACH if it.family is family] for family in Family)
 RANGES = [SetEntry(AddressSet.SOURCE_RANGE, (*PORT, it)) for it in ("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")]
@@ -151,7 +152,7 @@ async def test_changes_by_others_are_followed_and_its_own_are_not(kernel: FakeKe
             await asyncio.wait_for(changed.wait(), 0.01)
         assert not changed.is_set()
         await (await client(kernel)).transact(TABLES[Family.IPV6], [DeleteTable()])
-        await asyncio.wait_for(changed.wait(), 1)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         task.cancel()
 
 
@@ -193,7 +194,7 @@ async def test_while_it_is_followed_commits_to_other_tables_do_not_count(kernel:
             assert await firewall.is_untouched()
         assert not changed.is_set()
         await foreign.transact(TABLES[Family.IPV4], [FlushChain("input")])
-        await asyncio.wait_for(changed.wait(), 1)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         assert not await firewall.is_untouched()
     await followed_again(firewall)
     assert await firewall.is_untouched()
@@ -212,7 +213,7 @@ async def test_lost_events_count_as_a_change(kernel: FakeKernel) -> None:
         await foreign.transact(Table(socket.AF_INET, "other"), [AddTable()])
         for _client, _tables, queue in kernel.nft.watchers:
             queue.put_nowait(UNKNOWN)
-        await asyncio.wait_for(changed.wait(), 1)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         assert not await firewall.is_untouched()
 
 

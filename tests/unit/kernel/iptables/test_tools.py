@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,24 +16,25 @@ from kroute.kernel.iptables.tools import Variant, XtablesTools
 NFT = Variant(socket.AF_INET, "nft")
 
 
-@pytest.fixture
-def pid_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where an iptables-nft-save that never ends writes its process id."""
-    tool, pid_file = tmp_path / "iptables-nft-save", tmp_path / "pid"
-    tool.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 600\n")
+async def test_one_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "iptables-nft-save"
+    tool.write_text("#!/bin/sh\nexec sleep 600\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return pid_file
+    started: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
 
+    async def remember(*argv: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*argv, **options))
+        return started[-1]
 
-async def test_one_that_does_not_end_is_ended(pid_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "LONGEST", 2.0)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
+    monkeypatch.setattr(tools, "LONGEST", 0.2)
     with pytest.raises(KernelError, match="did not end within") as raised:
         await XtablesTools().save(NFT)
     assert raised.value.errno == errno.ETIMEDOUT
-    pid = await asyncio.to_thread(pid_file.read_text)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+        os.kill(started[0].pid, 0)
 
 
 async def test_a_legacy_table_that_is_not_in_use_is_empty_and_no_tool_is_asked() -> None:

@@ -12,6 +12,7 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.page.readings import LONGEST_SPAN, Figures, Rates, Readings, figures_of
 from kroute.telemetry.page.services import FILTERS, ORDERS, Question, ServiceRow, services_page
 from tests.unit.observed import Kernel
+from tests.unit.watching import PATIENCE
 
 REALS = (RealServer("10.1.0.1", 8080), RealServer("10.1.0.2", 8080))
 
@@ -170,7 +171,7 @@ async def test_when_nobody_looks_any_more_the_readings_are_dropped(monkeypatch: 
     monkeypatch.setattr("kroute.telemetry.page.readings.LONGEST_SPAN", 0.01)
     read = readings(kernel(), Clock())
     await read.read()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while read._last.services:  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.01)
     assert (await read.read()).services

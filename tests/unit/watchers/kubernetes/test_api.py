@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from kroute.settings import Settings
-from kroute.watchers.kubernetes.api import Api
+from kroute.watchers.kubernetes.api import HEADERS_TIMEOUT, Api
 from kroute.watchers.kubernetes.authentication import kubeconfig as by_file
 from kroute.watchers.kubernetes.authentication import service_account
 from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, UnreachableError
 from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
 from tests.unit.watching import eventually, service
+from tests.virtual_time import in_virtual_time
 
 NODES = "/api/v1/nodes"
 ASYNCIO_READS_AT_ONCE = 256 << 10
@@ -262,12 +263,16 @@ class TestAnswers:
                 await hanging
             assert not api.presence.is_away
 
-    async def test_a_stream_may_be_silent_after_its_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.2)
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
-            asyncio.get_running_loop().call_later(0.5, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
-            async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
-                assert b'"name":"a"' in (await anext(lines))[0].replace(b" ", b"")
+    def test_a_stream_may_be_silent_after_its_headers(self) -> None:
+        async def run() -> None:
+            async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+                later = 2 * HEADERS_TIMEOUT
+                asyncio.get_running_loop().call_later(later, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
+                async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
+                    assert b'"name":"a"' in (await anext(lines))[0].replace(b" ", b"")
+                assert asyncio.get_running_loop().time() >= later
+
+        in_virtual_time(run())
 
     async def test_objects_are_created(self) -> None:
         async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:

@@ -21,7 +21,7 @@ from tests.apiserver import ApiServer, Features
 from tests.apiserver.encoding import Verbatim, encode, nested
 from tests.apiserver.recording import deep_service
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
-from tests.unit.watching import Follower, Pauses, eventually, quick, reflecting, running, service
+from tests.unit.watching import PATIENCE, Follower, Pauses, eventually, quick, reflecting, running, service
 
 MOST_CONTAINERS = 12_000
 """Here, so that the text that has more is not a long one."""
@@ -106,7 +106,7 @@ async def followed(*answers: Any) -> tuple[Follower, Pauses, Reflector]:
     follower, pauses, requests = Follower(), Pauses(), Scripted(*answers)
     follows = Reflector(requests, SERVICES, follower, quick(pauses))
     async with running(follows.run()):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await requests.done.wait()
     return follower, pauses, follows
 

@@ -157,7 +157,7 @@ async def test_a_broken_list_is_begun_again_and_deletes_nothing(
             server.apply(service("d"))
             server.compact()
             await follower.until(lambda: follower.names == set("bcd"))
-            assert server.faults.due == []
+            await eventually(lambda: not server.faults.due)  # a list was in vain already if the first watch was slow
     assert sorted(follower.take()[4:]) == ["applied d", "deleted a"]
 
 

@@ -21,6 +21,7 @@ from kroute.watchers.kubernetes.http.connection import INFLATED_AT_ONCE, LONGEST
 from kroute.watchers.kubernetes.http.proxies import proxy_to
 from kroute.watchers.kubernetes.http.tls import READ_AT_ONCE, context_for
 from tests.unit.watchers.kubernetes.test_api import make_certificate
+from tests.unit.watching import PATIENCE
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -200,7 +201,7 @@ class TestConnections:
             await asyncio.sleep(0)
             await client.close()
             with pytest.raises((HttpError, ConnectionError)):
-                await asyncio.wait_for(reading, 5)
+                await asyncio.wait_for(reading, PATIENCE)
 
     async def test_silence_ends_a_request_after_its_time(self) -> None:
         over = asyncio.Event()

@@ -19,7 +19,7 @@ from kroute.watchers.kubernetes.http import connection as connection_module
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import HttpError
 from tests.unit.watchers.kubernetes.http.test_client import OK, body_of, get, listening
-from tests.unit.watching import eventually
+from tests.unit.watching import PATIENCE, eventually
 
 SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -78,7 +78,7 @@ class TestGivingUp:
             asking = asyncio.create_task(client.request("GET", "/x", {}, {}, read_timeout=30, head_timeout=30))
             await eventually(lambda: calls == ["GET"])
             client.give_up(asyncio.get_running_loop().time())
-            assert await body_of(await asyncio.wait_for(asking, 5)) == b"ok"
+            assert await body_of(await asyncio.wait_for(asking, PATIENCE)) == b"ok"
             assert calls == ["GET", "GET"]
             await client.close()
 
@@ -93,7 +93,7 @@ class TestGivingUp:
         async with listening(self.deaf_at_first(["from before"])) as port:
             monkeypatch.setattr(client, "_port", port)
             client.give_up(asyncio.get_running_loop().time())
-            assert await body_of(await asyncio.wait_for(asking, 5)) == b"ok"
+            assert await body_of(await asyncio.wait_for(asking, PATIENCE)) == b"ok"
         await client.close()
 
     async def test_but_not_a_write_nor_what_began_later(self) -> None:
@@ -107,7 +107,7 @@ class TestGivingUp:
             other = asyncio.create_task(get(client))
             await eventually(lambda: len(calls) == 2)
             client.give_up(before)
-            assert await body_of(await asyncio.wait_for(other, 5)) == b"ok"
+            assert await body_of(await asyncio.wait_for(other, PATIENCE)) == b"ok"
             assert (asking.done(), calls) == (False, ["POST", "GET"])
             await client.close()
             with pytest.raises((HttpError, ConnectionError)):
