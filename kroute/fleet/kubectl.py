@@ -1,10 +1,12 @@
 """Run the real kubectl, so that contexts, credentials, plugins and proxies are those of the user's own calls."""
 
 import asyncio
+import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 _LONGEST_COMPLAINT = 500
 MOST_BYTES = 64 << 20
@@ -44,18 +46,19 @@ class Kubectl:
         program = shutil.which("kubectl")
         if program is None:
             raise KubectlError("kubectl is not in PATH: install it, or run `kroute` on the node itself")
-        async with self._turns:
-            process = await asyncio.create_subprocess_exec(
-                program,
-                *self._flags,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+        async with self._turns, _pipe() as (out, stdout), _pipe() as (complaint, stderr):
+            with stdout, stderr:
+                process = await asyncio.create_subprocess_exec(
+                    program,
+                    *self._flags,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
             try:
                 async with asyncio.timeout(self._seconds):
-                    out, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                    said, complained = await asyncio.gather(_read(out), _read(complaint))
                     await process.wait()
             except TimeoutError:
                 raise KubectlError(f"no answer within {self._seconds:g} s") from None
@@ -64,14 +67,32 @@ class Kubectl:
                     with suppress(ProcessLookupError):
                         process.kill()
                     await process.wait()
-        return Output(process.returncode or 0, out, _last_line(complaint))
+        return Output(process.returncode or 0, said, _last_line(complained))
 
 
-async def _read(stream: asyncio.StreamReader | None) -> bytes:
+@asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, BinaryIO]]:
+    """A reader, and the file whose writers it hears, which the caller closes.
+
+    Pipes of asyncio's own would have the end of a process wait for the end of its outputs: for ever if nobody reads on,
+    and for a credential plugin that kubectl has left behind.
+    """
+    reader = asyncio.StreamReader()
+    read, write = os.pipe()
+    with os.fdopen(read, "rb", buffering=0) as heard, os.fdopen(write, "wb", buffering=0) as written:
+        protocol = partial(asyncio.StreamReaderProtocol, reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(protocol, heard)
+        try:
+            yield reader, written
+        finally:
+            transport.close()
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
     """Everything that comes, up to MOST_BYTES. Raises KubectlError for more."""
     pieces: list[bytes] = []
     left = MOST_BYTES
-    while stream is not None and (piece := await stream.read(1 << 16)):
+    while piece := await stream.read(1 << 16):
         pieces.append(piece)
         left -= len(piece)
         if left < 0:
