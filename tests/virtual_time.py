@@ -5,10 +5,12 @@ this clock with each other, however slow the machine is.
 """
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SETTLES_WITHIN = 0.02
@@ -55,3 +57,18 @@ def in_virtual_time(coroutine: Coroutine[Any, Any, T], settles_within: float = S
     """The result of a coroutine that runs in a loop of its own. Without sockets, nothing has to settle: 0."""
     with asyncio.Runner(loop_factory=lambda: _Loop(settles_within)) as runner:
         return runner.run(coroutine)
+
+
+def virtual(
+    *, settles_within: float = SETTLES_WITHIN
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Run a test in virtual time, in a loop of its own, which fixtures do not share."""
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*arguments: P.args, **named: P.kwargs) -> None:
+            in_virtual_time(test(*arguments, **named), settles_within)
+
+        return run
+
+    return decorate

@@ -16,7 +16,7 @@ from kroute.director.settings import LeaseSettings, problem_with
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
 from tests.apiserver import ApiServer
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import virtual
 
 LEASE = LeaseSettings("kube-system", "kroute-director", duration=15, renew_deadline=10, retry_period=2)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -184,21 +184,19 @@ async def test_a_release_that_fails_is_tried_again(candidates: Candidates) -> No
     assert candidates.lease["holderIdentity"] == ""
 
 
-def test_a_lease_that_was_being_taken_at_the_stop_is_released(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with with_a_server(tmp_path) as candidates:
-            one = candidates.candidate("one")
-            candidates.server.faults.add("delay", where="write", seconds=2)
-            electing = asyncio.create_task(one.run())
-            await asyncio.wait([electing], timeout=1)
-            assert candidates.server.objects("Lease") == []
-            electing.cancel()
-            await asyncio.wait([electing])
-            assert candidates.lease["holderIdentity"] == "one"
-            await one.release()
-            assert candidates.lease["holderIdentity"] == ""
-
-    in_virtual_time(run())
+@virtual()
+async def test_a_lease_that_was_being_taken_at_the_stop_is_released(tmp_path: Path) -> None:
+    async with with_a_server(tmp_path) as candidates:
+        one = candidates.candidate("one")
+        candidates.server.faults.add("delay", where="write", seconds=2)
+        electing = asyncio.create_task(one.run())
+        await asyncio.wait([electing], timeout=1)
+        assert candidates.server.objects("Lease") == []
+        electing.cancel()
+        await asyncio.wait([electing])
+        assert candidates.lease["holderIdentity"] == "one"
+        await one.release()
+        assert candidates.lease["holderIdentity"] == ""
 
 
 async def test_of_two_that_take_an_expired_lease_one_gets_it(candidates: Candidates) -> None:
@@ -218,22 +216,20 @@ async def test_of_two_that_make_the_lease_one_gets_it(candidates: Candidates) ->
     assert {one.role, two.role} == {Role.ACTIVE, Role.STANDBY}
 
 
-def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with with_a_server(tmp_path) as candidates:
-            one, two = candidates.candidate("one"), candidates.candidate("two")
-            await one.attempt()
-            await two.attempt()
-            async with candidates.server.out_of_reach():
-                for candidates.clock.now in (5, 11, 60):
-                    await one.attempt()
-                    await two.attempt()
-                assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
-            await one.attempt()
-            await two.attempt()
+@virtual()
+async def test_without_the_api_server_the_active_goes_on_and_the_standby_waits(tmp_path: Path) -> None:
+    async with with_a_server(tmp_path) as candidates:
+        one, two = candidates.candidate("one"), candidates.candidate("two")
+        await one.attempt()
+        await two.attempt()
+        async with candidates.server.out_of_reach():
+            for candidates.clock.now in (5, 11, 60):
+                await one.attempt()
+                await two.attempt()
             assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
-
-    in_virtual_time(run())
+        await one.attempt()
+        await two.attempt()
+        assert (one.role, two.role) == (Role.ACTIVE, Role.STANDBY)
 
 
 async def blinded(candidates: Candidates) -> tuple[Election, Election]:
@@ -327,30 +323,28 @@ async def test_a_standby_leaves_a_lease_that_another_took_under_its_identity(can
     assert (one.role, other.role) == (Role.ACTIVE, Role.STANDBY)
 
 
-def test_a_renewal_whose_answer_was_lost_is_ones_own(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with with_a_server(tmp_path) as candidates:
-            one = candidates.candidate("one")
-            await one.attempt()
-            update, never = one._lock.update, asyncio.Event()
+@virtual()
+async def test_a_renewal_whose_answer_was_lost_is_ones_own(tmp_path: Path) -> None:
+    async with with_a_server(tmp_path) as candidates:
+        one = candidates.candidate("one")
+        await one.attempt()
+        update, never = one._lock.update, asyncio.Event()
 
-            async def written_and_not_answered(lease: Lease, spec: LeaseSpec) -> Lease:
-                await update(lease, spec)
-                await never.wait()
-                raise AssertionError
+        async def written_and_not_answered(lease: Lease, spec: LeaseSpec) -> Lease:
+            await update(lease, spec)
+            await never.wait()
+            raise AssertionError
 
-            one._lock.update = written_and_not_answered  # type: ignore[method-assign]
-            candidates.clock.now = 2
-            await one.attempt()
-            one._lock.update = update  # type: ignore[method-assign]
-            assert candidates.lease["renewTime"] == "2026-01-01T00:00:02.000000Z"
-            candidates.clock.now = 4
-            await one.attempt()
-            assert candidates.roles["one"] == [Role.ACTIVE]
-            assert candidates.lease["renewTime"] == "2026-01-01T00:00:04.000000Z"
-            assert candidates.lease["holderIdentity"] == "one"
-
-    in_virtual_time(run())
+        one._lock.update = written_and_not_answered  # type: ignore[method-assign]
+        candidates.clock.now = 2
+        await one.attempt()
+        one._lock.update = update  # type: ignore[method-assign]
+        assert candidates.lease["renewTime"] == "2026-01-01T00:00:02.000000Z"
+        candidates.clock.now = 4
+        await one.attempt()
+        assert candidates.roles["one"] == [Role.ACTIVE]
+        assert candidates.lease["renewTime"] == "2026-01-01T00:00:04.000000Z"
+        assert candidates.lease["holderIdentity"] == "one"
 
 
 async def test_who_could_not_serve_takes_nothing(candidates: Candidates) -> None:
@@ -403,19 +397,17 @@ async def test_a_lease_without_anything_in_it_is_free(candidates: Candidates) ->
     assert (one.role, candidates.lease["holderIdentity"]) == (Role.ACTIVE, "one")
 
 
-def test_a_server_that_does_not_answer_is_given_up_within_half_the_deadline(tmp_path: Path) -> None:
-    async def run() -> None:
-        now = asyncio.get_running_loop().time
-        async with with_a_server(tmp_path) as candidates:
-            one = candidates.candidate("one")
-            await one.attempt()
-            candidates.server.faults.add(kind="delay", seconds=30)
-            before = now()
-            await one.attempt()
-            assert now() - before == pytest.approx(LEASE.renew_deadline / 2)
-            assert one.role is Role.ACTIVE
-
-    in_virtual_time(run())
+@virtual()
+async def test_a_server_that_does_not_answer_is_given_up_within_half_the_deadline(tmp_path: Path) -> None:
+    now = asyncio.get_running_loop().time
+    async with with_a_server(tmp_path) as candidates:
+        one = candidates.candidate("one")
+        await one.attempt()
+        candidates.server.faults.add(kind="delay", seconds=30)
+        before = now()
+        await one.attempt()
+        assert now() - before == pytest.approx(LEASE.renew_deadline / 2)
+        assert one.role is Role.ACTIVE
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kroute.reconcile.stage_gate import GOING_LIVE, WITHDRAWN
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.monitor import FakeMonitor
 from tests.unit.fake_node import DUMMY, FakeNode, new_kernel, node_plan, plan, server
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import virtual
 
 FIRST_LIST = [node_plan(), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"))]
 PATIENCE = 20.0
@@ -54,6 +54,7 @@ def counting(controller: Controller, steps: list[str]):
     return count
 
 
+@virtual(settles_within=0.0)
 async def test_a_changed_real_server_takes_one_pass_of_each_controller(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.broadcaster.publish(FIRST_LIST)
@@ -70,6 +71,7 @@ async def test_a_changed_real_server_takes_one_pass_of_each_controller(tmp_path:
         assert sorted(steps) == sorted(controller.name for controller in node.controllers)
 
 
+@virtual(settles_within=0.0)
 async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.broadcaster.publish([node_plan()])
@@ -80,22 +82,21 @@ async def test_plans_are_applied_as_they_come(tmp_path: Path) -> None:
         await until(lambda: not node.kernel.sets["KROUTE-CLUSTER-IP"].elements)
 
 
-def test_what_somebody_deletes_is_back_within_a_second(tmp_path: Path) -> None:
-    async def run() -> None:
-        now = asyncio.get_running_loop().time
-        async with running(tmp_path) as node:
-            delete_address, delete_link = node.kernel.delete_address, node.kernel.delete_link
-            node.broadcaster.publish(FIRST_LIST)
+@virtual(settles_within=0.0)
+async def test_what_somebody_deletes_is_back_within_a_second(tmp_path: Path) -> None:
+    now = asyncio.get_running_loop().time
+    async with running(tmp_path) as node:
+        delete_address, delete_link = node.kernel.delete_address, node.kernel.delete_link
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        for delete in (partial(delete_address, DUMMY, "10.96.0.1"), partial(delete_link, DUMMY)):
+            delete()
+            before = now()
             await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
-            for delete in (partial(delete_address, DUMMY, "10.96.0.1"), partial(delete_link, DUMMY)):
-                delete()
-                before = now()
-                await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
-                assert now() - before < 1
-
-    in_virtual_time(run(), settles_within=0.0)
+            assert now() - before < 1
 
 
+@virtual(settles_within=0.0)
 async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as node:
         noticed: list[object] = []
@@ -110,6 +111,7 @@ async def test_each_event_of_the_kernel_is_noticed_once(tmp_path: Path, monkeypa
     assert [event.gone for event in noticed if isinstance(event, AddressEvent)] == [False, True] * 3 + [False]
 
 
+@virtual(settles_within=0.0)
 async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ async def test_a_monitor_that_fails_stops_nobody_and_is_listened_to_again(
         await until(lambda: "10.96.0.1" in node.kernel.links[DUMMY].addresses)
 
 
+@virtual(settles_within=0.0)
 async def test_the_resync_comes_round_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path, resync_period=0.1) as node:
         node.broadcaster.publish(FIRST_LIST)
@@ -142,6 +145,7 @@ async def test_the_resync_comes_round_by_itself(tmp_path: Path) -> None:
         await until(lambda: node.kernel.virtual_servers)
 
 
+@virtual(settles_within=0.0)
 async def test_a_retry_comes_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.kernel.refuse(lambda change: getattr(change, "key", None) == (6, "10.96.0.1", 80), errno.ENOMEM)
@@ -152,6 +156,7 @@ async def test_a_retry_comes_by_itself(tmp_path: Path) -> None:
         await until(lambda: not node.service_proxy.statistics().waiting)
 
 
+@virtual(settles_within=0.0)
 async def test_nothing_is_taken_away_before_the_initial_sync(tmp_path: Path) -> None:
     kernel = new_kernel()
     kernel.add_link(DUMMY, kind="dummy", noarp=True)
@@ -165,23 +170,22 @@ async def test_nothing_is_taken_away_before_the_initial_sync(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("plans", [[], FIRST_LIST], ids=["waiting", "serving"])
-def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plans: list) -> None:
-    async def run() -> None:
-        now = asyncio.get_running_loop().time
-        async with running(tmp_path) as node:
-            await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
-            if plans:
-                node.broadcaster.publish(plans)
-                await until(lambda: node.kernel.links.get(DUMMY) and node.kernel.links[DUMMY].addresses)
-            node.kernel.writes.clear()
-            before = now()
-        assert now() - before < 1
-        assert node.kernel.writes == []
-        assert bool(node.kernel.virtual_servers) == bool(plans)
-
-    in_virtual_time(run(), settles_within=0.0)
+@virtual(settles_within=0.0)
+async def test_a_stop_ends_it_soon_and_leaves_the_data_path(tmp_path: Path, plans: list) -> None:
+    now = asyncio.get_running_loop().time
+    async with running(tmp_path) as node:
+        await until(lambda: all(controller.statistics().last_success for controller in node.controllers))
+        if plans:
+            node.broadcaster.publish(plans)
+            await until(lambda: node.kernel.links.get(DUMMY) and node.kernel.links[DUMMY].addresses)
+        node.kernel.writes.clear()
+        before = now()
+    assert now() - before < 1
+    assert node.kernel.writes == []
+    assert bool(node.kernel.virtual_servers) == bool(plans)
 
 
+@virtual(settles_within=0.0)
 async def test_when_idle_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as node:
         node.broadcaster.publish(FIRST_LIST)
@@ -196,6 +200,7 @@ async def test_when_idle_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await until(lambda: len(steps) >= 3)
 
 
+@virtual(settles_within=0.0)
 async def test_cancelling_it_is_a_kill(tmp_path: Path) -> None:
     node = FakeNode(tmp_path)
     await node.open()

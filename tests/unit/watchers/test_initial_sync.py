@@ -18,7 +18,7 @@ from kroute.watchers import initial_sync
 from kroute.watchers.initial_sync import InitialSyncError
 from tests.apiserver import ApiServer
 from tests.unit.command_line import exit_code
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import virtual
 
 NODE = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node1"}, "spec": {}, "status": {}}
 WEB = {
@@ -66,16 +66,14 @@ async def test_a_server_out_of_reach_is_not_waited_for(tmp_path: Path) -> None:
             await initial_sync.initial_sync(by_api(server, tmp_path))
 
 
-def test_a_list_that_is_refused_is_waited_for_only_so_long(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.access.forbid("list", "nodes")
-            server.access.forbid("watch", "nodes")
-            with pytest.raises(InitialSyncError, match=r"no initial sync of Node after 60 s; .*`kroute check`"):
-                await initial_sync.initial_sync(by_api(server, tmp_path))
-            assert asyncio.get_running_loop().time() == pytest.approx(initial_sync.PATIENCE, abs=1)
-
-    in_virtual_time(run())
+@virtual()
+async def test_a_list_that_is_refused_is_waited_for_only_so_long(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        server.access.forbid("list", "nodes")
+        server.access.forbid("watch", "nodes")
+        with pytest.raises(InitialSyncError, match=r"no initial sync of Node after 60 s; .*`kroute check`"):
+            await initial_sync.initial_sync(by_api(server, tmp_path))
+        assert asyncio.get_running_loop().time() == pytest.approx(initial_sync.PATIENCE, abs=1)
 
 
 async def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:

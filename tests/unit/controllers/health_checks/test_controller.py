@@ -17,7 +17,7 @@ from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 from tests.unit.watching import PATIENCE
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import virtual
 
 WEB, SHOP = ObjectKey("default", "web"), ObjectKey("sales", "shop")
 
@@ -125,17 +125,15 @@ async def test_who_comes_while_a_port_closes_is_answered_or_refused(node: Node, 
         assert (await asking).status in {200, 503}
 
 
-def test_stopping_releases_the_ports_and_ends_open_connections(port: int) -> None:
-    async def run() -> None:
-        async with running(Node()) as node:
-            node.serves(port)
-            await ask_soon(port)
-            asking = asyncio.create_task(say(port, b"GET / HTTP/1.1"))
-            await asyncio.sleep(0.05)  # the connection is open by then
-        assert await asking == b""
-        socket.create_server((LOCALHOST, port)).close()
-
-    in_virtual_time(run())
+@virtual()
+async def test_stopping_releases_the_ports_and_ends_open_connections(port: int) -> None:
+    async with running(Node()) as node:
+        node.serves(port)
+        await ask_soon(port)
+        asking = asyncio.create_task(say(port, b"GET / HTTP/1.1"))
+        await asyncio.sleep(0.05)  # the connection is open by then
+    assert await asking == b""
+    socket.create_server((LOCALHOST, port)).close()
 
 
 async def test_a_port_that_another_process_has_is_reported_once_and_opened_when_it_is_free(

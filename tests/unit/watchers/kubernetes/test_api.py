@@ -19,7 +19,7 @@ from kroute.watchers.kubernetes.errors import ApiError, ConfigurationError, Unre
 from kroute.watchers.kubernetes.http.connection import READ_AHEAD
 from tests.apiserver import ApiServer
 from tests.unit.watching import eventually, service
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import virtual
 
 NODES = "/api/v1/nodes"
 ASYNCIO_READS_AT_ONCE = 256 << 10
@@ -263,16 +263,14 @@ class TestAnswers:
                 await hanging
             assert not api.presence.is_away
 
-    def test_a_stream_may_be_silent_after_its_headers(self) -> None:
-        async def run() -> None:
-            async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
-                later = 2 * HEADERS_TIMEOUT
-                asyncio.get_running_loop().call_later(later, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
-                async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
-                    assert b'"name":"a"' in (await anext(lines))[0].replace(b" ", b"")
-                assert asyncio.get_running_loop().time() >= later
-
-        in_virtual_time(run())
+    @virtual()
+    async def test_a_stream_may_be_silent_after_its_headers(self) -> None:
+        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+            later = 2 * HEADERS_TIMEOUT
+            asyncio.get_running_loop().call_later(later, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
+            async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
+                assert b'"name":"a"' in (await anext(lines))[0].replace(b" ", b"")
+            assert asyncio.get_running_loop().time() >= later
 
     async def test_objects_are_created(self) -> None:
         async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
