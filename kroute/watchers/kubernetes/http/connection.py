@@ -143,8 +143,9 @@ class Exchange:
 
     @property
     def leaves_connection_open(self) -> bool:
-        """Whether the whole answer was read, and another request may follow on the connection."""
-        return self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
+        """Whether the whole answer and no more was read, and another request may follow on the connection."""
+        is_done = self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
+        return is_done and not self._machine.trailing_data[0]
 
     async def _next(self) -> object:
         try:
@@ -232,6 +233,8 @@ class _Unpacking:
             return piece
         if not self._waiting:
             return b""
+        if self._inflater.eof:  # zlib would keep all of it, however much comes
+            raise HttpError("the compressed answer goes on after its end")
         try:
             piece = self._inflater.decompress(self._waiting, INFLATED_AT_ONCE)
         except zlib.error as error:

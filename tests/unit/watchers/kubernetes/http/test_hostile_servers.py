@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import gzip
 import os
 import socket
 import ssl
@@ -165,6 +166,26 @@ class TestKeptConnections:
             await eventually(lambda: len(client._open) == 1)
             await client.close()
 
+    async def test_one_with_more_than_its_answer_is_not_used(self) -> None:
+        """Nobody knows what the rest belongs to (RFC 9112, 6.3), though it came together with the answer."""
+        connections = 0
+
+        async def surplus(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(OK + OK[:9])
+                await asyncio.sleep(0.01)
+                writer.write(OK[9:])
+
+        async with listening(surplus) as port:
+            client = HttpClient(f"http://127.0.0.1:{port}", None)
+            for _ in range(3):
+                assert await body_of(await get(client)) == b"ok"
+            assert connections == 3
+            await client.close()
+
     @pytest.mark.parametrize("how", ["half-closed", "reset", "closed"])
     async def test_one_that_ended_meanwhile_is_not_used(self, how: str) -> None:
         connections = 0
@@ -272,3 +293,25 @@ async def test_a_request_that_is_cancelled_leaves_no_socket(unaccepted: int, rou
     with warnings.catch_warnings(action="error"):
         await eventually(lambda: open_files() <= before)
         gc.collect()
+
+
+async def test_what_follows_a_compressed_answer_is_not_collected() -> None:
+    """zlib keeps all that comes after its stream, and gives nothing back that anybody could count."""
+    sent = 0
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"{}"))
+        while sent < 64:
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+            sent += 1
+
+    async with listening(endless) as port:
+        client = HttpClient(f"http://127.0.0.1:{port}", None)
+        answer = await get(client)
+        with pytest.raises(HttpError, match="goes on after its end"):
+            await body_of(answer)
+        await client.close()
+    assert sent < 64
