@@ -2,7 +2,7 @@
 
 Only a write shows whether the kernel has a scheduler: it loads a scheduler's module when a virtual server names it. If
 the scheduler is missing, that costs a refused write and a modprobe. So kroute asks once for each scheduler, and again
-at each resync while it is missing.
+at each look and resync while it is missing.
 """
 
 from kroute.controllers.service_proxy.ipvs_edits import with_scheduler

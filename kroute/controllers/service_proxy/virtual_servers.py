@@ -95,7 +95,8 @@ class VirtualServers:
         self._ask_again = False
 
     async def look(self) -> bool:
-        """Whether others may have changed one of our virtual servers or real servers since the last scan or look."""
+        """Whether others may have changed our part since the last scan or look. Have missing schedulers asked for."""
+        self._ask_again = True
         return await self._ipvs.finds_change(self.desired.applied, self._drains.of, self.ours)
 
     async def learn(self, meanwhile: Callable[[], Awaitable[None]]) -> list[str]:

@@ -268,10 +268,10 @@ class TestMissingScheduler:
         assert node.kernel.writes == []
         assert node.service_proxy.statistics().repairs == 0
 
-    async def test_the_kernel_is_asked_once_for_each_scheduler_and_resync_not_for_each_service(
+    async def test_the_kernel_is_asked_once_for_each_scheduler_and_look_not_for_each_service(
         self, tmp_path: Path
     ) -> None:
-        node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
+        node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})), resync_budget=0.0)
         asked: list[object] = []
 
         def count(change: object) -> bool:
@@ -287,11 +287,14 @@ class TestMissingScheduler:
         await node.resync()
         assert len(asked) == 2
 
-    async def test_a_scheduler_that_arrives_later_serves_from_the_next_resync_on(self, tmp_path: Path) -> None:
-        node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})))
+    async def test_a_scheduler_that_arrives_later_serves_from_the_next_look_on(self, tmp_path: Path) -> None:
+        """The next resync may be a day away."""
+        node = FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr"})), resync_budget=0.0)
         await node.start(plan("web", 1, *(server("10.96.0.1", port, "10.1.0.1", scheduler="mh") for port in (80, 81))))
+        await node.resync()
         node.kernel.schedulers.add("mh")
         await node.resync()
+        assert node.service_proxy.statistics().resyncs == 1
         assert {state.options.scheduler for state in node.kernel.virtual_servers.values()} == {"mh"}
 
     async def test_one_that_is_edited_to_a_missing_scheduler_keeps_the_default_and_is_reported(
