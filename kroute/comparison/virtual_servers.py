@@ -159,12 +159,15 @@ def is_just(applied: VirtualServerState, desired: VirtualServer) -> bool:
 def has_real_servers(
     applied: Mapping[RealServerKey, RealServerState], server: VirtualServer, draining: Collection[RealServerKey]
 ) -> bool:
-    """Whether the kernel serves as `server` says, by weight and method, and has beside that only `draining` ones."""
+    """Whether the kernel serves as `server` says, by weight and method, and has beside that only `draining` ones.
+
+    One that drains and has a weight does not drain: somebody else has given it that.
+    """
     wrong = WRONG_METHODS[server.is_tunnelled]
     serving = {
         key: real.weight if real.method not in wrong else WRONG_METHOD
         for key, real in applied.items()
-        if key not in draining
+        if real.weight or key not in draining
     }
     if serving != {(address, port): weight for address, port, weight in server.real_servers}:
         return False

@@ -123,6 +123,16 @@ async def test_a_draining_real_server_is_no_reason(tmp_path: Path) -> None:
     assert resyncs(node) == 1
 
 
+async def test_a_draining_real_server_that_gets_new_connections_again_is_found(tmp_path: Path) -> None:
+    node = await serving(tmp_path)
+    node.ipvs.set_connections(KEY, REAL, 1, 0)
+    await node.apply(plan("web", 2, server(VIP, 80, "10.1.0.2"), *of_web(2)[1:]))
+    await damage(node, SetRealServer(KEY, REAL, 7))
+    await node.resync()
+    assert (await node.ipvs.read())[KEY].real_servers[REAL].weight == 0
+    assert node.service_proxy.statistics().repairs == 1
+
+
 async def test_the_drain_of_a_real_server_that_another_program_has_deleted_ends(tmp_path: Path) -> None:
     node = await serving(tmp_path)
     both = REAL6, ("fd01::2", 8080)
