@@ -89,7 +89,7 @@ class RouteFix(StagedController[str, SourceRoute]):
                     self.desired.note_applied(vip.address, ANY_SOURCE)
 
     def notice(self, events: Sequence[Event]) -> None:
-        """Notice a route of ours that was deleted, a kernel route that now wins, and a source that came back."""
+        """Notice a route of ours that was deleted, one that now may win over ours, and a source that came back."""
         for event in events:
             if isinstance(event, AddressEvent) and ":" in event.address and event.scope == "global":
                 self._notice_source(event)
@@ -110,6 +110,16 @@ class RouteFix(StagedController[str, SourceRoute]):
                     self.status.repaired([f"route to {address} with source {source} was missing"])
             elif not event.gone and source is None and ":" in address:
                 self.desired.note_applied(address, applied._replace(wins=False))
+            elif not event.gone and source not in {None, address, *applied.sources}:
+                self._notice_another(address, str(source), applied)
+
+    def _notice_another(self, address: str, source: str, applied: SourceRoute) -> None:
+        """Notice a route to a VIP from a source that the plan does not have. The kernel may prefer it to ours."""
+        desired = self.desired.desired(address)
+        if desired is not None and desired.sources and source not in desired.sources:
+            found = applied._replace(sources=(source, *applied.sources))
+            self.desired.note_applied(address, found)
+            self.status.repaired([describe_drift(address, found)])
 
     def _notice_source(self, event: AddressEvent) -> None:
         if event.gone:

@@ -18,8 +18,8 @@ def sources(node: FakeNode, address: str) -> list[str | None]:
     return [route.source for route in node.kernel.links[DUMMY].routes.get(address, ())]
 
 
-async def serving(tmp_path: Path, *vips: str) -> FakeNode:
-    node = FakeNode(tmp_path)
+async def serving(tmp_path: Path, *vips: str, **settings: object) -> FakeNode:
+    node = FakeNode(tmp_path, **settings)
     await node.start(plan("web", 1, *(server(vip, 80) for vip in vips or ("10.96.0.1",))))
     node.kernel.writes.clear()
     return node
@@ -98,6 +98,17 @@ async def test_a_kernel_route_that_comes_before_ours_is_removed_at_once(tmp_path
     node.kernel.set_route(DUMMY, LocalRoute("fd00::1", None, 0), position=0)
     await node.settle()
     assert sources(node, "fd00::1") == [NODE_IPV6]
+
+
+@pytest.mark.parametrize("position", [0, 1], ids=["before ours", "behind ours"])
+async def test_a_route_from_another_source_is_removed_at_once(tmp_path: Path, position: int) -> None:
+    node = await serving(tmp_path, resync_budget=0.0)
+    node.kernel.set_route(DUMMY, LocalRoute("10.96.0.1", OTHER, 0), position=position)
+    await node.settle()
+    assert [source for source in sources(node, "10.96.0.1") if source != "10.96.0.1"] == [NODE_IPV4]
+    assert sources(node, "10.96.0.1")[0] == NODE_IPV4
+    assert node.route_fix.statistics().repairs == 1
+    assert node.route_fix.statistics().resyncs == 1
 
 
 async def test_our_own_writes_cause_no_work(tmp_path: Path) -> None:
