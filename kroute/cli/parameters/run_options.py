@@ -261,6 +261,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
     if values["resync_period"] < 1:
         raise click.UsageError("--resync-period must be at least 1s")
+    if values["direct_return"] and values["direct_return_mark"] == values["masquerade_mark"]:
+        raise click.UsageError("--direct-return-mark has to be another bit than --masquerade-mark")
     for mode, name in (
         ("BridgeInterface", "pod_bridge_interface"),
         ("InterfaceNamePrefix", "pod_interface_name_prefix"),
