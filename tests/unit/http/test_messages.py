@@ -125,7 +125,7 @@ def test_an_answer_says_its_length_its_time_and_that_it_is_the_last() -> None:
     first, *lines = head.decode().split("\r\n")
     fields = dict(line.split(": ", 1) for line in lines)
     assert (first, body) == ("HTTP/1.1 200 OK", b"abc")
-    assert abs(parsedate_to_datetime(fields.pop("Date")).timestamp() - time.time()) < 5
+    assert abs(parsedate_to_datetime(fields.pop("Date")).timestamp() - time.time()) < 60
     assert fields == {"X": "y", "Content-Type": "a/b", "Content-Length": "3", "Connection": "close"}
 
 
