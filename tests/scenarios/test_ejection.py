@@ -15,7 +15,7 @@ from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
 
-ANNOTATIONS = {"kroute.io/service.scheduler": "rr", "kroute.io/ejection": "after 5s, hold 25s"}
+ANNOTATIONS = {"kroute.io/service.scheduler": "rr", "kroute.io/ejection": "after 5s, hold 45s"}
 PORTS = {"TCP": 8080, "UDP": 5353}
 CALLERS = 4
 """Of each family."""
@@ -118,7 +118,7 @@ async def test_pods_that_do_not_answer_are_ejected_and_come_back_when_they_do(wo
             silent.run("ip", family, "route", "add", *way.split())
         unreachable.node.run("ip", "link", "set", unreachable.interface, "up")
         await refusing.serve(http=8080, udp=5353)
-        await eventually(served.has_out, within=60)
+        await eventually(served.has_out, within=90)
     for address in served.addresses:
         hosts = await world.visitor.spread(address, 8080, 27)
         assert hosts.keys() == {it.name for it in served.pods}

@@ -61,6 +61,13 @@ class _Suspicion(NamedTuple):
     before: RealServerTraffic
 
 
+class _Held(NamedTuple):
+    """The counters before the first connection without an answer, and how it failed when it was held."""
+
+    before: RealServerTraffic
+    fault: Fault | None
+
+
 def passed_between(before: RealServerTraffic, after: RealServerTraffic) -> Traffic | None:
     """The traffic between two looks; None if somebody has set the counters to zero."""
     passed = Traffic(*(new - old for old, new in zip(before.traffic, after.traffic, strict=True)))
@@ -94,6 +101,13 @@ def _is_icmp(passed: Traffic, sizes: _Sizes) -> bool:
     return fits and passed.bytes_out == (syn + sizes.icmp) * passed.packets_out
 
 
+def _may_be_errors(passed: Traffic, sizes: _Sizes) -> bool:
+    """Whether all packets out may be errors of ICMP that quote packets in, which need not be SYNs."""
+    others = passed.packets_in - passed.packets_out
+    quoted = passed.bytes_out - sizes.icmp * passed.packets_out
+    return others >= 0 and quoted <= passed.bytes_in - sizes.bare * others
+
+
 class Evidence:
     """What has been seen of the real servers of one virtual server. Times are seconds on the caller's clock."""
 
@@ -102,7 +116,7 @@ class Evidence:
         self._seen: dict[RealServerKey, RealServerTraffic] = {}
         self._suspicions: dict[RealServerKey, _Suspicion] = {}
         self._accepted: dict[RealServerKey, float] = {}
-        self._held: dict[RealServerKey, RealServerTraffic] = {}
+        self._held: dict[RealServerKey, _Held] = {}
 
     def take(self, traffic: Mapping[RealServerKey, RealServerTraffic], now: float) -> None:
         """Take the counters of now. Real servers that are not among them are forgotten."""
@@ -116,7 +130,8 @@ class Evidence:
 
     def hold(self, server: RealServerKey) -> None:
         """Note that this one of those that fail gets no new connections from now on."""
-        self._held[server] = self._suspicions.pop(server).before
+        before = self._suspicions.pop(server).before
+        self._held[server] = _Held(before, fault_between(before, self._seen[server], is_ipv6=self._is_ipv6))
 
     def forget(self, server: RealServerKey) -> None:
         """Suspect the real server of nothing any more."""
@@ -128,13 +143,17 @@ class Evidence:
         return self._accepted.get(server)
 
     def has_answered(self, server: RealServerKey) -> bool:
-        """Whether a real server that is held has answered since it was first suspected; errors of ICMP come late."""
+        """Whether a real server that is held has answered since it was first suspected; errors of ICMP come late.
+
+        Of one that cannot be reached, what comes back may be errors that quote packets of older connections.
+        """
         if server not in self._held or server not in self._seen:
             return False
-        before, after = self._held[server], self._seen[server]
+        (before, was), after = self._held[server], self._seen[server]
         passed = passed_between(before, after)
-        fault = fault_between(before, after, is_ipv6=self._is_ipv6, are_open=False)
-        return passed is not None and fault is None
+        if passed is None or fault_between(before, after, is_ipv6=self._is_ipv6, are_open=False) is not None:
+            return False
+        return was is not Fault.UNREACHABLE or not _may_be_errors(passed, _SIZES[self._is_ipv6])
 
     def failing(self, candidates: Collection[RealServerKey], after: float, now: float) -> dict[RealServerKey, Finding]:
         """Those candidates that have not answered for `after` seconds, the longest first.

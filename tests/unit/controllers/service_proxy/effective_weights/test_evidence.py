@@ -130,3 +130,30 @@ def test_a_client_that_sends_into_an_old_connection_is_no_evidence() -> None:
     counters = Counters()
     for now in range(2, 60, 2):
         assert counters.look(now, pod1=(0, 1, 0, 900, 0), pod2=GOOD, pod3=GOOD) == []
+
+
+UNREACHABLE = (1, 4, 4, 240, 352)
+
+
+def held_as_unreachable() -> Counters:
+    """Errors that quoted SYNs were all that came back from the first pod, which gets no new connections now."""
+    counters = Counters()
+    for now in (2, 4, 6):
+        assert counters.look(now, pod1=UNREACHABLE, pod2=GOOD, pod3=GOOD) == []
+    assert counters.look(8, pod1=UNREACHABLE) == [POD1]
+    counters.evidence.hold(POD1)
+    return counters
+
+
+def test_an_error_that_quotes_a_packet_of_an_older_connection_is_no_answer() -> None:
+    """A client that gave its connection up repeats its FIN, and its request, for minutes."""
+    counters = held_as_unreachable()
+    for now, passed in enumerate([(0, 1, 1, 52, 80), (0, 1, 0, 140, 0), (0, 0, 1, 0, 168)]):
+        counters.look(10 + now, pod1=passed, pod2=GOOD, pod3=GOOD)
+        assert not counters.evidence.has_answered(POD1)
+
+
+def test_an_answer_that_is_longer_than_an_error_is_one() -> None:
+    counters = held_as_unreachable()
+    counters.look(10, pod1=(0, 2, 2, 192, 1000), pod2=GOOD, pod3=GOOD)
+    assert counters.evidence.has_answered(POD1)
