@@ -144,9 +144,9 @@ async def test_nobody_notices_that_every_pod_is_replaced(rollout: Rollout, ways:
 
         def everybody_is_asked() -> None:
             assert load.answered.keys() >= new
+            for way in ways:
+                assert load.calls[way] > REPLICAS, f"{way} was hardly used: {load.calls}"
 
         await eventually(everybody_is_asked)
     assert not load.failures, load.failures
     assert rollout.stopped == old, "the rollout was not what it should be"
-    for way in ways:
-        assert load.calls[way] > REPLICAS, f"{way} was hardly used: {load.calls}"
