@@ -92,32 +92,40 @@ async def calling(visitor: Host, addresses: Addresses, protocol: str = "TCP") ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_pods_that_do_not_answer_are_ejected_and_come_back_when_they_do(world: World, served: Served) -> None:
-    silent, unreachable = (it for it in served.pods if it.name in {"web-node2-a", "web-node3-a"})
-    refusing = served.pods[2]
+@contextlib.asynccontextmanager
+async def failing(silent: Pod, unreachable: Pod, refusing: Pod) -> AsyncIterator[None]:
+    """Let each of the pods fail in its way, for the length of the block."""
     ways = {family: silent.run("ip", family, "route", "show", "default").split("metric")[0] for family in ("-4", "-6")}
     for family in ways:
         silent.run("ip", family, "route", "del", "default")
     unreachable.node.run("ip", "link", "set", unreachable.interface, "down")
     await refusing.stop_serving()
-    async with calling(world.visitor, served.addresses):
-        await eventually(lambda: served.has_out(silent, refusing, unreachable), within=30)
-        served.has_out(protocol="UDP")
-        for address in served.addresses:
-            hosts = await world.visitor.spread(address, 8080, 18)
-            assert hosts.keys() == {it.name for it in served.pods} - {silent.name, refusing.name, unreachable.name}
-        _, report = await ask_json(served.node, "show", "service", "default/web")
-        states = [one["state"] for row in report["virtualServers"] for one in row["realServers"]]
-        assert (states.count("ejected"), states.count("serving")) == (6, len(states) - 6)
-        assert sum(it.startswith("RealServerEjected") for it in report["problems"]) == 6
-        code, explained = await ask_json(served.node, "explain", f"{served.addresses.ip}:8080")
-        assert (code, explained["items"][0]["differences"]) == (0, [])
-        assert sum(it.startswith("RealServerEjected") for it in explained["items"][0]["problems"]) == 3
-
+    try:
+        yield
+    finally:
         for family, way in ways.items():
             silent.run("ip", family, "route", "add", *way.split())
         unreachable.node.run("ip", "link", "set", unreachable.interface, "up")
         await refusing.serve(http=8080, udp=5353)
+
+
+async def test_pods_that_do_not_answer_are_ejected_and_come_back_when_they_do(world: World, served: Served) -> None:
+    silent, unreachable = (it for it in served.pods if it.name in {"web-node2-a", "web-node3-a"})
+    refusing = served.pods[2]
+    async with calling(world.visitor, served.addresses):
+        async with failing(silent, unreachable, refusing):
+            await eventually(lambda: served.has_out(silent, refusing, unreachable), within=30)
+            served.has_out(protocol="UDP")
+            for address in served.addresses:
+                hosts = await world.visitor.spread(address, 8080, 18)
+                assert hosts.keys() == {it.name for it in served.pods} - {silent.name, refusing.name, unreachable.name}
+            _, report = await ask_json(served.node, "show", "service", "default/web")
+            states = [one["state"] for row in report["virtualServers"] for one in row["realServers"]]
+            assert (states.count("ejected"), states.count("serving")) == (6, len(states) - 6)
+            assert sum(it.startswith("RealServerEjected") for it in report["problems"]) == 6
+            code, explained = await ask_json(served.node, "explain", f"{served.addresses.ip}:8080")
+            assert (code, explained["items"][0]["differences"]) == (0, [])
+            assert sum(it.startswith("RealServerEjected") for it in explained["items"][0]["problems"]) == 3
         await eventually(served.has_out, within=90)
     for address in served.addresses:
         hosts = await world.visitor.spread(address, 8080, 27)
