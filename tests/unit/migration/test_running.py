@@ -11,6 +11,7 @@ import pytest
 from kroute.checks.known_proxies import OTHER_PROXIES
 from kroute.migration import running
 from kroute.migration.running import Listener, signs_of_life
+from tests.unit.watching import PATIENCE
 
 KUBE_PROXY, KUBE_ROUTER = OTHER_PROXIES["kube-proxy"], OTHER_PROXIES["kube-router"]
 
@@ -23,19 +24,25 @@ def start(processes: Path, pid: int, *argv: str) -> None:
 
 @asynccontextmanager
 async def answering(monkeypatch: pytest.MonkeyPatch, proxy: str, status: str) -> AsyncIterator[None]:
-    """Run a server on the one port by which the proxy is recognised."""
+    """Run a server on the one port by which the proxy is recognised, which says nothing if the status is empty."""
+    over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.0 {status}\r\n\r\n".encode())
-        await writer.drain()
+        if status:
+            writer.write(f"HTTP/1.0 {status}\r\n\r\n".encode())
+            await writer.drain()
+        else:
+            await over.wait()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, family=socket.AF_INET)
     port = server.sockets[0].getsockname()[1]
     monkeypatch.setitem(running.LISTENERS, proxy, (Listener(port, "/healthz", "health port"),))
+    monkeypatch.setattr(running, "ANSWERS_WITHIN", PATIENCE if status else 0.05)
     async with server:
         yield
+        over.set()
 
 
 async def test_a_process_of_its_name_is_a_sign(tmp_path: Path) -> None:
@@ -57,7 +64,16 @@ async def test_a_kube_router_without_service_proxy_is_none_though_its_port_answe
         assert await signs_of_life(KUBE_ROUTER, look_at_ports=False, processes=tmp_path) == ["process 8"]
 
 
-@pytest.mark.parametrize(("status", "is_sign"), [("200 OK", True), ("503 Service Unavailable", True), ("404 -", False)])
+@pytest.mark.parametrize(
+    ("status", "is_sign"),
+    [
+        ("200 OK", True),
+        ("503 Service Unavailable", True),
+        ("404 -", False),
+        pytest.param("", True, id="no answer in time"),
+        pytest.param("2" * 100_000, False, id="a line without end"),
+    ],
+)
 async def test_an_answer_at_its_port_is_a_sign(
     status: str, is_sign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
