@@ -1,18 +1,26 @@
 """Fan plans out to the controllers.
 
 Each subscriber has its own queue, with one place for each Service and one for the node: a newer plan replaces an older
-one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another.
+one that still waits. So a slow subscriber costs memory for at most one plan a Service, and never delays another. One
+that reads little of a plan is not woken by those that have nothing new for it.
 Everything here runs in the event loop's thread. `publish` and `take` do not await, so each is atomic.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
+
+IsNews = Callable[[Plan, Plan | None], bool]
+"""Whether a plan has something new for a subscriber, compared with the one before; None: the Service had none."""
+
+
+def _always(_plan: Plan, _before: Plan | None) -> bool:
+    return True
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):
@@ -26,8 +34,10 @@ class QueueStatistics(msgspec.Struct, frozen=True):
 class Subscription:
     """One subscriber's queue of plans."""
 
-    def __init__(self, name: str, current: Iterable[Plan], *, started: bool) -> None:
+    def __init__(self, name: str, current: Iterable[Plan], *, started: bool, is_news: IsNews = _always) -> None:
         self.name = name
+        self._is_news = is_news
+        self._has_started = started
         self._waiting: dict[ObjectKey, Plan] = {plan.key: plan for plan in current}
         self._since = time.monotonic()
         self._arrived = asyncio.Event()
@@ -58,14 +68,19 @@ class Subscription:
         depth = len(self._waiting)
         return QueueStatistics(self.name, depth, time.monotonic() - self._since if depth else 0.0)
 
-    def put(self, plans: Iterable[Plan], *, wake: bool = True) -> None:
-        """Add plans to the queue, and wake the subscriber if `wake`. Only the broadcaster calls this."""
+    def put(self, plans: Sequence[tuple[Plan, Plan | None]], now: float, *, wake: bool = True) -> None:
+        """Add plans to the queue, each given with the one before, and wake the subscriber if `wake` and any is news.
+
+        The first call with `wake` always wakes it. Only the broadcaster calls this.
+        """
+        news = [plan for plan, before in plans if self._is_news(plan, before)]
         if not self._waiting:
-            self._since = time.monotonic()
-        for plan in plans:
+            self._since = now
+        for plan in news:
             self._waiting[plan.key] = plan
-        if not wake:
+        if not wake or (self._has_started and not news):
             return
+        self._has_started = True
         self._arrived.set()
         if self._waker is not None:
             self._waker.set()
@@ -104,9 +119,12 @@ class Broadcaster:
         """All newest plans, the node's first."""
         return [*([self._node] if self._node is not None else []), *self._services.values()]
 
-    def subscribe(self, name: str) -> Subscription:
-        """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete."""
-        subscription = Subscription(name, self.plans, started=self._started)
+    def subscribe(self, name: str, is_news: IsNews = _always) -> Subscription:
+        """Open a queue that holds all newest plans. Its subscriber is woken at once if the initial sync is complete.
+
+        Of later plans it gets those that are news.
+        """
+        subscription = Subscription(name, self.plans, started=self._started, is_news=is_news)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -115,17 +133,23 @@ class Broadcaster:
 
         `more`: further plans of the initial sync follow. After the initial sync it has no effect.
         """
-        batch = list(plans)
+        batch = [(plan, self._replace(plan)) for plan in plans]
         self._started |= not more
-        for plan in batch:
-            if isinstance(plan, NodePlan):
-                self._node = plan
-            elif plan.is_empty:
-                self._services.pop(plan.key, None)
-            else:
-                self._services[plan.key] = plan
+        now = time.monotonic()
         for subscription in self._subscriptions:
-            subscription.put(batch, wake=self._started)
+            subscription.put(batch, now, wake=self._started)
+
+    def _replace(self, plan: Plan) -> Plan | None:
+        """Keep the plan; returns the one before."""
+        before: Plan | None
+        if isinstance(plan, NodePlan):
+            before, self._node = self._node, plan
+        elif plan.is_empty:
+            before = self._services.pop(plan.key, None)
+        else:
+            before = self._services.get(plan.key)
+            self._services[plan.key] = plan
+        return before
 
     def statistics(self) -> list[QueueStatistics]:
         return [subscription.statistics() for subscription in self._subscriptions]

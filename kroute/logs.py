@@ -4,9 +4,12 @@ from kroute import lean_imports  # noqa: F401  before structlog and msgspec
 
 # isort: split
 
+import json
 import logging
 import sys
+import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -27,17 +30,32 @@ def bounded(_logger: object, _method: str, event: structlog.typing.EventDict) ->
 
     This is a structlog processor.
     """
-    return {name: _bounded(value) for name, value in event.items()}
+    return {name: value if type(value) is int else _bounded(value) for name, value in event.items()}
 
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         left_out = len(value) - LONGEST_FIELD
-        text = f"{value[:LONGEST_FIELD]}… ({left_out:,} more)" if left_out > 0 else value
-        return printable(text)
+        return printable(value if left_out <= 0 else f"{value[:LONGEST_FIELD]}… ({left_out:,} more)")
     if isinstance(value, list | tuple):
         return [_bounded(it) for it in value[:LONGEST_FIELD]]
     return value
+
+
+def stamped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Remember the event in RECENT, and add the time to it: a structlog processor that reads the clock once."""
+    now = time.time()
+    RECENT.remember(event, now)
+    event["timestamp"] = datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z")
+    return event
+
+
+_ENCODER = json.JSONEncoder(default=str)
+"""`json.dumps` makes a new one for each line."""
+
+
+def _as_json(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    return _ENCODER.encode(event)
 
 
 class _Lines:
@@ -60,14 +78,12 @@ class _Lines:
 def configure(log_format: str, level: str) -> None:
     """Send every event of at least `level` to standard error, as `json` or for a `console`."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         bounded,
-        RECENT,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        stamped,
     ]
     rendering: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        [structlog.processors.format_exc_info, _as_json]
         if log_format == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )

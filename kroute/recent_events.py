@@ -2,12 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
 
 LONGEST_DETAILS = 500
+_APART = frozenset({"event", "level", "timestamp"})
+"""Fields that are not among the details."""
 
 
 class RecentEvent(msgspec.Struct, frozen=True):
@@ -30,9 +32,12 @@ class RecentEvents:
         return list(reversed(self._events))
 
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        fields = {name: value for name, value in event.items() if name not in {"event", "level", "timestamp"}}
-        details = " ".join(f"{name}={value}" for name, value in fields.items())
-        self._events.append(
-            RecentEvent(time.time(), str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
-        )
+        self.remember(event, time.time())
         return event
+
+    def remember(self, event: Mapping[str, Any], now: float) -> None:
+        """Remember an event that was logged at the Unix time `now`."""
+        details = " ".join([f"{name}={value}" for name, value in event.items() if name not in _APART])
+        self._events.append(
+            RecentEvent(now, str(event.get("level", "")), str(event["event"]), details[:LONGEST_DETAILS])
+        )

@@ -99,6 +99,8 @@ def stale_real_servers(applied: VirtualServerState, desired: VirtualServer | Non
 
 def planned_key(key: KernelKey) -> VirtualServerKey:
     """The key of a virtual server as plans have it. It equals the kernel's key."""
+    if isinstance(key, VirtualServerKey):
+        return key
     protocol, address, port = key
     return VirtualServerKey(Protocol(protocol), address, port)
 

@@ -82,7 +82,7 @@ class NodeControllers:
         )
         self.health_checks = HealthChecks(
             settings,
-            broadcaster.subscribe(HealthChecks.name),
+            broadcaster.subscribe(HealthChecks.name, HealthChecks.is_news),
             report=report,
             healthy=lambda: self.is_live and not self.complaints(),
             clock=clock,

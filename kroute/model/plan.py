@@ -28,6 +28,10 @@ class Protocol(IntEnum):
     SCTP = 132
 
 
+_NAMES = {protocol: protocol.name for protocol in Protocol}
+"""`name` is computed anew each time."""
+
+
 class VirtualServerKey(NamedTuple):
     """The name of an IPVS virtual server. The address is in canonical text."""
 
@@ -36,7 +40,7 @@ class VirtualServerKey(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.protocol.name} {host_port(self.address, self.port)}"
+        return f"{_NAMES[self.protocol]} {host_port(self.address, self.port)}"
 
 
 class RealServer(NamedTuple):

@@ -5,6 +5,7 @@ import errno
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import structlog
@@ -19,7 +20,7 @@ from kroute.reconcile.batches import sliced
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.ledger import LedgerError
 from kroute.reconcile.pass_status import ControllerStatistics, PassStatus
-from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Metered, ResyncSchedule
+from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Alarm, Metered, ResyncSchedule
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,7 @@ class Controller(ABC):
         self.clock = clock
         self.status = PassStatus(self.name, clock)
         self.wake = asyncio.Event()
+        self._alarm = Alarm(self.wake, lambda: self.clock())  # noqa: PLW0108  tests replace the clock
         self._settings = settings
         self._subscription = subscription
         self._monitor = monitor
@@ -115,10 +117,13 @@ class Controller(ABC):
         """Reconcile until `stop`. It may be cancelled at any point, as the process may be killed at any point."""
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(self._monitor)) if self._monitor is not None else None
-            await self.start()
-            while not self._stopping:
-                await self.step()
-                await self._sleep()
+            try:
+                await self.start()
+                while not self._stopping:
+                    await self.step()
+                    await self._sleep()
+            finally:
+                self._alarm.stop()
             if listener is not None:
                 listener.cancel()
 
@@ -133,8 +138,9 @@ class Controller(ABC):
     async def step(self) -> None:
         """Make one pass. A refusal of the kernel's is logged and tried again later, never raised."""
         await self._take()
-        if not self._passes.is_waiting(_PASS, self.clock()):
-            await self._guarded(self._pass)
+        now = self.clock()
+        if not self._passes.is_waiting(_PASS, now):
+            await self._guarded(partial(self._pass, now), now)
 
     async def meanwhile(self) -> None:
         """Write what has arrived, between two parts of a resync.
@@ -192,20 +198,21 @@ class Controller(ABC):
         """Whether the kernel has been scanned, and no pass failed as a whole since."""
         return self.has_adopted and _PASS not in self._passes
 
-    async def _pass(self) -> None:
-        started = self.clock()
+    async def _pass(self, started: float) -> None:
         retry_due = self.status.retries.next_due()
         is_retry_due = retry_due is not None and started >= retry_due
-        if not self.has_adopted or is_retry_due or started >= self._schedule.resync_due or await self._finds_change():
+        if (
+            not self.has_adopted
+            or is_retry_due
+            or started >= self._schedule.resync_due
+            or (started >= self._schedule.look_due and await self._finds_change(started))
+        ):
             await self._resync_if_readable()
         await self.write()
         self.status.retries.expire(started)
 
-    async def _finds_change(self) -> bool:
-        """If a look is due, look whether somebody else may have changed something. If that fails, a resync says why."""
-        now = self.clock()
-        if now < self._schedule.look_due:
-            return False
+    async def _finds_change(self, now: float) -> bool:
+        """Look whether somebody else may have changed something. If that fails, a resync says why."""
         try:
             if await self.look():
                 return True
@@ -229,9 +236,9 @@ class Controller(ABC):
                 raise
             log.warning("resync.interrupted", controller=self.name, next_step="nothing is deleted; reading again later")
 
-    async def _guarded(self, attempt: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, attempt: Callable[[], Awaitable[None]], now: float | None = None) -> None:
         """Attempt a whole pass. When it fails, the kernel's state is unknown, so the next pass begins with a resync."""
-        self.status.begins()
+        self.status.begins(self.clock() if now is None else now)
         try:
             await attempt()
         except Exception as error:
@@ -264,8 +271,5 @@ class Controller(ABC):
         if due is None:
             times = (self._schedule.next_due(), self.status.retries.next_due(), self.next_due())
             due = min(time for time in times if time is not None)
-        timer = asyncio.get_running_loop().call_later(max(0.0, due - self.clock()), self.wake.set)
-        try:
-            await self.wake.wait()
-        finally:
-            timer.cancel()
+        self._alarm.set(due)
+        await self.wake.wait()

@@ -120,9 +120,9 @@ class PassStatus:
                 next_step="trying again, later and later",
             )
 
-    def begins(self) -> None:
+    def begins(self, now: float) -> None:
         """A whole pass begins."""
-        self._busy_since = self.clock()
+        self._busy_since = now
         self._done_before = self._done
 
     def ends(self) -> None:

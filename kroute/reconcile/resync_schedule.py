@@ -8,8 +8,11 @@ finds none doubles the pause, up to what the share allows.
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
 listing, so it is due at every fourth look, or more rarely if that would cost more than its share, but at the fortieth
 at the latest.
+
+An `Alarm` wakes the controller when any of that is due.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -127,3 +130,42 @@ class DigestPace:
         found = await (metered := Metered(digest))
         self._debt += metered.seconds
         return found
+
+
+class Alarm:
+    """Sets `event` when it is time, by `clock`, which returns seconds and never goes back.
+
+    A timer stays when the time moves away, and is set anew when it has gone off too early. So a time that is moved
+    often, as by each pass of a controller, costs neither a timer nor a reading of the clock.
+    """
+
+    def __init__(self, event: asyncio.Event, clock: Callable[[], float]) -> None:
+        self._event = event
+        self._clock = clock
+        self._due = self._timer_due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, due: float) -> None:
+        """Let it be time at `due` seconds, instead of when it was set for before."""
+        self._due = due
+        if due < self._timer_due:
+            self._set_timer()
+
+    def stop(self) -> None:
+        """Let it never be time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due = None, math.inf
+
+    def _set_timer(self) -> None:
+        self.stop()
+        delay = max(0.0, self._due - self._clock())
+        self._timer, self._timer_due = asyncio.get_running_loop().call_later(delay, self._goes_off), self._due
+
+    def _goes_off(self) -> None:
+        is_time = self._due <= self._timer_due
+        self.stop()
+        if is_time:
+            self._event.set()
+        else:
+            self._set_timer()

@@ -92,9 +92,10 @@ class StagedController(Controller, Generic[K, V]):
 
     async def write_deltas(self) -> None:
         """Write the deltas that may be written now."""
-        async for keys in sliced(self.gate.take_retracted(self.stage)):
-            for key in self._plans.keys() & keys:
-                self.retracted(self._plans[key])
+        if retracted := self.gate.take_retracted(self.stage):
+            async for keys in sliced(retracted):
+                for key in self._plans.keys() & keys:
+                    self.retracted(self._plans[key])
         if not self.desired.has_doubts:
             return
         due = [

@@ -16,7 +16,7 @@ Changes that are read together have the time of the first of them. A plan that r
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -224,7 +224,9 @@ class ChangeObserver:
             if len(times) + len(self._triggers_underway.get(key, ())) < MOST_OF_A_SERVICE:
                 times.append((item.address_type, triggered))
 
-    def _observe_triggers(self, triggered: Iterable[_Trigger]) -> None:
+    def _observe_triggers(self, triggered: Collection[_Trigger]) -> None:
+        if not triggered:
+            return
         now = self._now()
         for family, moment in triggered:
             self.network_programming[family].observe(max(0.0, now - moment))

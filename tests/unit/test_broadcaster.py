@@ -126,6 +126,45 @@ async def test_of_an_initial_sync_in_parts_subscribers_are_told_when_it_is_compl
     assert generations(early) == generations(between) == {"a": 1, "b": 2}
 
 
+async def test_a_plan_without_news_wakes_nobody_who_reads_little() -> None:
+    broadcaster = Broadcaster()
+    choosy = broadcaster.subscribe("choosy", lambda _now, before: before is None)
+    other = broadcaster.subscribe("other")
+    waker = asyncio.Event()
+    choosy.notify(waker)
+    broadcaster.publish([plan("a", generation=1)])
+    assert waker.is_set()
+    assert generations(choosy) == generations(other) == {"a": 1}
+    waker.clear()
+    broadcaster.publish([plan("a", generation=2)])
+    assert not waker.is_set()
+    assert await waits(choosy)
+    assert [it.depth for it in broadcaster.statistics()] == [0, 1]
+    assert generations(choosy) == {}
+    assert generations(other) == {"a": 2}
+    broadcaster.publish([plan("a", generation=3), plan("b", generation=4)])
+    assert waker.is_set()
+    assert generations(choosy) == {"b": 4}
+
+
+async def test_who_reads_little_is_woken_by_the_end_of_the_initial_sync_all_the_same() -> None:
+    broadcaster = Broadcaster()
+    choosy = broadcaster.subscribe("choosy", lambda _now, _before: False)
+    broadcaster.publish([plan()], more=True)
+    assert await waits(choosy)
+    broadcaster.publish([])
+    assert not await waits(choosy)
+
+
+async def test_no_plans_wake_nobody_after_the_initial_sync() -> None:
+    broadcaster = Broadcaster()
+    subscription = broadcaster.subscribe("s")
+    broadcaster.publish([])
+    subscription.take()
+    broadcaster.publish([])
+    assert await waits(subscription)
+
+
 async def test_after_the_initial_sync_each_part_goes_out_at_once() -> None:
     broadcaster = Broadcaster()
     subscription = broadcaster.subscribe("s")

@@ -1,8 +1,13 @@
 """No name of an object makes a log line too long, or moves a terminal's cursor."""
 
+import json
+import subprocess
+import sys
+from datetime import datetime
+
 import pytest
 
-from kroute.logs import LONGEST_FIELD, bounded
+from kroute.logs import LONGEST_FIELD, RECENT, bounded, stamped
 
 
 def logged(value: object) -> object:
@@ -30,3 +35,33 @@ def test_control_characters_are_escaped(value: object, written: object) -> None:
 def test_a_field_is_cut_where_it_is_too_long() -> None:
     assert logged("x" * (LONGEST_FIELD + 5)) == "x" * LONGEST_FIELD + "… (5 more)"
     assert len(logged(["x"] * (LONGEST_FIELD * 2))) == LONGEST_FIELD
+
+
+def test_the_time_of_a_line_is_that_of_the_status_page() -> None:
+    event = stamped(None, "info", {"event": "x", "level": "info", "port": 5})
+    newest = next(iter(RECENT.newest_first))
+    assert event["timestamp"].endswith("Z")
+    assert datetime.fromisoformat(event["timestamp"]).timestamp() == pytest.approx(newest.time, abs=2e-6)
+    assert newest.details == "port=5"
+
+
+def test_a_line_of_json_is_what_json_dumps_makes_of_its_fields_in_their_order() -> None:
+    program = (
+        "import pathlib, structlog; from kroute import logs; logs.configure('json', 'info');"
+        "log = structlog.get_logger(__name__);"
+        "log.debug('not.said'); log.info('some.thing', name='Grüße', ports=[1, 2], path=pathlib.Path('/x'), none=None)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    [line] = done.stderr.splitlines()
+    fields = json.loads(line)
+    assert line == json.dumps(fields)
+    assert list(fields) == ["name", "ports", "path", "none", "event", "level", "timestamp"]
+    assert {**fields, "timestamp": ""} == {
+        "name": "Grüße",
+        "ports": [1, 2],
+        "path": "/x",
+        "none": None,
+        "event": "some.thing",
+        "level": "info",
+        "timestamp": "",
+    }

@@ -21,7 +21,7 @@ from kroute.backoff import exhaustion
 from kroute.broadcaster import Subscription
 from kroute.controllers.health_checks.server import HealthCheckServer
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import HealthCheck, NodePlan, Problem, ServicePlan
+from kroute.model.plan import HealthCheck, NodePlan, Plan, Problem, ServicePlan
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.controller import Controller
@@ -76,6 +76,13 @@ class HealthChecks(Controller):
             await super().run()
         finally:
             await self._end()
+
+    @staticmethod
+    def is_news(plan: Plan, before: Plan | None) -> bool:
+        """Whether a plan has something else for this controller than the one before: few Services have any."""
+        if isinstance(plan, NodePlan):
+            return True
+        return plan.health_check != (before.health_check if isinstance(before, ServicePlan) else None)
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Note which Service wants which port.

@@ -180,13 +180,13 @@ class ServiceProxy(Controller):
         gone = await self._vips.unbind()
         if any(":" not in address for address in gone):
             await self._prepare_again(())
-        self._bind_gate.look_at_clock(self.clock())
-        self._restrictions.look(self.clock(), self.weights.want)
+        self._bind_gate.look_at_clock(now := self.clock())
+        self._restrictions.look(now, self.weights.want)
         written = self.status.counters.writes
         await self._servers.write(self._vips.desired.is_leaving, self._is_held)
         if self.status.counters.writes > written:
-            self._gate.proceed(self.clock())
-        await self._bind_gate.settle(self._servers.desired.is_settled, self.clock())
+            self._gate.proceed(now := self.clock())
+        await self._bind_gate.settle(self._servers.desired.is_settled, now)
         await self._gate.advance(SERVED)
         await self._vips.bind(self._bind_gate.is_ready, self._restrictions.holds_address, self._has_route)
         if self._bind_gate.is_over:

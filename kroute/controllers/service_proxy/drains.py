@@ -1,9 +1,11 @@
 """Draining real servers: they take no new connections, and stay for those that are open."""
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from kroute.comparison.virtual_servers import planned_key
-from kroute.kernel.ipvs.client import RealServerKey, RealServerState
+from kroute.kernel.clients import VirtualServerTable
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import RealServerKey, RealServerState, StatesByServer
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
@@ -12,8 +14,9 @@ LOOKED_AT_TOGETHER = 16
 
 FIRST_POLL = 2.0
 LAST_POLL = 30.0
-"""Seconds between two polls of the connections of draining real servers. A poll costs a netlink dump for each virtual
-server, and a connection may live for days, so polls become rarer when nothing has begun to drain lately."""
+"""Seconds between two polls of the connections of draining real servers. A poll costs a system call or a netlink dump
+for each virtual server, and a connection may live for days, so polls become rarer when nothing has begun to drain
+lately."""
 
 
 class Drains:
@@ -92,6 +95,18 @@ class Drains:
         if not self._unseen:
             self._look_at_ages()
         return together
+
+    async def read(self, ipvs: VirtualServerTable, keys: Sequence[VirtualServerKey]) -> StatesByServer:
+        """The real servers of these virtual servers: of IPv4 without a dump, unless a draining one is of IPv6."""
+        ipv4 = [key for key in keys if ":" not in key.address and not any(":" in it for it, _ in self.of(key))]
+        if not ipv4:
+            return await ipvs.real_servers(keys)
+        try:
+            table = await ipvs.ipv4_real_servers(ipv4)
+        except KernelError:
+            return await ipvs.real_servers(keys)
+        others = [key for key in keys if key not in table]
+        return {**table, **await ipvs.real_servers(others)} if others else table
 
     def over(
         self, table: Mapping[KernelKey, Mapping[RealServerKey, RealServerState]], now: float

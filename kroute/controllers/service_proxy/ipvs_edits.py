@@ -148,13 +148,12 @@ def event_of(change: IpvsChange) -> str:
 def fields_of(change: IpvsChange) -> dict[str, object]:
     """The log line's fields for a change, besides the Service."""
     fields: dict[str, object] = {"virtual_server": str(planned_key(change.key))}
-    match change:
-        case AddVirtualServer(_, options) | SetVirtualServer(_, options):
-            fields |= options._asdict()
-        case AddRealServer(_, (address, port), weight) | SetRealServer(_, (address, port), weight):
-            fields |= {"address": address, "port": port, "weight": weight}
-        case DeleteRealServer(_, (address, port)):
-            fields |= {"address": address, "port": port}
+    if isinstance(change, AddRealServer | SetRealServer | DeleteRealServer):
+        fields["address"], fields["port"] = change.real_server
+        if not isinstance(change, DeleteRealServer):
+            fields["weight"] = change.weight
+    elif not isinstance(change, DeleteVirtualServer):
+        fields |= change.options._asdict()
     return fields
 
 

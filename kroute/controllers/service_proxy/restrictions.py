@@ -82,7 +82,9 @@ class Restrictions:
         """Find ports that are enforced by now and waits that are over; call `want` for each plan that this changes."""
         changed: set[_Key] = set()
         for family, stage in ENFORCED.items():
-            lost = {(owner, family) for owner in self._gate.take_lost(stage)} & self._restricted.keys()
+            if not (owners := self._gate.take_lost(stage)):
+                continue
+            lost = {(owner, family) for owner in owners} & self._restricted.keys()
             for key in lost:
                 self._restricted[key].open = self._restricted[key].ports
             self._waiting |= lost

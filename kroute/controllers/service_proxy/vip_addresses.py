@@ -108,7 +108,7 @@ class VipAddresses:
         def may_bind(owner: ObjectKey, address: str) -> bool:
             return is_ready(owner) and not is_held(owner, address)
 
-        async for batch in sliced(await self.missing()):
+        async for batch in sliced(await self.missing() if self.desired.has_doubts else ()):
             if changes := [it for address in batch if (it := self._binding(address, may_bind, has_route))]:
                 await self._bind(changes)
 

@@ -143,10 +143,11 @@ class VirtualServers:
         if self._ask_again:
             self._ask_again = False
             await self._ask_again_for_schedulers()
-        await self.weights.advance()
+        now = self._status.clock()
+        await self.weights.advance(now)
         written = self._status.counters.writes
         await self._write_due(is_leaving, is_held)
-        await self._end_drains()
+        await self._end_drains(now)
         if self._status.counters.writes > written:
             await self._write_due(is_leaving, is_held)  # virtual servers whose last real server has drained
 
@@ -270,12 +271,11 @@ class VirtualServers:
         elif is_new and is_taken(failures[0]):
             self._ledger.record([VirtualServerDeleted(key)])
 
-    async def _end_drains(self) -> None:
+    async def _end_drains(self, now: float) -> None:
         """Poll some of the draining real servers, and delete those that have drained."""
-        now = self._status.clock()
         if not (keys := self._drains.to_look_at(now)):
             return
-        over = self._drains.over(await self._ipvs.real_servers(keys), now)
+        over = self._drains.over(await self._drains.read(self._ipvs, keys), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
         self._suspect(changes.values())
         failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]

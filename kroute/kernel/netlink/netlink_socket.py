@@ -151,8 +151,7 @@ class NetlinkSocket:
     async def receive(self) -> bytes:
         """Wait for the next datagram. Raises OSError ENOBUFS when the kernel dropped some."""
         while (datagram := self.receive_now()) is None:
-            loop = asyncio.get_running_loop()
-            await _ready(self._opened(), loop.add_reader, loop.remove_reader)
+            await _ready(self._opened(), to_send=False)
         return datagram
 
     def receive_now(self) -> bytes | None:
@@ -196,8 +195,9 @@ class NetlinkSocket:
             offset += len(piece)
         buffer[last + FLAGS_OFFSET] |= last_flags
         try:
-            async with asyncio.timeout(SEND_TIMEOUT):
-                await self._send_bytes(buffer)
+            if (refusal := self._attempt_to_send(buffer)) is not None:  # hardly ever, so most need no timer
+                async with asyncio.timeout(SEND_TIMEOUT):
+                    await self._send_later(buffer, refusal)
         except OSError as error:  # TimeoutError is one
             reason = error.strerror or "it takes no more"
             sentence = f"cannot send {len(messages)} netlink messages: {reason}; trying later"
@@ -207,22 +207,27 @@ class NetlinkSocket:
         self.statistics.sends += 1
         return first
 
-    async def _send_bytes(self, buffer: bytearray) -> None:
-        """Send all messages in one datagram, once there is room and memory. The kernel takes all of it or nothing."""
+    def _attempt_to_send(self, buffer: bytearray) -> OSError | None:
+        """Send all messages in one datagram. Returns the error if there is no room or memory: none was taken then."""
+        try:
+            self._opened().send(buffer)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.ENOBUFS}:
+                raise
+            return error
+        return None
+
+    async def _send_later(self, buffer: bytearray, refusal: OSError | None) -> None:
+        """The same after a refusal, once there is room and memory."""
         waits = iter(OUT_OF_MEMORY_WAITS)
-        is_sent = False
-        while not is_sent:
-            try:
-                self._opened().send(buffer)
-                is_sent = True
-            except BlockingIOError:
-                loop = asyncio.get_running_loop()
-                await _ready(self._opened(), loop.add_writer, loop.remove_writer)
-            except OSError as error:
-                wait = next(waits, None)
-                if error.errno != errno.ENOBUFS or wait is None:
-                    raise
+        while refusal is not None:
+            if isinstance(refusal, BlockingIOError):
+                await _ready(self._opened(), to_send=True)
+            elif (wait := next(waits, None)) is not None:
                 await asyncio.sleep(wait)
+            else:
+                raise refusal
+            refusal = self._attempt_to_send(buffer)
 
     async def _collect_errors(self, first: int, count: int) -> dict[int, int]:
         errors: dict[int, int] = {}
@@ -273,12 +278,10 @@ def _error_number(payload: bytes) -> int:
     return -to_i32(payload) if len(payload) >= 4 else 0
 
 
-async def _ready(
-    netlink: socket.socket,
-    watch: Callable[[socket.socket, Callable[[], None]], None],
-    unwatch: Callable[[socket.socket], bool],
-) -> None:
-    """Wait until the socket is ready. `watch` and `unwatch` are the event loop's methods for reading or writing."""
+async def _ready(netlink: socket.socket, *, to_send: bool) -> None:
+    """Wait until there is something to receive, or room to send."""
+    loop = asyncio.get_running_loop()
+    watch, unwatch = (loop.add_writer, loop.remove_writer) if to_send else (loop.add_reader, loop.remove_reader)
     is_ready = asyncio.Event()
     watch(netlink, is_ready.set)
     try:

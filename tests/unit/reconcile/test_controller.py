@@ -11,7 +11,7 @@ import pytest
 
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import AddressEvent
-from kroute.model.plan import RealServer
+from kroute.model.plan import RealServer, ServicePlan
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.stage_gate import GOING_LIVE, WITHDRAWN
 from tests.fakes.kernel import FakeKernel
@@ -197,6 +197,9 @@ async def test_when_idle_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(0.2)
         assert steps == []
         node.broadcaster.publish([])
+        await asyncio.sleep(0.05)
+        assert steps == []
+        node.broadcaster.publish([ServicePlan(FIRST_LIST[1].key, generation=9)])
         await until(lambda: len(steps) >= 3)
 
 

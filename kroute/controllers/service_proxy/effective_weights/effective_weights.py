@@ -61,6 +61,9 @@ class EffectiveWeights:
 
         `applied` is what the kernel has, without those that are `draining`.
         """
+        if not desired.slow_start:
+            self._slow_starts.forget(desired.key)
+            return
         if applied is not None and (out := self._ejections.of(desired.key)):
             weights = {(it.address, it.port): it.weight for it in desired.real_servers if (it.address, it.port) in out}
             found = [it._replace(weight=weights.get((it.address, it.port), it.weight)) for it in applied.real_servers]
@@ -73,12 +76,11 @@ class EffectiveWeights:
             return desired
         return self._ejections.effective(self._slow_starts.effective(desired))
 
-    async def advance(self) -> None:
+    async def advance(self, now: float) -> None:
         """Let climbs go on, look at the counters, and have each virtual server whose weights change rechecked.
 
         The kernel has been scanned before the first call, which takes from there who is ejected already.
         """
-        now = self._status.clock()
         self._ejections.adopt(self._servers.applied, now)
         changed = self._slow_starts.advance(now)
         happened = self._ejections.advance(now)

@@ -31,7 +31,7 @@ class Node:
         self.is_healthy = True
         self.checks = HealthChecks(
             settings(nodeport_addresses=nodeport_addresses),
-            self.broadcaster.subscribe(HealthChecks.name),
+            self.broadcaster.subscribe(HealthChecks.name, HealthChecks.is_news),
             report=lambda key, problem: self.problems.append((key, problem)),
             healthy=lambda: self.is_healthy,
         )

@@ -1,7 +1,14 @@
 """When draining real servers are polled, and which of them may be deleted."""
 
+import errno
+from collections.abc import Sequence
+
+import pytest
+
 from kroute.controllers.service_proxy.drains import FIRST_POLL, LAST_POLL, LOOKED_AT_TOGETHER, Drains
-from kroute.kernel.ipvs.client import RealServerKey, RealServerState
+from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import RealServerKey, RealServerState, StatesByServer
+from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.model.plan import Protocol, VirtualServerKey
 
 WEB = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
@@ -88,3 +95,52 @@ def test_a_reading_keeps_the_time_of_what_drained_and_drops_what_does_not() -> N
     assert look(drains, 161.0, BUSY, BUSY) == [(WEB, ONE)]
     drains.found(WEB, (), 170.0)
     assert drains.next_due() is None
+
+
+class Table:
+    """Answers with BUSY for every virtual server, and notes how it was asked."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.asked: dict[str, list[KernelKey]] = {}
+        self._refuses = refuses
+
+    async def real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
+        self.asked["netlink"] = list(keys)
+        return {key: {ONE: BUSY} for key in keys}
+
+    async def ipv4_real_servers(self, keys: Sequence[KernelKey]) -> StatesByServer:
+        self.asked["one call"] = list(keys)
+        if self._refuses:
+            raise KernelError("no", errno=errno.ENOPROTOOPT)
+        return {key: {ONE: BUSY} for key in keys}
+
+
+IPV6 = VirtualServerKey(Protocol.TCP, "fd00::1", 80)
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ([WEB, OTHER], {"one call": [WEB, OTHER]}),
+        ([IPV6], {"netlink": [IPV6]}),
+        ([WEB, IPV6], {"one call": [WEB], "netlink": [IPV6]}),
+    ],
+    ids=["ipv4", "ipv6", "both"],
+)
+async def test_ipv4_needs_no_dumps(keys: list[VirtualServerKey], asked: dict[str, list[KernelKey]]) -> None:
+    table = Table()
+    assert await Drains(0).read(table, keys) == {key: {ONE: BUSY} for key in keys}  # type: ignore[arg-type]
+    assert table.asked == asked
+
+
+async def test_a_draining_real_server_of_ipv6_behind_an_ipv4_address_is_not_overlooked() -> None:
+    drains, table = Drains(0), Table()
+    drains.start(WEB, ("fd00::2", 8080), 100.0)
+    await drains.read(table, [WEB, OTHER])  # type: ignore[arg-type]
+    assert table.asked == {"one call": [OTHER], "netlink": [WEB]}
+
+
+async def test_where_the_kernel_refuses_the_call_it_is_asked_by_netlink() -> None:
+    table = Table(refuses=True)
+    assert await Drains(0).read(table, [WEB, IPV6]) == {WEB: {ONE: BUSY}, IPV6: {ONE: BUSY}}  # type: ignore[arg-type]
+    assert table.asked == {"one call": [WEB], "netlink": [WEB, IPV6]}

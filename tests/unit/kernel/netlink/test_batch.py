@@ -23,7 +23,7 @@ class Kernel(BatchSocket):
         self.answers = list(answers)
         self.sent: list[tuple[int, int, int, bytes]] = []
 
-    async def _send_bytes(self, buffer: bytearray) -> None:
+    def _attempt_to_send(self, buffer: bytearray) -> None:
         self.sent = list(iterate_messages(bytes(buffer)))
 
     def receive_now(self) -> bytes | None:
