@@ -65,7 +65,7 @@ class Reflector:
         self._inventory = Inventory(kind.type)
         self._pending: list[Change] = []
         self._must_list, self._paging_honoured = True, False
-        self._page_size = PAGE_SIZE
+        self._page_size, self._passed = PAGE_SIZE, 0
         self._resource_version: str | None = None
         self._queries = Queries(kind)
         self._extent: dict[str, bool] = {"only_metadata": True} if kind.only_metadata else {}
@@ -188,8 +188,7 @@ class Reflector:
     def _complete(self, listing: Listing, version: str) -> None:
         self._pending += listing.complete()
         self._pass_on()
-        self._resource_version = version
-        self._must_list = False
+        self._resource_version, self._must_list = version, False
         self._retry_policy.listed()
         self._log.info("list.complete", objects=self.known, resource_version=version)
 
@@ -197,8 +196,7 @@ class Reflector:
 
     async def _watch(self, listing: Listing | None) -> None:
         """Follow one stream to its end. With a `listing`, the first part of the stream is a streaming list."""
-        started = self._timing.clock()
-        events = self.statistics.events
+        started, events = self._timing.clock(), self.statistics.events
         self.statistics.watches += 1
         seconds = self._timing.watch_timeout * (1.0 + self._timing.rng.random())
         query = self._queries.watch(self._resource_version, seconds, streaming=listing is not None)
@@ -290,11 +288,13 @@ class Reflector:
     # Passing on
 
     async def _pass_on_full_batch(self) -> None:
-        if len(self._pending) >= BATCH:
+        if self._passed + len(self._pending) >= BATCH:  # also those that came one by one need room
             self._pass_on()
+            self._passed = 0
             await self._room()
 
     def _pass_on(self) -> None:
         if self._pending:
             batch, self._pending = self._pending, []
+            self._passed += len(batch)
             self._sink(batch)

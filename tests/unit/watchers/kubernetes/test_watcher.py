@@ -101,6 +101,24 @@ class TestFollowedCluster:
                     await follower.until(lambda: set(follower.listed) == {Service, EndpointSlice, Node})
                 assert len(follower.items) == 1000
 
+    async def test_of_changes_that_come_one_by_one_little_is_kept_either(self, follower: Follower) -> None:
+        """An agent whose machine has run out of something may wait for hours before it takes any."""
+        most = KEPT + len(WATCHED) * BATCH
+        async with (
+            ApiServer() as server,
+            await Api.open(Settings(node_name="node1", master=server.url)) as api,
+            followed(api, WATCHED) as cluster,
+        ):
+            reflectors = cluster.watcher.reflectors
+            await eventually(lambda: all(it.resource_version for it in reflectors.values()))
+            for number in range(most + 100):
+                server.apply(service(f"web-{number}"))
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)
+            assert sum(map(len, cluster._kept)) <= most
+            async with running(cluster.pass_on(follower)):
+                await follower.until(lambda: len(follower.items) == most + 100)
+
     async def test_what_comes_while_the_first_is_passed_on_waits_its_turn(self) -> None:
         async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
             cluster, taken = FollowedCluster(api, WATCHED), list[Sequence[Change]]()
