@@ -1,5 +1,6 @@
 """kroute with an API server: what it writes to the API, and what it does when the API server is away."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.scenarios.conftest import FAMILIES, World
 from tests.scenarios.expected_state import assert_right
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
+AWAY, IN_TIME = 10.0, 2.0
+"""Seconds that the API server is away, and from its return to the end of a change."""
+WRITES = ("vip.", "route.", "virtual_server.", "real_server.added", "repair", "rules.", "sysctl.")
+"""What the log says of objects that are as they should be, once they are written again."""
 
 
 def initial_objects(world: World) -> list[Object]:
@@ -102,6 +107,30 @@ async def test_without_an_api_server_the_data_path_stays_also_over_a_restart(
     api.start()
     await again.ready()
     assert not before.diff(node2.snapshot())
+
+
+async def test_s21_a_change_in_the_moment_of_the_servers_return_is_in_the_kernel_two_seconds_later(
+    world: World, api: ApiServer, agent: KrouteProcess
+) -> None:
+    """What was right is not written again, and nobody takes the first refusals of a server for lost privileges."""
+    node2 = world.cluster.node("node2")
+    told = len(agent.log.read_text())
+    before = node2.snapshot()
+    api.stop()
+    await asyncio.sleep(AWAY)
+    assert not before.diff(node2.snapshot())
+    api.start()
+    fewer = objects.endpoint_slices("web", world.web[:1])
+    for piece in fewer:
+        api.apply(piece)
+    known = [*initial_objects(world)[:4], *fewer]
+    await eventually(lambda: assert_right(node2, known), IN_TIME)
+    log = agent.log.read_text()[told:]
+    assert '"api.away"' in log
+    assert '"api.back"' in log
+    assert not [written for written in WRITES if f'"event": "{written}' in log]
+    assert "Privilege" not in log
+    assert not [event for event in api.list(EVENTS) if "Privilege" in event["reason"]]
 
 
 async def test_trouble_at_the_start_is_got_over(world: World, api: ApiServer, agent: KrouteProcess) -> None:

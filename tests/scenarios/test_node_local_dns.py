@@ -74,6 +74,11 @@ async def test_the_cache_takes_the_address_over_and_gives_it_back(
         await eventually(lambda: is_the_caches(node1, family, world))
         node2 = world.cluster.node("node2")
         assert await asked(node2, family.service_ip) <= SERVERS
+
+    def is_back() -> None:
+        assert family.service_ip in "".join(node1.addresses("kube-ipvs0"))
+
+    await eventually(is_back, 1.0)
     for caller in (world.visitor, node1):
         await answers(caller, family.service_ip, SERVERS)
     assert node1.local_routes()[family.service_ip] == family.of(node1)
