@@ -156,6 +156,10 @@ class Retries(Generic[K]):
         wait = self._waits.get(key)
         return wait is not None and now < wait.due
 
+    def waiting(self, now: float) -> set[K]:
+        """All keys that have failed and are not due yet."""
+        return {key for key, wait in self._waits.items() if now < wait.due}
+
     def next_due(self) -> float | None:
         """When the next attempt is due; None if no key waits."""
         return min((wait.due for wait in self._waits.values()), default=None)

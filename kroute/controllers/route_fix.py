@@ -216,7 +216,7 @@ class RouteFix(StagedController[str, SourceRoute]):
     def retracted(self, plan: ServicePlan) -> None:
         """Assume that the plan's routes are lost: the kernel may delete routes with an address and send no event."""
         for vip in plan.vips:
-            if vip.source is not None:
+            if vip.source is not None and (self._is_reading or vip.address in self.desired.applied):
                 self.desired.note_applied(vip.address, None)
         super().retracted(plan)
 

@@ -97,12 +97,13 @@ class DirectorAddresses:
 
     async def bind(self, is_served: Callable[[ObjectKey], bool]) -> None:
         """Bind the VIPs of the Services whose virtual servers are written, and schedule their announcements."""
+        waiting = self._status.waiting()
         due = [
             delta.key
             for delta in await self.desired.all_pending()
             if delta.applied is None
             and delta.key not in self._foreign
-            and not self._status.is_waiting(delta.key)
+            and delta.key not in waiting
             and any(is_served(owner) for owner in self.desired.owners(delta.key))
         ]
         if not due:

@@ -55,10 +55,12 @@ def unicast(text: str) -> str | None:
     IPv4 written as IPv6), and those of clouds' own services, would cut a node off, or lead nowhere. The API refuses
     most of them; a manifest file may not.
     """
-    packed = _packed(text)
-    if packed is None:
+    is_ipv6 = ":" in text
+    try:  # as `_packed`, which is not called here: a cluster has 100,000 endpoints
+        packed = inet_pton(AF_INET6 if is_ipv6 else AF_INET, text)
+    except (OSError, ValueError):
         return None
-    if len(packed) == 4:
+    if not is_ipv6:
         special = packed[0] in _SPECIAL_IPV4 or packed[:2] == _LINK_LOCAL_IPV4 or packed in _CLOUD_SERVICES
         return None if special else text
     link_local = packed[0] == 0xFE and packed[1] & 0xC0 == 0x80

@@ -219,7 +219,8 @@ def _endpoints(piece: EndpointSlice, refused: dict[str, None]) -> dict[str, Trai
         if address is None or (":" in address) is not is_ipv6:
             refused[f"endpoint address {quoted(written)}"] = None
             continue
-        traits = _traits(endpoint.node_name, endpoint.conditions, endpoint.hints)
+        described = _traits if endpoint.hints is not None else _known_traits
+        traits = described(endpoint.node_name, endpoint.conditions, endpoint.hints)
         known = endpoints.setdefault(address, traits)
         if traits.preference > known.preference:
             endpoints[address] = traits

@@ -6,7 +6,7 @@ of them: `kubectl apply` stores the whole object in an annotation.
 
 from collections.abc import Collection, Hashable
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -64,8 +64,10 @@ def _shared(value: T) -> T:
     Only small values are remembered, and beyond so many those unused for longest are forgotten: a tenant may edit a
     large value as often as it likes, and each version goes with its Service.
     """
-    is_small = len(value) <= LARGEST_SHARED if isinstance(value, str) else value is not None and _is_small(value)
-    return cast("T", _known(value)) if is_small else value
+    if value is None:
+        return value
+    is_small = len(value) <= LARGEST_SHARED if isinstance(value, str) else _is_small(value)
+    return _known(value) if is_small else value  # type: ignore[return-value]  # equal to it, and of its type
 
 
 def _is_small(value: Hashable) -> bool:

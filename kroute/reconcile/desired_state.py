@@ -37,14 +37,14 @@ class DesiredState(Generic[K, V]):
     `agree` says whether an applied value is as good as a desired one. `is_nothing` says of a desired value that the
     object should not be in the kernel. When several owners want one object, the newest wins. The catalog resolves
     conflicts, so this lasts only while one batch of plans is read. `count` is told each object that comes into the
-    applied state (1) or leaves it (-1).
+    applied state (1) or leaves it (-1). `changes` grows whenever anything is to be compared anew, or is applied.
     """
 
     def __init__(
         self,
         agree: Callable[[V, V], bool] = operator.eq,
-        is_nothing: Callable[[V], bool] = lambda _: False,
-        count: Callable[[K, int], None] = lambda _, __: None,
+        is_nothing: Callable[[V], bool] | None = None,
+        count: Callable[[K, int], None] | None = None,
     ) -> None:
         self.agree = agree
         self._is_nothing = is_nothing
@@ -52,8 +52,8 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
-        self._unwanted: dict[K, None] = {}  # the applied objects without owner
         self._in_doubt: dict[K, None] = {}
+        self.changes = 0
         self._departures: Departures[K] = Departures()
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
 
@@ -62,17 +62,18 @@ class DesiredState(Generic[K, V]):
     def want(self, revision: Revision, objects: Mapping[K, V]) -> None:
         """Replace the objects that the revision's owner wants by `objects`."""
         owner = revision.key
-        before = self._wanted.get(owner, {})
+        self.changes += 1
+        before, doubts = self._wanted.get(owner, {}), self._in_doubt
         for key in before:
-            if key not in objects and self._release(key, owner) and key in self._applied:
-                self._departures.put(key, revision)
+            if key not in objects:
+                self._release(key, revision)
         alone = (owner,)
         for key, value in objects.items():
             if key not in before or before[key] != value:
                 self._own(key, alone)
-                self._departures.forget(key)
-                self._in_doubt.pop(key, None)  # a resync may have put in an equal key: keep the plan's, in memory once
-                self._in_doubt[key] = None
+                if key in doubts:
+                    del doubts[key]  # a resync may have put in an equal key: keep the plan's, in memory once
+                doubts[key] = None
         if objects:
             self._wanted[owner] = objects
         else:
@@ -80,9 +81,7 @@ class DesiredState(Generic[K, V]):
 
     def let_go_unwanted(self, revision: Revision) -> None:
         """Let every applied object that nobody has wanted in this run leave with this revision."""
-        for key in self.unwanted():
-            if key not in self._departures:
-                self._departures.put(key, revision)
+        self._departures.put_rest(revision)
 
     def desired(self, key: K) -> V | None:
         """The desired value; None if nobody wants the object."""
@@ -118,12 +117,15 @@ class DesiredState(Generic[K, V]):
 
     def note_applied(self, key: K, value: V | None) -> None:
         """Remember that the kernel now has the object with this value; None: that it does not have it."""
-        self._overtake_resync(key)
+        if (resync := self._resync()) is not None:
+            resync.overtaken.add(key)  # what it finds of this object may be older than this call
         self._remember(key, value)
 
     def recheck(self, key: K) -> None:
         """Compare the object again, because the answer of `agree` for it has changed."""
-        self._overtake_resync(key)
+        if (resync := self._resync()) is not None:
+            resync.overtaken.add(key)
+        self.changes += 1
         self._in_doubt[key] = None
 
     def resync(self) -> "Resync[K, V]":
@@ -136,11 +138,11 @@ class DesiredState(Generic[K, V]):
 
     def unwanted(self) -> list[K]:
         """The keys of all applied objects that nobody wants."""
-        return list(self._unwanted)
+        return list(self._departures.unwanted)
 
     def is_leaving(self, key: K) -> bool:
         """Whether the object is applied, and nobody wants it."""
-        return key in self._unwanted
+        return key in self._departures.unwanted
 
     def let_go_by(self, key: K) -> Revision:
         """The plan that was the last to drop the object; EARLIER_RUN if no plan of this run has wanted it."""
@@ -152,7 +154,7 @@ class DesiredState(Generic[K, V]):
 
     def has_departed(self, owner: ObjectKey) -> bool:
         """Whether every object that this owner was the last to drop has been deleted, or has an owner again."""
-        return self._departures.has_none(owner)
+        return owner not in self._departures.departing
 
     # The difference
 
@@ -161,8 +163,10 @@ class DesiredState(Generic[K, V]):
         return self._is_as_desired(self._applied.get(key), self.desired(key))
 
     def is_settled(self, owner: ObjectKey) -> bool:
-        """Whether all objects that this owner wants are right."""
-        return all(map(self.is_right, self._wanted.get(owner, ())))
+        """Whether all objects that this owner wants are right. Those that are not in doubt are."""
+        wanted = self._wanted.get(owner)
+        doubtful = wanted.keys() & self._in_doubt.keys() if wanted else ()
+        return not doubtful or all(map(self.is_right, doubtful))
 
     def is_in_doubt(self, key: K) -> bool:
         """Whether the object has yet to be compared or written."""
@@ -178,6 +182,10 @@ class DesiredState(Generic[K, V]):
         async for keys in sliced(list(self._in_doubt)):
             yield self._deltas(keys)
 
+    def in_doubt(self) -> Set[K]:
+        """The keys of all objects that have yet to be compared or written."""
+        return self._in_doubt.keys()
+
     @property
     def has_doubts(self) -> bool:
         """Whether any object has yet to be compared or written: `pending` may have deltas."""
@@ -185,15 +193,14 @@ class DesiredState(Generic[K, V]):
 
     async def all_pending(self) -> list[Delta[K, V]]:
         """As `pending`, in one list."""
-        if not self._in_doubt:
-            return []
-        return [delta async for deltas in self.pending() for delta in deltas]
+        return [delta async for deltas in self.pending() for delta in deltas] if self._in_doubt else []
 
     def _deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
         """The deltas of these objects. Those that are right leave `_in_doubt`, and are not compared again."""
         deltas: list[Delta[K, V]] = []
         for key in keys:
-            applied, desired = self._applied.get(key), self.desired(key)
+            owners = self._owners.get(key)
+            applied, desired = self._applied.get(key), self._wanted[owners[-1]][key] if owners else None
             if not self._is_as_desired(applied, desired):
                 deltas.append(Delta(key, applied, desired))
                 continue
@@ -205,17 +212,16 @@ class DesiredState(Generic[K, V]):
 
     def _remember(self, key: K, value: V | None) -> bool:
         """Take in what the kernel has now; returns whether the object is right."""
+        self.changes += 1
         desired = self.desired(key)
+        if self._count is not None and (key in self._applied) is (value is None):
+            self._count(key, -1 if value is None else 1)
         if value is None:
-            if self._applied.pop(key, None) is not None:
-                self._count(key, -1)
-            self._unwanted.pop(key, None)
-            self._departures.forget(key)
+            self._applied.pop(key, None)
+            self._departures.remove(key)
         else:
-            if key not in self._applied:
-                self._count(key, 1)
             if desired is None:
-                self._unwanted[key] = None
+                self._departures.unwanted[key] = None
             elif value == desired:
                 value = desired
             self._applied[key] = value
@@ -227,34 +233,27 @@ class DesiredState(Generic[K, V]):
 
     def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
         if applied is None:
-            return desired is None or self._is_nothing(desired)
+            return desired is None or (self._is_nothing is not None and self._is_nothing(desired))
         return desired is not None and self.agree(applied, desired)
-
-    def _overtake_resync(self, key: K) -> None:
-        """Let a resync in progress ignore what it finds of this object: that may be older than this call."""
-        if (resync := self._resync()) is not None:
-            resync.overtaken.add(key)
 
     def _own(self, key: K, alone: tuple[ObjectKey]) -> None:
         """Make `alone[0]` the newest owner. All objects that only it wants share the tuple `alone`, to save memory."""
-        owners = self._owners.get(key)
-        if owners is None:
+        if (owners := self._owners.get(key)) is None:
             self._owners[key] = alone
-            self._unwanted.pop(key, None)
+            self._departures.remove(key)
         elif owners[-1] != alone[0]:
             self._owners[key] = tuple(other for other in owners if other != alone[0]) + alone
 
-    def _release(self, key: K, owner: ObjectKey) -> bool:
-        """Remove this owner of the object; returns whether no owner is left."""
-        left = tuple(other for other in self._owners[key] if other != owner)
+    def _release(self, key: K, revision: Revision) -> None:
+        """Remove the revision's owner of the object. If it was the last one, an applied object leaves."""
+        left = tuple(other for other in self._owners[key] if other != revision.key)
         self._in_doubt[key] = None
         if left:
             self._owners[key] = left
         else:
             del self._owners[key]
             if key in self._applied:
-                self._unwanted[key] = None
-        return not left
+                self._departures.put(key, revision)
 
 
 class Resync(Generic[K, V]):
@@ -268,6 +267,7 @@ class Resync(Generic[K, V]):
     def __init__(self, state: DesiredState[K, V], remember: Callable[[K, V | None], bool]) -> None:
         self.overtaken: set[K] = set()
         self._state = state
+        self._applied = state.applied
         self._remember = remember
         self._unseen = set(state.applied)
         self._drift: list[Delta[K, V]] = []
@@ -277,7 +277,7 @@ class Resync(Generic[K, V]):
         self._unseen.discard(key)
         if key in self.overtaken:
             return
-        known = self._state.applied.get(key)
+        known = self._applied.get(key)
         if known is None:
             self._note(self._state.desired_key(key), value)
         elif not self._state.agree(value, known):

@@ -1,7 +1,7 @@
 """Counts a controller's writes, repairs, refusals and failures, and says when to try again."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from errno import EACCES, EPERM
 from typing import TypeVar
 
@@ -23,6 +23,8 @@ DENIALS = frozenset({EPERM, EACCES})
 
 PASS_BOUNDS = tuple(0.001 * 2**exponent for exponent in range(15))
 """Bounds in seconds, the same as those of kube-proxy's sync histogram (pkg/proxy/metrics/metrics.go)."""
+
+_NONE: frozenset[Hashable] = frozenset()
 
 NAMED_SERVICES = 5
 """How many Services a log line about many Services names."""
@@ -84,9 +86,9 @@ class PassStatus:
             busy_for=self._since(self._busy_since),
         )
 
-    def is_waiting(self, key: Hashable) -> bool:
-        """Whether this has failed and its next attempt is not due yet."""
-        return key in self.retries and self.retries.is_waiting(key, self.clock())
+    def waiting(self) -> Set[Hashable]:
+        """What has failed and is not due for its next attempt yet."""
+        return self.retries.waiting(self.clock()) if self.retries else _NONE
 
     def wrote(self, changes: int) -> None:
         """Count changes that the kernel has accepted."""

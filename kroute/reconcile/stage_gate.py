@@ -20,7 +20,7 @@ Every method runs in the event loop's thread. All but `advance` await nothing, s
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NewType, Protocol
 
@@ -82,7 +82,11 @@ Follower = Callable[[Stage, Sequence[Revision]], None]
 """Called with each stage and the plans that pass it. It must return soon, and change nothing."""
 
 
-def _always() -> bool:
+Needs = Callable[[Iterable[Revision]], bool]
+"""Whether a controller needs to know that one of these has passed a stage."""
+
+
+def _always(_revisions: Iterable[Revision]) -> bool:
     return True
 
 
@@ -90,11 +94,7 @@ class _Waiter(NamedTuple):
     """A controller that waits for a stage. It is woken if it `needs` that."""
 
     waker: asyncio.Event
-    needs: Callable[[], bool]
-
-    def wake(self) -> None:
-        if self.needs():
-            self.waker.set()
+    needs: Needs
 
 
 class _Passage:
@@ -114,13 +114,17 @@ class _Passage:
 
 
 class StageGate:
-    """Knows for each stage the newest generation of each owner that has passed it, and who has yet to pass it."""
+    """Knows for each stage the newest generation of each owner that has passed it, and who has yet to pass it.
+
+    `passages` of a stage grows whenever anybody passes it.
+    """
 
     def __init__(self) -> None:
         self._passages: dict[Stage, _Passage] = {}
         self._waiting: dict[Stage, list[_Waiter]] = defaultdict(list)
         self._followers: list[Follower] = []
         self.progress = -math.inf
+        self.passages: Counter[Stage] = Counter()
 
     def join(
         self,
@@ -128,13 +132,14 @@ class StageGate:
         *,
         says: Mapping[Stage, HasPassed],
         waits_for: Iterable[Stage] = (),
-        needs: Callable[[], bool] = _always,
+        needs: Needs = _always,
     ) -> None:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is retracted.
 
         `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
-        returns whether anything of the controller's waits at all: else it is not woken by what others pass. Raises
-        ValueError if another controller says the stage.
+        returns whether anything of the controller's waits for these revisions: else it is not woken by them. A
+        controller may join again, to wait for other stages in another way. Raises ValueError if another controller says
+        the stage.
         """
         for stage, has_passed in says.items():
             if stage in self._passages:
@@ -162,7 +167,7 @@ class StageGate:
         The controllers that wait are woken once, after the last of them: each looks at all that waits. Only the
         controller that says the stage calls this.
         """
-        passage, has_any_passed = self._passages[stage], False
+        passage, all_arrived = self._passages[stage], list[Revision]()
         if not passage.candidates:
             return
         async for candidates in sliced(list(passage.candidates.values())):
@@ -171,27 +176,31 @@ class StageGate:
                 del passage.candidates[candidate.key]
             if arrived:
                 self._note(stage, arrived)
-                has_any_passed = True
-        if has_any_passed:
-            self._wake(stage)
+                all_arrived += arrived
+        if all_arrived:
+            self._wake(stage, all_arrived)
 
     def say(self, stage: Stage, revisions: Iterable[Revision]) -> None:
         """Say that these have passed the stage. A deleted owner is forgotten once it has passed every stage."""
-        self._note(stage, tuple(revisions))
-        self._wake(stage)
+        passed = tuple(revisions)
+        self._note(stage, passed)
+        self._wake(stage, passed)
 
     def _note(self, stage: Stage, revisions: Sequence[Revision]) -> None:
+        self.passages[stage] += 1
         passed = self._passages[stage].passed
         for revision in revisions:
-            passed[revision.key] = max(revision.generation, passed.get(revision.key, -1))
+            if passed.get(revision.key, -1) < revision.generation:
+                passed[revision.key] = revision.generation
             if revision.is_empty:
                 self._forget_when_over(revision)
         for follower in self._followers:
             follower(stage, revisions)
 
-    def _wake(self, stage: Stage) -> None:
-        for waiter in self._waiting[stage]:
-            waiter.wake()
+    def _wake(self, stage: Stage, revisions: Sequence[Revision]) -> None:
+        for waker, needs in self._waiting[stage]:
+            if needs(revisions):
+                waker.set()
 
     def has_passed(self, revision: Revision, *stages: Stage) -> bool:
         """Whether this revision, or a newer one of its owner, has passed all the stages.
@@ -231,7 +240,7 @@ class StageGate:
         passage.passed.pop(revision.key, None)
         passage.candidates[revision.key] = revision
         passage.lost.add(revision.key)
-        self._wake(stage)
+        self._wake(stage, (revision,))
 
     def take_lost(self, stage: Stage) -> set[ObjectKey]:
         """Those that have lost the stage since the last call; for the one controller that acts upon it."""

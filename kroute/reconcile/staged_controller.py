@@ -50,8 +50,9 @@ class StagedController(Controller, Generic[K, V]):
         self.desired = desired
         self.gate = gate
         self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._seen: tuple[int, ...] = ()
         says = {self.stage: self._is_prepared}
-        gate.join(self.wake, says=says, waits_for=self.waits_for, needs=lambda: desired.has_doubts)
+        gate.join(self.wake, says=says, waits_for=self.waits_for, needs=lambda _: desired.has_doubts)
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
@@ -98,12 +99,18 @@ class StagedController(Controller, Generic[K, V]):
                     self.retracted(self._plans[key])
         if not self.desired.has_doubts:
             return
+        seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
+        if seen == self._seen:
+            return
+        waiting = self.status.waiting()
         due = [
             delta
             async for deltas in self.desired.pending()
             for delta in deltas
-            if not self.status.is_waiting(delta.key) and self.may_write(delta)
+            if delta.key not in waiting and self.may_write(delta)
         ]
+        if not (due or waiting):
+            self._seen = seen  # until that changes, all that is in doubt waits
         async for batch in sliced(due):
             await self._write(batch)
 
@@ -119,7 +126,10 @@ class StagedController(Controller, Generic[K, V]):
         self.status.refused(refusals, (owner for key in refusals for owner in self.desired.owners(key)))
 
     def may_write(self, delta: Delta[K, V]) -> bool:
-        """Whether this delta need not wait. By default a deletion waits until the plan that dropped it is WITHDRAWN."""
+        """Whether this delta need not wait. By default a deletion waits until the plan that dropped it is WITHDRAWN.
+
+        It may depend on the desired state, and on the stages that this controller waits for.
+        """
         return delta.desired is not None or self.gate.has_passed(self.desired.let_go_by(delta.key), WITHDRAWN)
 
     def retracted(self, plan: ServicePlan) -> None:

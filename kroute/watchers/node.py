@@ -44,8 +44,8 @@ _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 class AddressSource(AbstractAsyncContextManager["AddressSource"], Protocol):
     """Reads addresses: `kroute.kernel.net.addresses.Addresses`."""
 
-    async def of_node(self) -> list[InterfaceAddress]:
-        """All addresses of all interfaces."""
+    async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
+        """All addresses of all interfaces but those to `leave_out`."""
 
 
 class NextHopSource(AbstractAsyncContextManager["NextHopSource"], Protocol):
@@ -149,8 +149,7 @@ class NodeWatcher:
         found = await self._read_whole()
         self._addresses = {}
         for it in found:
-            if it.interface not in self._except:
-                self._addresses.setdefault(it.interface, {})[it.address] = it
+            self._addresses.setdefault(it.interface, {})[it.address] = it
         self._pass_on()
 
     async def _read_whole(self) -> list[InterfaceAddress]:
@@ -158,7 +157,7 @@ class NodeWatcher:
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
-                return await self._source.of_node()
+                return await self._source.of_node(self._except)
             except KernelError as error:
                 if error.errno != errno.EINTR:
                     raise
@@ -259,5 +258,5 @@ async def read_node_interfaces(except_interface: str) -> NodeInterfaces:
     """
     carry_vips = {except_interface, *OTHER_VIP_INTERFACES}
     async with Addresses() as source, NextHops() as next_hops:
-        found = node_interfaces([it for it in await source.of_node() if it.interface not in carry_vips])
+        found = node_interfaces(await source.of_node(carry_vips))
         return found._replace(gateways=await _read(next_hops, frozenset()), dns_servers=dns_servers())

@@ -1,7 +1,7 @@
 """The addresses of a fake kernel."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure
@@ -23,9 +23,10 @@ class FakeAddresses(FakeClient):
         link = self.kernel.links.get(interface)
         return Digest(hash(tuple(link.addresses.values())), (len(link.addresses),)) if link else None
 
-    async def of_node(self) -> list[InterfaceAddress]:
+    async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
         self.check_open()
-        return [address for link in self.kernel.links.values() for address in link.addresses.values()]
+        links = [link for name, link in self.kernel.links.items() if name not in leave_out]
+        return [address for link in links for address in link.addresses.values()]
 
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
         self.check_open()

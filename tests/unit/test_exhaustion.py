@@ -69,7 +69,8 @@ class Source:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def of_node(self) -> object:
+    async def of_node(self, leave_out: object) -> object:
+        del leave_out
         return self._read()
 
 

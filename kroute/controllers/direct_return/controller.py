@@ -104,7 +104,8 @@ class DirectReturn(Controller):
         gone = {it for it in self._steered - live if it in named or self._is_withdrawn(it)}
         changes = [Steer(it, is_wanted=False) for it in sorted(gone)]
         changes += [Steer(it) for it in sorted(live - self._steered)]
-        changes = [it for it in changes if not self.status.is_waiting(it)]
+        waiting = self.status.waiting()
+        changes = [it for it in changes if it not in waiting]
         self._dropped = {vip: plan for vip, plan in self._dropped.items() if vip in self._steered}
         if not changes:
             return

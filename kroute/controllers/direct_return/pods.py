@@ -67,10 +67,11 @@ class Pods:
 
     async def write(self) -> None:
         """Prepare the pods that need it, then undo what is left in others."""
+        waiting = self._status.waiting()
         due = [
             pod
             for pod, vips in self._wanted.items()
-            if (self._must_look or self._right.get(pod) != vips) and not self._status.is_waiting(pod)
+            if (self._must_look or self._right.get(pod) != vips) and pod not in waiting
         ]
         if not (due or self._must_look):
             return

@@ -119,7 +119,8 @@ class HealthChecks(Controller):
             surplus += listening - desired
             missing += desired - listening
         await self._close(surplus)
-        await self._open([place for place in missing if not self.status.is_waiting(place)])
+        waiting = self.status.waiting()
+        await self._open([place for place in missing if place not in waiting])
         self._unsettled = {place.port for place in missing if place not in self._listening.get(place.port, {})}
 
     def _claim(self, key: ObjectKey, check: HealthCheck) -> None:

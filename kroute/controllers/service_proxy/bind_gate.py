@@ -1,6 +1,6 @@
 """Decides which Services may go live, and how long the others wait."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 import structlog
 
@@ -8,7 +8,7 @@ from kroute.model.objects import ObjectKey
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.batches import sliced
 from kroute.reconcile.pass_status import NAMED_SERVICES, names_of
-from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, StageGate
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED, Revision, StageGate
 
 log = structlog.get_logger(__name__)
 
@@ -72,9 +72,18 @@ class BindGate:
         """Whether no Service waits."""
         return not self._waiting
 
+    @property
+    def unready(self) -> Set[ObjectKey]:
+        """The Services whose addresses may not be bound yet. For the others everything is prepared, or overdue."""
+        return self._waiting.keys()
+
     def is_ready(self, key: ObjectKey) -> bool:
-        """Whether the Service's addresses may be bound: everything is prepared, or was waited for long enough."""
+        """Whether the Service's addresses may be bound."""
         return key not in self._waiting
+
+    def awaits(self, revisions: Iterable[Revision]) -> bool:
+        """Whether the plan of any of these Services waits."""
+        return any(True for revision in revisions if revision.key in self._waiting)
 
     def may_let_in(self, key: ObjectKey) -> bool:
         """Whether virtual servers may be made and edited for the Service's newest plan."""

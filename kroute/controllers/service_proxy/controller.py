@@ -55,7 +55,6 @@ class ServiceProxy(Controller):
     """
 
     name = "service_proxy"
-    waits_for = (ENTRIES_PREPARED, ROUTES_PREPARED, *ENFORCED.values())
 
     def __init__(
         self,
@@ -106,11 +105,12 @@ class ServiceProxy(Controller):
         self._lost: set[str] | None = None
         self._are_routes_in_doubt = False
         self._first_write = True
-        self._serves_ipv6 = self._sysctls_due = False
-        self._is_owner_settled = False
+        self._serves_ipv6 = self._sysctls_due = self._is_owner_settled = False
         self.live = asyncio.Event()
         pods.follow(self.wake)
-        gate.join(self.wake, says={SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}, waits_for=self.waits_for)
+        says = {SERVED: self._is_served, WITHDRAWN: self._is_withdrawn}
+        gate.join(self.wake, says=says, waits_for=(ENTRIES_PREPARED, ROUTES_PREPARED), needs=self._bind_gate.awaits)
+        gate.join(self.wake, says={}, waits_for=ENFORCED.values())
 
     def accept(self, plans: Sequence[ServicePlan]) -> None:
         """Take the plans into the desired state."""
@@ -188,7 +188,7 @@ class ServiceProxy(Controller):
             self._gate.proceed(now := self.clock())
         await self._bind_gate.settle(self._servers.desired.is_settled, now)
         await self._gate.advance(SERVED)
-        await self._vips.bind(self._bind_gate.is_ready, self._restrictions.holds_address, self._has_route)
+        await self._vips.bind(self._bind_gate.unready, self._restrictions.holds_address, self._has_route)
         if self._bind_gate.is_over:
             self.live.set()
         await self._gate.advance(WITHDRAWN)

@@ -4,7 +4,7 @@ An address is bound last, when a Service that wants it is ready (the caller says
 address that somebody else has unbound is bound again in the same order as a new one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 import structlog
@@ -88,7 +88,8 @@ class VipAddresses:
     async def unbind(self) -> list[str]:
         """Unbind the addresses that nobody wants; returns those that were unbound."""
         gone: list[str] = []
-        due = [address for address in self.desired.unwanted() if not self._status.is_waiting(address)]
+        waiting = self._status.waiting()
+        due = [address for address in self.desired.unwanted() if address not in waiting]
         async for batch in sliced(due):
             failures = await self._addresses.write(self._interface.name, [UnbindAddress(address) for address in batch])
             refusals = {
@@ -99,27 +100,29 @@ class VipAddresses:
             gone += self._settle(batch, refusals, "vip.unbound")
         return gone
 
-    async def bind(self, is_ready: Callable[[ObjectKey], bool], is_held: IsHeld, has_route: HasRoute) -> None:
-        """Bind the missing addresses that a ready Service wants, and that are not held for it.
+    async def bind(self, unready: Set[ObjectKey], is_held: IsHeld, has_route: HasRoute) -> None:
+        """Bind the missing addresses that a Service wants that is not `unready`, and that are not held for it.
 
         Where an owner's source route exists, the kernel's own route is deleted in the same write.
         """
-
-        def may_bind(owner: ObjectKey, address: str) -> bool:
-            return is_ready(owner) and not is_held(owner, address)
-
-        async for batch in sliced(await self.missing() if self.desired.has_doubts else ()):
-            if changes := [it for address in batch if (it := self._binding(address, may_bind, has_route))]:
+        if not any(True for it in self.desired.in_doubt() for owner in self.desired.owners(it) if owner not in unready):
+            return
+        waiting = self._status.waiting()
+        async for batch in sliced(await self.missing()):
+            changes = [
+                self._binding(address, has_route)
+                for address in batch
+                if address not in waiting and self._may_bind(address, unready, is_held)
+            ]
+            if changes:
                 await self._bind(changes)
 
-    def _binding(
-        self, address: str, may_bind: Callable[[ObjectKey, str], bool], has_route: HasRoute
-    ) -> BindAddress | None:
-        owners = self.desired.owners(address)
-        if self._status.is_waiting(address) or not any(may_bind(owner, address) for owner in owners):
-            return None
+    def _may_bind(self, address: str, unready: Set[ObjectKey], is_held: IsHeld) -> bool:
+        return any(owner not in unready and not is_held(owner, address) for owner in self.desired.owners(address))
+
+    def _binding(self, address: str, has_route: HasRoute) -> BindAddress:
         vip = self.desired.desired(address)
-        routed = vip is not None and vip.source is not None and any(has_route(owner) for owner in owners)
+        routed = vip is not None and vip.source is not None and any(map(has_route, self.desired.owners(address)))
         return BindAddress(address, keep_kernel_route=not routed)
 
     async def _bind(self, batch: Sequence[BindAddress]) -> None:

@@ -165,6 +165,7 @@ class VirtualServers:
         return [(address, port) for address, port, _ in desired.real_servers] if desired else []
 
     async def _write_due(self, is_leaving: Callable[[str], bool], is_held: Callable[[VirtualServerKey], bool]) -> None:
+        waiting = self._status.waiting()
         async for deltas in self.desired.pending():
             due = []
             for delta in deltas:
@@ -173,7 +174,7 @@ class VirtualServers:
                     must_wait = is_leaving(key.address)
                 else:
                     must_wait = is_held(key) and not only_takes_away(applied, self._effective(desired))
-                if not must_wait and not self._status.is_waiting(key):
+                if not must_wait and key not in waiting:
                     due.append(delta)
             async for batch in sliced(due, VIRTUAL_SERVERS_A_BATCH):
                 await self._write(self._foreign.leave_out(batch))
@@ -278,8 +279,7 @@ class VirtualServers:
         over = self._drains.over(await self._drains.read(self._ipvs, keys), now)
         changes = {DeleteRealServer(key, real_server): key for key, real_server in over}
         self._suspect(changes.values())
-        failures = [failure for failure in await self._ipvs.write(list(changes)) if not is_absent(failure)]
-        refusals = {failure.change: str(failure) for failure in failures}
+        refusals = {it.change: str(it) for it in await self._ipvs.write(list(changes)) if not is_absent(it)}
         done = [change for change in changes if change not in refusals]
         for change in done:
             self._drains.stop(changes[change], change.real_server)

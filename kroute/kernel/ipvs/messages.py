@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from ipaddress import IPv4Network
-from socket import AF_INET, AF_INET6, htons, inet_pton
+from socket import AF_INET, AF_INET6, inet_pton
 
 from kroute.kernel.ipvs.objects import (
     DIRECT_ROUTING,
@@ -79,23 +79,30 @@ _COMMANDS: dict[type[object], int] = {
     SetRealServer: CMD_SET_DEST,
     DeleteRealServer: CMD_DEL_DEST,
 }
-_OF_REAL_SERVERS = (AddRealServer, SetRealServer, DeleteRealServer)
+_WITH_WEIGHT = (AddRealServer, SetRealServer)
 _NEST = struct.Struct("=HH")
-_ENDPOINT = struct.Struct("=HH16sHHHxx")
-"""The attributes of an address (IPv4 is padded to IPv6's length) and of a port, in network byte order."""
+_ENDPOINT = struct.Struct("!4s16s4sHxx")
+"""The attributes of an address (IPv4 is padded to IPv6's length) and of a port, each after its header."""
+_DEST_ADDR, _DEST_PORT = _NEST.pack(20, DEST_ADDR), _NEST.pack(6, DEST_PORT)
 _FLAGS = struct.Struct("=II")
 
 
 def encode_change(family: int, change: IpvsChange) -> bytes:
     """The message that makes the change; `family` is the number of the IPVS family."""
     command = _COMMANDS[type(change)]
-    if isinstance(change, _OF_REAL_SERVERS):
-        tail = b"" if isinstance(change, DeleteRealServer) else _encode_weight(change.weight, change.method)
-        return _encode_head(family, command, change.key, len(tail)) + _encode_real_server(change.real_server) + tail
-    service = _encode_key(change.key)
-    if not isinstance(change, DeleteVirtualServer):
-        service += _encode_options(change.key, change.options)
-    return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
+    if isinstance(change, _WITH_WEIGHT):  # first, as these are almost all
+        tail = _encode_weight(change.weight, change.method)
+    elif isinstance(change, DeleteRealServer):
+        tail = b""
+    else:
+        service = _encode_key(change.key)
+        if not isinstance(change, DeleteVirtualServer):
+            service += _encode_options(change.key, change.options)
+        return generic_message(family, 0, command, _nest(ATTR_SERVICE, service))
+    address, port = change.real_server
+    packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+    endpoint = _ENDPOINT.pack(_DEST_ADDR, packed, _DEST_PORT, port)
+    return _encode_head(family, command, change.key, len(tail)) + endpoint + tail
 
 
 def encode_dump(family: int) -> bytes:
@@ -182,12 +189,6 @@ def _encode_head(family: int, command: int, key: VirtualServerKey, tail: int) ->
     dest = _NEST.pack(_NEST.size + _ENDPOINT.size + tail, ATTR_DEST | NLA_F_NESTED)
     body = GENERIC_HEADER.pack(command, 1, 0) + service + dest
     return HEADER.pack(HEADER.size + len(body) + _ENDPOINT.size + tail, family, NLM_F_REQUEST, 0, 0) + body
-
-
-def _encode_real_server(real_server: RealServerKey) -> bytes:
-    address, port = real_server
-    packed = inet_pton(AF_INET6 if ":" in address else AF_INET, address)
-    return _ENDPOINT.pack(20, DEST_ADDR, packed, 6, DEST_PORT, htons(port))
 
 
 @lru_cache(1024)

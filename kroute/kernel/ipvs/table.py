@@ -10,6 +10,7 @@ from binascii import unhexlify
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from socket import inet_ntoa
 from typing import NamedTuple
 
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
@@ -32,6 +33,9 @@ HEADING_LINES = 3
 REAL_SERVER = b"  -> "
 
 _SPACE = ord(" ")
+_INDENT = len(REAL_SERVER)
+_IPV4_END = _INDENT + len("0A600001:0050")
+"""Where the endpoint of an IPv4 real server ends; one of IPv6 is longer."""
 _PROTOCOLS = {name.encode(): number for number, name in PROTOCOL_NAMES.items()}
 
 
@@ -101,9 +105,13 @@ def _sections(lines: list[bytes]) -> list[Section]:
     sections: list[Section] = []
     real_servers: dict[RealServerKey, RealServerState] = {}
     for line in lines:
-        if line.startswith(REAL_SERVER):
-            endpoint, _, columns = line[len(REAL_SERVER) :].partition(b" ")
-            real_servers[_decode_endpoint(endpoint)] = _decode_state(columns)
+        if line[:_INDENT] == REAL_SERVER:
+            if line[_IPV4_END] == _SPACE:
+                address, port = line[_INDENT : _INDENT + 8], line[_INDENT + 9 : _IPV4_END]
+                real_servers[inet_ntoa(unhexlify(address)), int(port, 16)] = _decode_state(line[_IPV4_END:])
+            else:
+                endpoint, _, columns = line[_INDENT:].partition(b" ")
+                real_servers[_decode_endpoint(endpoint)] = _decode_state(columns)
         elif line:
             real_servers = {}
             section = _decode_virtual_server(line.split(), real_servers)
@@ -136,4 +144,4 @@ def _decode_endpoint(word: bytes) -> tuple[str, int]:
         address, _, port = word.rpartition(b":")
         text = socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address[1:-1].decode()))
         return text, int(port, 16)
-    return socket.inet_ntoa(unhexlify(word[:8])), int(word[9:], 16)
+    return inet_ntoa(unhexlify(word[:8])), int(word[9:], 16)

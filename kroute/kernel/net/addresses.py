@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kroute.kernel.digest import Digest
@@ -147,9 +147,9 @@ class Addresses(NetlinkClient):
             raise
         return Digest(found.checksum, (found.messages,))
 
-    async def of_node(self) -> list[InterfaceAddress]:
-        """All addresses of all interfaces."""
-        return await self._dump(0)
+    async def of_node(self, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
+        """All addresses of all interfaces but those to `leave_out`: one may have 10,000 VIPs."""
+        return await self._dump(0, leave_out)
 
     async def write(self, interface: str, changes: Sequence[AddressChange]) -> list[Failure[AddressChange]]:
         """Make the changes in order; those that the kernel refuses do not stop the others."""
@@ -192,8 +192,8 @@ class Addresses(NetlinkClient):
         """Delete the kernel's routes to these addresses. A refusal (ESRCH) is ignored: the route does not exist."""
         await self._netlink.transact([delete_kernel_route(index, address) for address in addresses])
 
-    async def _dump(self, index: int) -> list[InterfaceAddress]:
-        names = dict(socket.if_nameindex())
+    async def _dump(self, index: int, leave_out: Collection[str] = ()) -> list[InterfaceAddress]:
+        names = {number: name for number, name in socket.if_nameindex() if name not in leave_out}
         found = await self._netlink.request(_dump_of(index), lambda _, payload: parse_address(payload, names))
         return [address for address in found if not index or address.interface == names.get(index)]
 
@@ -237,10 +237,12 @@ def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | N
     """The address in a message; None if its interface is not among `names`, or its family is not IPv4 or IPv6."""
     family, length, short_flags, scope, index = ADDRESS_HEADER.unpack_from(payload)
     name = names.get(index) if family in {socket.AF_INET, socket.AF_INET6} else None
+    if name is None:
+        return None
     found = attributes(payload, ADDRESS_HEADER.size)
     # On a point-to-point link, IPv4's IFA_ADDRESS is the peer's address, and IFA_LOCAL the node's.
     packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
-    if name is None or packed is None:
+    if packed is None:
         return None
     flags = to_u32(found[IFA_FLAGS]) if IFA_FLAGS in found else short_flags
     return InterfaceAddress(

@@ -118,7 +118,15 @@ def to_text(payload: bytes) -> str:
 
 def attributes(payload: bytes, offset: int = 0) -> dict[int, bytes]:
     """The attributes that start at `offset`, by type. If a type is repeated, its last one counts."""
-    return dict(iterate_attributes(payload, offset))
+    found: dict[int, bytes] = {}
+    end = len(payload)
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(payload, offset)
+        if length < 4:
+            break
+        found[kind & NLA_TYPE_MASK] = payload[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
 
 
 def iterate_attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -7,6 +7,7 @@ all addresses has no second one.
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,11 +26,11 @@ MESSAGE_ELEMENTS = 600
 """The most elements of a message: their attribute has 65,535 bytes at most, and the longest element has 100."""
 
 
-def encode_element(family: int, parts: Sequence[str], element: Element) -> bytes:
+def encode_element(family: int, parts: tuple[str, ...], element: Element) -> bytes:
     """The element as one or two elements of a list. Raises ValueError if it does not fit the set."""
     first, last = encode_key(family, parts, element)
     if "net" not in parts:
-        return _listed(_key(ELEMENT_KEY, first))
+        return _headers(len(first)) + first
     if len(parts) > 1:
         return _listed(_key(ELEMENT_KEY, first) + _key(ELEMENT_KEY_END, last))
     end = int.from_bytes(last, "big") + 1
@@ -105,6 +106,12 @@ def _intervals(keys: Sequence[Key]) -> Iterator[Key]:
     for (first, is_start), (after, _) in pairwise([*bounds, (1 << 8 * size, False)]):
         if is_start:
             yield Key(first.to_bytes(size, "big"), (after - 1).to_bytes(size, "big"))
+
+
+@lru_cache(64)
+def _headers(size: int) -> bytes:
+    """What is before a key of so many bytes, which is a multiple of four, in an element that has nothing else."""
+    return _HEADERS.pack(size + 12, LIST_ELEMENT, size + 8, ELEMENT_KEY, size + 4, DATA_VALUE)
 
 
 def _key(kind: int, key: bytes) -> bytes:

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network, summarize_address_range
 
 from kroute.kernel.netlink.message import attribute, unpack_address
@@ -44,7 +45,8 @@ def key_type(family: int, parts: Sequence[str]) -> int:
     return number
 
 
-def key_length(family: int, parts: Sequence[str]) -> int:
+@lru_cache(64)
+def key_length(family: int, parts: tuple[str, ...]) -> int:
     """Bytes of the key."""
     return sum(_padded(length) for _kind, length in fields(family, parts))
 
@@ -92,31 +94,30 @@ def parts_of(family: int, number: int, flags: int) -> tuple[str, ...]:
     return tuple(parts) if flags == flags_of(parts) else (f"type {number}, flags {flags:#x}",)
 
 
-def encode_key(family: int, parts: Sequence[str], element: Element) -> tuple[bytes, bytes]:
+def encode_key(family: int, parts: tuple[str, ...], element: Element) -> tuple[bytes, bytes]:
     """The first and the last key of an element, which are equal unless it has a network.
 
     Raises ValueError if the element does not fit.
     """
-    given = iter(element)
-    first: list[bytes] = []
-    last: list[bytes] = []
+    first = last = b""
+    at = 0
     try:
         for part in parts:
             if part == "port":
-                low = high = _PORT.pack(int(next(given)), int(next(given)))
+                low = high = _PORT.pack(int(element[at]), int(element[at + 1]))
+                at += 1
             elif part == "net":
-                network = ip_network(str(next(given)))
+                network = ip_network(str(element[at]))
                 low, high = network.network_address.packed, network.broadcast_address.packed
             else:
-                low = high = socket.inet_pton(family, str(next(given)))
-            first.append(low)
-            last.append(high)
-    except (StopIteration, OSError, struct.error) as error:
+                low = high = socket.inet_pton(family, str(element[at]))
+            at += 1
+            first, last = first + low, last + high
+    except (IndexError, OSError, struct.error) as error:
         raise ValueError(f"element {element} does not fit a set of {','.join(parts)}") from error
-    key = b"".join(first)
-    if next(given, None) is not None or len(key) != key_length(family, parts):
+    if at != len(element) or len(first) != key_length(family, parts):
         raise ValueError(f"element {element} does not fit a set of {','.join(parts)}")
-    return key, b"".join(last)
+    return first, last
 
 
 def decode_key(family: int, parts: Sequence[str], first: bytes, last: bytes) -> Iterator[Element]:

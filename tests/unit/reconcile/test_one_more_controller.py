@@ -1,10 +1,12 @@
 """A controller is added to the others; this one announces VIPs."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from kroute.broadcaster import Subscription
+from kroute.kernel.net.routes import SetLocalRoute
 from kroute.model.plan import ServicePlan
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.desired_state import Delta, DesiredState
@@ -29,11 +31,13 @@ class Advertiser(StagedController[str, Present]):
         super().__init__(node.settings, subscription, gate, DesiredState(), None, clock)
         self.announced: set[str] = set()
         self.refused: set[str] = set()
+        self.looks = 0
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, Present]:
         return {vip.address: True for vip in plan.vips}
 
     def may_write(self, delta: Delta[str, Present]) -> bool:
+        self.looks += 1
         owners = self.desired.owners(delta.key)
         return super().may_write(delta) and (
             not owners or any(self.gate.has_passed(self._plans[owner], ROUTES_PREPARED) for owner in owners)
@@ -92,3 +96,27 @@ async def test_while_it_fails_the_others_serve_and_tear_down_as_ever(tmp_path: P
     node.broadcaster.publish([GONE])
     await node.settle()
     assert not node.kernel.has_address("10.96.0.1")
+
+
+async def test_what_waits_is_looked_at_again_when_something_has_changed_for_it(tmp_path: Path) -> None:
+    node, advertiser = with_advertiser(tmp_path)
+    node.kernel.refuse(lambda change: isinstance(change, SetLocalRoute), errno.ENOBUFS)
+    await node.start(WEB)
+    looks = advertiser.looks
+    assert looks > 0
+    await advertiser.step()
+    await advertiser.step()
+    assert advertiser.looks == looks, "no stage was passed that it waits for, and nothing of its own has changed"
+    node.kernel.accept_all()
+    await node.wait(1.0)
+    assert advertiser.announced == {"10.96.0.1"}
+    assert advertiser.looks > looks
+
+
+async def test_what_was_refused_is_looked_at_whenever_it_is_due(tmp_path: Path) -> None:
+    node, advertiser = with_advertiser(tmp_path)
+    advertiser.refused.add("10.96.0.1")
+    await node.start(WEB)
+    advertiser.refused.clear()
+    await node.wait(1.0)
+    assert advertiser.announced == {"10.96.0.1"}

@@ -180,12 +180,27 @@ async def test_a_newer_candidate_takes_the_place_of_the_older_one() -> None:
 
 def test_one_of_whom_nothing_waits_is_not_woken() -> None:
     gate, waker, doubts = stage_gate(), asyncio.Event(), set[str]()
-    gate.join(waker, says={}, waits_for=(WITHDRAWN,), needs=lambda: bool(doubts))
+    gate.join(waker, says={}, waits_for=(WITHDRAWN,), needs=lambda _: bool(doubts))
     gate.say(WITHDRAWN, [plan(generation=1)])
     assert not waker.is_set()
     doubts.add("10.96.0.1")
     gate.say(WITHDRAWN, [plan(generation=2)])
     assert waker.is_set()
+
+
+async def test_one_is_woken_by_the_plans_that_matter_to_it_alone() -> None:
+    gate, waker, other = stage_gate(), asyncio.Event(), asyncio.Event()
+    web, db = plan("web", generation=1), plan("db", generation=1)
+    gate.join(waker, says={}, waits_for=(WITHDRAWN,), needs=lambda revisions: web in revisions)
+    gate.join(other, says={}, waits_for=(WITHDRAWN,))
+    gate.join(waker, says={}, waits_for=(ENTRIES,))
+    gate.say(WITHDRAWN, [db])
+    assert (waker.is_set(), other.is_set()) == (False, True)
+    gate.say(WITHDRAWN, [db, web])
+    assert waker.is_set()
+    waker.clear()
+    gate.say(ENTRIES, [db])
+    assert waker.is_set(), "it waits for another stage in another way"
 
 
 ANNOUNCED = Stage("announced")

@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -231,12 +231,12 @@ async def test_addresses_that_change_faster_than_they_are_read_are_read_again_an
     told: list[NodeInterfaces] = []
     read, attempts = FakeAddresses.of_node, 0
 
-    async def interrupted(self: FakeAddresses) -> list[InterfaceAddress]:
+    async def interrupted(self: FakeAddresses, leave_out: Collection[str]) -> list[InterfaceAddress]:
         nonlocal attempts
         attempts += 1
         if attempts < 3:
             raise KernelError("the kernel's state changes faster than it can be read", errno=errno.EINTR)
-        return await read(self)
+        return await read(self, leave_out)
 
     monkeypatch.setattr(FakeAddresses, "of_node", interrupted)
     async with running(watcher(kernel, told).run()):
