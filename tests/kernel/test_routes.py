@@ -57,6 +57,25 @@ async def test_an_ipv4_route_that_stands_behind_another_comes_to_the_front(node:
     assert (await node.routes.read("d0"))["10.0.0.1"] == [LocalRoute("10.0.0.1", NODE_IP, 0)]
 
 
+@pytest.mark.parametrize("protocol", ["kernel", "boot", "99"])
+async def test_an_ipv4_route_of_another_program_before_ours_goes_whoever_made_it(node: RealNode, protocol: str) -> None:
+    await node.routes.write("d0", [SetLocalRoute("10.0.0.1", NODE_IP)])
+    run(f"ip route prepend local 10.0.0.1 dev d0 table local proto {protocol} src {OTHER_NODE_IP}")
+    assert source_towards("10.0.0.1") == OTHER_NODE_IP
+    changes = [SetLocalRoute("10.0.0.1", NODE_IP), DeleteLocalRoute("10.0.0.1", OTHER_NODE_IP)]
+    assert await node.routes.write("d0", changes) == []
+    assert (await node.routes.read("d0"))["10.0.0.1"] == [LocalRoute("10.0.0.1", NODE_IP, 0)]
+
+
+@pytest.mark.parametrize("protocol", ["kernel", "boot", "static"])
+async def test_an_ipv6_route_goes_whoever_made_it_and_the_kernels_own_stays(node: RealNode, protocol: str) -> None:
+    await node.addresses.write("d0", [BindAddress("fd00::1", keep_kernel_route=True)])
+    run(f"ip -6 route add local fd00::1 dev d0 table local proto {protocol} metric 1024 src {NODE_IP6}")
+    assert len((await node.routes.read("d0"))["fd00::1"]) == 2
+    assert await node.routes.write("d0", [DeleteLocalRoute("fd00::1", NODE_IP6)]) == []
+    assert (await node.routes.read("d0"))["fd00::1"] == [LocalRoute("fd00::1", None, 0)]
+
+
 async def test_a_tentative_address_is_no_source_yet(node: RealNode) -> None:
     """A veth does duplicate address detection; a dummy with NOARP does not."""
     run("ip link add v0 type veth peer name v1")

@@ -1,7 +1,9 @@
 """S1 and S2: a node's own processes reach Services whose pods are on other nodes, by both address families."""
 
-from tests.lab.deployment import Deployment
+from tests.lab.allocation import Addresses
+from tests.lab.deployment import Deployment, eventually
 from tests.lab.objects import endpoint_slices, service
+from tests.lab.topology import NODES
 from tests.scenarios.conftest import FAMILIES, World
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
@@ -28,6 +30,27 @@ async def test_s1_the_local_route_of_each_vip_has_the_nodes_address_as_source(
         sources = node.local_routes()
         for family in FAMILIES:
             assert sources[family.service_ip] == family.of(node)
+
+
+async def test_s1_a_route_that_another_program_adds_with_another_source_goes_at_once(
+    world: World, deployment: Deployment
+) -> None:
+    deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
+    await deployment.start("--resync-budget=0%", nodes=("node3",))
+    node3 = world.cluster.node("node3")
+    bridge = Addresses(NODES["node3"].pod_ip(1), NODES["node3"].pod_ip6(1))
+    for family, how in zip(FAMILIES, (["-4", "route", "prepend"], ["-6", "route", "replace"]), strict=True):
+        metric = ["metric", "1024"] if family.name == "IPv6" else []
+        to_vip = ["local", family.service_ip, "dev", "kube-ipvs0", "table", "local", "src", family.of(bridge)]
+        node3.run("ip", *how, *to_vip, *metric)
+
+    def is_repaired() -> None:
+        sources = node3.local_routes()
+        for family in FAMILIES:
+            assert sources[family.service_ip] == family.of(node3)
+
+    await eventually(is_repaired, 1.0)
+    assert deployment.agents["node3"].log.read_text().count('"repair"') == len(FAMILIES)
 
 
 async def test_s2_the_api_server_is_reached_from_every_node(world: World, deployment: Deployment) -> None:

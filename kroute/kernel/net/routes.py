@@ -47,12 +47,16 @@ from kroute.kernel.netlink.rtnetlink import (
     RTN_LOCAL,
     RTPROT_KERNEL,
     RTPROT_STATIC,
+    RTPROT_UNSPEC,
     interface_index,
 )
 
 IPV6_METRIC = 1024
 """The metric that the kernel gives to an IPv6 route without one."""
 WRITE_SLICE = 1024
+_IPV4 = socket.AF_INET, 32, RTPROT_KERNEL, RT_SCOPE_HOST, b""
+_IPV6 = socket.AF_INET6, 128, RTPROT_STATIC, 0, u32(RTA_PRIORITY, IPV6_METRIC)
+"""What our routes have: family, length in bits, protocol, scope, and further attributes."""
 
 
 class LocalRoute(NamedTuple):
@@ -193,8 +197,12 @@ def set_route(index: int, address: str, source: str) -> bytes:
 
 
 def delete_route(index: int, address: str, source: str | None) -> bytes:
-    """The message that deletes our route. For IPv4, it deletes the first route with that source, whoever made it."""
-    return message(RTM_DELROUTE, 0, _encode_route(index, address, source))
+    """The message that deletes our route, or one that another proxy has left in its place.
+
+    It names no protocol, since the kernel would delete no route of another one. For IPv4, the first route with that
+    source goes; for IPv6, the one with our metric, which the kernel's own has not.
+    """
+    return message(RTM_DELROUTE, 0, _encode_route(index, address, source, RTPROT_UNSPEC))
 
 
 def delete_kernel_route(index: int, address: str) -> bytes:
@@ -219,14 +227,12 @@ def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
     return to_u32(found[RTA_OIF]), LocalRoute(unpack_address(found[RTA_DST]), source, metric)
 
 
-def _encode_route(index: int, address: str, source: str | None) -> bytes:
+def _encode_route(index: int, address: str, source: str | None, protocol: int | None = None) -> bytes:
+    """A route, by default of the protocol that ours have."""
     packed = pack_address(address)
-    if ":" in address:
-        header = ROUTE_HEADER.pack(socket.AF_INET6, 128, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, 0, RTN_LOCAL, 0)
-        tail = u32(RTA_PRIORITY, IPV6_METRIC)
-    else:
-        header = ROUTE_HEADER.pack(socket.AF_INET, 32, 0, 0, RT_TABLE_LOCAL, RTPROT_KERNEL, RT_SCOPE_HOST, RTN_LOCAL, 0)
-        tail = b""
+    family, length, ours, scope, tail = _IPV6 if ":" in address else _IPV4
+    protocol = ours if protocol is None else protocol
+    header = ROUTE_HEADER.pack(family, length, 0, 0, RT_TABLE_LOCAL, protocol, scope, RTN_LOCAL, 0)
     if source is not None:
         tail += attribute(RTA_PREFSRC, pack_address(source))
     return header + attribute(RTA_DST, packed) + u32(RTA_OIF, index) + tail

@@ -67,9 +67,10 @@ def test_our_route_is_sent_with_its_source_and_told_from_the_kernels(index: int,
     create = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_REPLACE
     made = Reading(RTM_NEWROUTE, create, ours(address, index, source))
     assert read(rtmsg, set_route(index, address, source)) == made
-    deleted = Reading(RTM_DELROUTE, NLM_F_REQUEST, ours(address, index, source))
+    whoever_made_it = {"proto": rt_proto["unspec"]}
+    deleted = Reading(RTM_DELROUTE, NLM_F_REQUEST, ours(address, index, source) | whoever_made_it)
     assert read(rtmsg, delete_route(index, address, source)) == deleted
-    any_source = Reading(RTM_DELROUTE, NLM_F_REQUEST, ours(address, index, None))
+    any_source = Reading(RTM_DELROUTE, NLM_F_REQUEST, ours(address, index, None) | whoever_made_it)
     assert read(rtmsg, delete_route(index, address, None)) == any_source
 
 
