@@ -93,19 +93,12 @@ def fault_between(
 
 
 def _is_icmp(passed: Traffic, sizes: _Sizes) -> bool:
-    """Whether all packets in may be SYNs, and all packets out errors that quote them."""
-    if not 0 < passed.packets_out <= passed.packets_in or passed.bytes_in % passed.packets_in:
+    """Whether all packets in may be SYNs, and all packets out errors that quote SYNs: those before them, too."""
+    if not passed.packets_in or passed.bytes_in % passed.packets_in:
         return False
     syn = passed.bytes_in // passed.packets_in
     fits = sizes.bare <= syn <= sizes.bare + sizes.options and syn % 4 == 0
     return fits and passed.bytes_out == (syn + sizes.icmp) * passed.packets_out
-
-
-def _may_be_errors(passed: Traffic, sizes: _Sizes) -> bool:
-    """Whether all packets out may be errors of ICMP that quote packets in, which need not be SYNs."""
-    others = passed.packets_in - passed.packets_out
-    quoted = passed.bytes_out - sizes.icmp * passed.packets_out
-    return others >= 0 and quoted <= passed.bytes_in - sizes.bare * others
 
 
 class Evidence:
@@ -145,15 +138,14 @@ class Evidence:
     def has_answered(self, server: RealServerKey) -> bool:
         """Whether a real server that is held has answered since it was first suspected; errors of ICMP come late.
 
-        Of one that cannot be reached, what comes back may be errors that quote packets of older connections.
+        Of one that could not be reached, errors that quote packets of older connections look like answers.
         """
         if server not in self._held or server not in self._seen:
             return False
         (before, was), after = self._held[server], self._seen[server]
         passed = passed_between(before, after)
-        if passed is None or fault_between(before, after, is_ipv6=self._is_ipv6, are_open=False) is not None:
-            return False
-        return was is not Fault.UNREACHABLE or not _may_be_errors(passed, _SIZES[self._is_ipv6])
+        fault = fault_between(before, after, is_ipv6=self._is_ipv6, are_open=False)
+        return passed is not None and fault is None and was is not Fault.UNREACHABLE
 
     def failing(self, candidates: Collection[RealServerKey], after: float, now: float) -> dict[RealServerKey, Finding]:
         """Those candidates that have not answered for `after` seconds, the longest first.
