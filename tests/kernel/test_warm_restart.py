@@ -71,7 +71,8 @@ async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple
         broadcaster.publish(plans)
         async with asyncio.timeout(60):
             await controllers.live()
-        await asyncio.sleep(1)  # time for any write that follows the last plan
+        for _ in range(10):  # time for any write that follows the last plan; a stall takes one turn of it
+            await asyncio.sleep(0.1)
         yield controllers, kernel
         controllers.stop()
         await running
