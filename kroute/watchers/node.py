@@ -29,8 +29,8 @@ from kroute.watchers.resolver import dns_servers
 
 log = structlog.get_logger(__name__)
 
-LOOK_EVERY = 10.0
-"""Seconds between two looks at the resolver's files."""
+LOOK_EVERY = 30.0
+"""Seconds between two looks at the resolver's files, as long as no route changes."""
 SHARE = 20
 """For how many times as long as they took to be read, next hops are not read again; for SHORTEST_PAUSE at least."""
 SHORTEST_PAUSE = 1.0
@@ -128,13 +128,15 @@ class NodeWatcher:
 
     async def _follow_what_is_needed(self) -> None:
         while True:
-            began = time.monotonic()
+            pause = 0.0
             if await self._routes_have_changed():
+                began = time.monotonic()
                 self._gateways = await _read(self._next_hops, self._gateways)
+                pause = max(SHORTEST_PAUSE, SHARE * (time.monotonic() - began))
             with suppress(OSError):  # the resolver's files cannot be read now: the servers known before stay protected
                 self._dns_servers = self._resolver()
             self._pass_on()
-            await asyncio.sleep(max(SHORTEST_PAUSE, SHARE * (time.monotonic() - began)))
+            await asyncio.sleep(pause)
 
     async def _routes_have_changed(self) -> bool:
         try:

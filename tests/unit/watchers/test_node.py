@@ -1,8 +1,10 @@
 """The node's own addresses are followed, and VIPs are not."""
 
+import asyncio
 import errno
 import socket
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,6 +193,23 @@ class TestWhatTheNodeNeeds:
             kernel.gateways = set()
             kernel.delete_link("eth0")
             await eventually(lambda: told[-1].gateways == frozenset())
+
+    async def test_gateways_that_change_after_an_hour_of_silence_and_soon_again(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pause depends on how long reading takes, not on how long nothing has changed."""
+        now = 0.0
+        monkeypatch.setattr("kroute.watchers.node.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("kroute.watchers.node.SHORTEST_PAUSE", 0.0)
+        told: list[NodeInterfaces] = []
+        async with running(watcher(kernel, told).run()):
+            await eventually(lambda: len(told) == 1)
+            for number in range(2, 5):
+                await asyncio.sleep(0.01)  # it waits for the next change
+                now += 3600.0
+                kernel.gateways = {f"192.168.123.{number}"}
+                kernel.routes_changed.set()
+                await eventually(lambda number=number: len(told) == number)
 
     async def test_dns_servers_that_change(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kroute.watchers.node.LOOK_EVERY", 0.01)
