@@ -3,6 +3,11 @@
 import ctypes
 import os
 import socket
+from array import array
+from typing import TypeAlias
+
+Writable: TypeAlias = "bytearray | array[int]"
+"""A buffer into which the kernel writes its answer."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -16,18 +21,14 @@ def ask(asked: socket.socket, level: int, option: int, question: bytes) -> bytes
     return bytes(buffer)
 
 
-def fill(asked: socket.socket, level: int, option: int, buffer: bytearray) -> None:
+def fill(asked: socket.socket, level: int, option: int, buffer: Writable) -> None:
     """As `ask`; the question is in the buffer, and the answer is written over it."""
-    length = ctypes.c_uint32(len(buffer))
-    if _LIBC.getsockopt(asked.fileno(), level, option, _shared(buffer), ctypes.byref(length)):
+    value, length = ctypes.c_char.from_buffer(buffer), ctypes.c_uint32(memoryview(buffer).nbytes)
+    if _LIBC.getsockopt(asked.fileno(), level, option, ctypes.byref(value), ctypes.byref(length)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
-def clear(buffer: bytearray) -> None:
+def clear(buffer: Writable) -> None:
     """Make all of the buffer zeros, without memory for as many zeros."""
-    ctypes.memset(_shared(buffer), 0, len(buffer))
-
-
-def _shared(buffer: bytearray) -> "ctypes.Array[ctypes.c_char]":
-    return (ctypes.c_char * len(buffer)).from_buffer(buffer)
+    ctypes.memset(ctypes.byref(ctypes.c_char.from_buffer(buffer)), 0, memoryview(buffer).nbytes)

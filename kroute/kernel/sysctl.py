@@ -6,6 +6,8 @@ from pathlib import Path
 from kroute.kernel.errors import KernelError
 
 PROC_SYS = Path("/proc/sys")
+LONGEST = 4096
+"""Bytes of a value. The kernel writes it in one piece."""
 
 
 class Sysctls:
@@ -17,9 +19,13 @@ class Sysctls:
     def read(self, name: str) -> str | None:
         """The value without its newline; None if this kernel has no such sysctl."""
         try:
-            return self._path(name).read_text().rstrip("\n")
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        try:  # every look reads them: a file object takes three times as many system calls
+            return os.read(descriptor, LONGEST).decode().rstrip("\n")
+        finally:
+            os.close(descriptor)
 
     def write(self, name: str, value: str) -> None:
         """Set the value. Raises KernelError, which names the sysctl, when the kernel refuses."""
