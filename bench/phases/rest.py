@@ -14,8 +14,8 @@ Controllers = Mapping[str, ControllerStatistics]
 async def idle(session: Session, lengths: Lengths) -> Figures:
     """What the node uses while nothing changes, with the default settings, beyond the session's baseline.
 
-    `looks_share` is the share of a processor in that time, `resyncs_share` what resyncs that are due less often than
-    that take on average; `cpu_share` is both. `agent_share` is the agent's own count of its processor time.
+    `looks_share` is the share of a processor in that time, `resyncs_share` what resyncs and digests that are due less
+    often than that take on average; `cpu_share` is both. `agent_share` is the agent's own count of its processor time.
     """
     before = await session.statistics()
     began, cpu = time.monotonic(), session.node.cpu()
@@ -37,9 +37,14 @@ async def idle(session: Session, lengths: Lengths) -> Figures:
 
 
 def rare_resyncs(before: Controllers, after: Controllers) -> float:
-    """The share of a processor that the resyncs take of those controllers that had none between two moments."""
-    rare = [it for name, it in after.items() if it.resyncs == before[name].resyncs and it.resync_pause]
-    return sum(it.resync_cost / it.resync_pause for it in rare)
+    """The share of a processor that the resyncs and digests take of controllers that had none between two moments."""
+    share = 0.0
+    for name, it in after.items():
+        if it.resyncs == before[name].resyncs and it.resync_pause:
+            share += it.resync_cost / it.resync_pause
+        if it.digests == before[name].digests and it.digest_pause:
+            share += it.digest_cost / it.digest_pause
+    return share
 
 
 def _total(counter: str, controllers: Controllers) -> int:

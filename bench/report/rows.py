@@ -70,7 +70,7 @@ def _change(phase: str) -> Sequence[Row]:
 ROWS: Sequence[Row] = (
     _percent("**idle**: CPU of the node, without what it uses without kroute", "idle", "cpu_share"),
     _percent("of that measured", "idle", "looks_share"),
-    _percent("of that what resyncs take on average that are due less often", "idle", "resyncs_share"),
+    _percent("of that what resyncs and digests take on average that are due less often", "idle", "resyncs_share"),
     _count("looks in that time, of all controllers", "idle", "looks"),
     _count("resyncs in that time", "idle", "resyncs"),
     _percent("CPU by the agent's own count", "idle", "agent_share"),

@@ -71,7 +71,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         self._is_reading = False
         self._absent_sources: set[str] = set()
         self._last = LastLook()
-        self._pace = DigestPace(settings.resync_period, settings.resync_budget)
+        self._pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
         interface.watch(self.wake)
 
     def wanted_by(self, plan: ServicePlan) -> Mapping[str, SourceRoute]:
@@ -155,7 +155,7 @@ class RouteFix(StagedController[str, SourceRoute]):
         if self._interface.index is None:
             await resync.complete()
             return []
-        self._last.read(await self._routes.digest(self._interface.name))
+        self._last.read(await self._pace.take(self._routes.digest(self._interface.name)))
         unwritten = {address for address in self.desired.desired_keys() if self.desired.desired(address) == ANY_SOURCE}
         async for batch in sliced((await self._routes.read(self._interface.name)).items()):
             for address, routes in batch:

@@ -39,9 +39,10 @@ class ControllerStatistics(msgspec.Struct):
     `waiting` is how many objects failed and wait for another attempt. `denied` counts failures for want of a privilege.
     `resyncs` counts complete scans of the kernel, `looks` those looks that found no reason for one. The last resync
     took `resync_cost` seconds of processor time; if nothing asks for one before, the next comes `resync_pause` seconds
-    after it. `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success`
-    that of the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has
-    failed, the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
+    after it. `digests`, `digest_cost` and `digest_pause` say the same of the digests that looks and resyncs take.
+    `last_resync` is the Unix time of the last scan, `last_look` that of the last look or scan, `last_success` that of
+    the last pass that did not fail as a whole; 0 for none. `failing_for` is for how many seconds every pass has failed,
+    the last one with `last_error`. `busy_for` is for how many seconds the current pass has been running.
     """
 
     writes: int = 0
@@ -53,6 +54,9 @@ class ControllerStatistics(msgspec.Struct):
     looks: int = 0
     resync_cost: float = 0.0
     resync_pause: float = 0.0
+    digests: int = 0
+    digest_cost: float = 0.0
+    digest_pause: float = 0.0
     last_resync: float = 0.0
     last_look: float = 0.0
     last_success: float = 0.0

@@ -1,13 +1,13 @@
 """When a controller looks at its part of the kernel, and when it reads all of it again (a resync).
 
 A look is cheap, and happens every period. A resync is as expensive as the kernel's state is large. So it waits until it
-costs no more than the controller's share of a processor, unless there is a reason for it: the caller then makes it at
-once. After one that found drift the next is a period away, because who has written once may write again. Each that
-finds none doubles the pause, up to what the share allows.
+costs no more than the controller's share of a processor, and a quarter of it while no drift was ever found, unless
+there is a reason for it: the caller then makes it at once. After one that found drift the next is a period away,
+because who has written once may write again. Each that finds none doubles the pause, up to what the share allows.
 
 A digest (`kroute.kernel.digest`) finds what the kernel has not reported. It costs as much as the kernel needs for the
 listing, so it is due at every fourth look, or more rarely if that would cost more than its share, but at the fortieth
-at the latest.
+at the latest. A resync takes one, too.
 
 An `Alarm` wakes the controller when any of that is due.
 """
@@ -18,12 +18,17 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from kroute.reconcile.pass_status import ControllerStatistics
+
 T = TypeVar("T")
 
 LONGEST_PAUSE = 3600.0
 """The most seconds between two resyncs of who has ever found drift, whatever they cost."""
 LONGEST_UNDISTURBED = 86400.0
 """The same of who has never found any: by then what no look can see is found."""
+
+UNDISTURBED = 1 / 4
+"""The part of its share that the resyncs take of who has never found any drift."""
 
 LEAST_LOOKS, MOST_LOOKS = 4, 40
 """From one digest to the next one."""
@@ -44,6 +49,7 @@ class ResyncSchedule:
         self.resync_due = now
         self._period = period
         self._share = share
+        self._part = UNDISTURBED
         self._longest = longest
         self._pause = math.inf
         self._regular = now
@@ -72,8 +78,9 @@ class ResyncSchedule:
     def ends(self, cost: float, *, is_clean: bool) -> None:
         """The resync that has begun is complete. `is_clean`: there was no drift since the one before, nor in it."""
         if not is_clean:
-            self._longest = LONGEST_PAUSE
-        limit = max(self._period, min(self._longest, cost / self._share if self._share else math.inf))
+            self._longest, self._part = LONGEST_PAUSE, 1.0
+        share = self._share * self._part
+        limit = max(self._period, min(self._longest, cost / share if share else math.inf))
         self._pause = min(2 * self._pause, limit) if is_clean else self._period
         if self.resync_due == self._regular:  # nobody has asked for one meanwhile
             self.resync_due += self._pause - self._period
@@ -111,10 +118,15 @@ class Metered(Generic[T]):
 
 
 class DigestPace:
-    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` the resyncs' of all."""
+    """Says at which looks a digest is due. `period` is seconds between two looks, `budget` the resyncs' of all.
 
-    def __init__(self, period: float, budget: float) -> None:
+    `counters` are told how many there were, what the last one cost, and how long it is to the next.
+    """
+
+    def __init__(self, period: float, budget: float, counters: ControllerStatistics) -> None:
+        self._period = period
         self._a_look = period * budget * SHARE_OF_DIGESTS
+        self._counters = counters
         self._looks = 0
         self._debt = 0.0
 
@@ -129,6 +141,10 @@ class DigestPace:
         self._looks = 0
         found = await (metered := Metered(digest))
         self._debt += metered.seconds
+        looks = self._debt / self._a_look if self._a_look else math.inf
+        self._counters.digests += 1
+        self._counters.digest_cost = metered.seconds
+        self._counters.digest_pause = self._period * max(LEAST_LOOKS, min(MOST_LOOKS, looks))
         return found
 
 

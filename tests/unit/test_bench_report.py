@@ -188,11 +188,13 @@ def test_a_delay_is_from_a_change_to_its_last_completion():
     assert delays(sent, []) == []
 
 
-def test_resyncs_that_are_rarer_than_the_window_count_with_their_average():
-    before = {name: ControllerStatistics(resyncs=1, resync_cost=0.5, resync_pause=2000.0) for name in ("often", "rare")}
-    after = {"often": msgspec.structs.replace(before["often"], resyncs=2), "rare": before["rare"]}
-    after["never"] = before["never"] = ControllerStatistics()
-    assert rare_resyncs(before, after) == 0.5 / 2000
+def test_resyncs_and_digests_that_are_rarer_than_the_window_count_with_their_average():
+    one = ControllerStatistics(
+        resyncs=1, resync_cost=0.5, resync_pause=2000.0, digests=3, digest_cost=0.25, digest_pause=1000.0
+    )
+    before = {"often": one, "rare": one, "never": ControllerStatistics()}
+    after = before | {"often": msgspec.structs.replace(one, resyncs=2, digests=4)}
+    assert rare_resyncs(before, after) == 0.5 / 2000 + 0.25 / 1000
 
 
 def test_quoted_figures_have_a_date_a_place_and_a_source():

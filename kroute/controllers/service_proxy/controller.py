@@ -84,9 +84,8 @@ class ServiceProxy(Controller):
         conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
         self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings), *conntrack_limits))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
-        self._vips = VipAddresses(
-            self.status, addresses, interface, DigestPace(settings.resync_period, settings.resync_budget)
-        )
+        pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
+        self._vips = VipAddresses(self.status, addresses, interface, pace)
         self._flows = UdpFlows(self.status, conntrack)
         self._servers = VirtualServers(
             self.status,

@@ -51,7 +51,7 @@ class VipAddresses:
     async def learn(self) -> list[Delta[str, Vip]]:
         """Scan the bound addresses into the applied state; returns the drift."""
         resync = self.desired.resync()
-        self._last.read(await self._addresses.digest(self._interface.name))
+        self._last.read(await self._pace.take(self._addresses.digest(self._interface.name)))
         async for addresses in sliced(await self._bound()):
             for address in addresses:
                 desired, known = self.desired.desired(address), self.desired.applied.get(address)

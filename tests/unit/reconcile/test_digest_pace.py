@@ -3,6 +3,7 @@
 import pytest
 
 from kroute.reconcile import resync_schedule
+from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.reconcile.resync_schedule import LEAST_LOOKS, MOST_LOOKS, SHARE_OF_DIGESTS, DigestPace, Metered
 
 A_LOOK = 30.0 * 0.001 * SHARE_OF_DIGESTS
@@ -32,7 +33,10 @@ async def test_a_digest_is_as_rare_as_it_is_dear(
         return "digest"
 
     monkeypatch.setattr(resync_schedule, "Metered", lambda work: Metered(work, lambda: now))
-    pace = DigestPace(30.0, budget)
-    for expected in (LEAST_LOOKS, looks, looks):
+    counters = ControllerStatistics()
+    pace = DigestPace(30.0, budget, counters)
+    for number, expected in enumerate((LEAST_LOOKS, looks, looks), 1):
         assert [pace.is_due() for _ in range(expected)] == [False] * (expected - 1) + [True]
         assert await pace.take(digest()) == "digest"
+        assert (counters.digests, counters.digest_cost) == (number, pytest.approx(cost))
+    assert looks * 30.0 == pytest.approx(counters.digest_pause, abs=30.0)

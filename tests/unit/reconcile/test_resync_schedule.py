@@ -2,7 +2,7 @@
 
 import pytest
 
-from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, ResyncSchedule
+from kroute.reconcile.resync_schedule import LONGEST_PAUSE, LONGEST_UNDISTURBED, UNDISTURBED, ResyncSchedule
 
 PERIOD = 30.0
 SHARE = 0.001
@@ -28,13 +28,13 @@ def test_the_first_resync_is_due_at_once() -> None:
 
 
 def test_what_costs_less_than_its_share_is_resynced_every_period() -> None:
-    assert Run().resync(0.02) == PERIOD
+    assert Run().resync(0.02 * UNDISTURBED) == PERIOD
 
 
 def test_what_costs_more_is_resynced_as_often_as_the_share_allows() -> None:
     run = Run()
-    assert run.resync(1.5) == 1500.0
-    assert run.schedule.pause == 1500.0
+    assert run.resync(1.5) == 1500.0 / UNDISTURBED
+    assert run.schedule.pause == 1500.0 / UNDISTURBED
 
 
 @pytest.mark.parametrize(("share", "cost"), [(SHARE, 600.0), (0.0, 0.001)], ids=["too expensive", "no share"])

@@ -32,7 +32,7 @@ from kroute.settings import Settings
 
 SHARE_OF_LOOKS = 1 / 2
 """The part of `Settings.resync_budget` that may be spent on reading virtual servers singly, if some are of IPv6."""
-SHARE_OF_IPV4 = 1 / 8
+SHARE_OF_IPV4 = 1 / 16
 """The same if all are of IPv4: what is missing shows in their outlines."""
 LEAST_OF_IPV6 = 1024
 """How many virtual servers of IPv6 are read in a look at least: nothing else shows that one of their real servers is
@@ -40,6 +40,8 @@ missing. It takes some 50 us for each."""
 LEAST_A_LOOK = 64
 """How many virtual servers are read in a look beside those, at least, whatever that costs: about a millisecond of IPv4,
 and some of IPv6."""
+LEAST_OF_IPV4 = 16
+"""The same if all are of IPv4."""
 READ_TOGETHER = 16
 """Virtual servers that are read between two measurements of their cost."""
 
@@ -138,8 +140,11 @@ class TableLook:
         """Whether the kernel has the real servers of those whose turn it is, and of IPv6 the options."""
         begun, read = self._clock(), 0
         self._begin_rounds(applied)
-        seconds = self._budget * (SHARE_OF_LOOKS if self._is_any[True] else SHARE_OF_IPV4)
-        least = LEAST_A_LOOK + min(LEAST_OF_IPV6, len(self._turns[True]))
+        if self._is_any[True]:
+            seconds = self._budget * SHARE_OF_LOOKS
+            least = LEAST_A_LOOK + min(LEAST_OF_IPV6, len(self._turns[True]))
+        else:
+            seconds, least = self._budget * SHARE_OF_IPV4, LEAST_OF_IPV4
         for keys in self._in_turn():
             if not await self._are_as_applied(keys, applied, draining):
                 return False

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kroute.controllers.service_proxy.looks import table_look
-from kroute.controllers.service_proxy.looks.table_look import LEAST_A_LOOK, TableLook
+from kroute.controllers.service_proxy.looks.table_look import LEAST_A_LOOK, LEAST_OF_IPV4, TableLook
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
@@ -231,3 +231,20 @@ async def test_a_look_reads_as_many_as_its_share_allows_and_all_in_time(
     for _ in range(4 * 1000 // a_look):
         assert not await look.finds_change(applied, lambda _: (), applied.keys)
     assert set(ipvs.read_singly) == applied.keys()
+
+
+@pytest.mark.parametrize(("seconds_each", "a_look"), [(1.0, LEAST_OF_IPV4), (0.0001, 32), (0.0, 100)])
+async def test_where_all_are_of_ipv4_fewer_are_read_as_outlines_show_what_is_missing(
+    seconds_each: float, a_look: int
+) -> None:
+    ipvs = CountingIpvs(FakeKernel())
+    await ipvs.open()
+    servers = [server(f"10.96.0.{at}", 80, "10.1.0.1") for at in range(100)]
+    for each in servers:
+        await ipvs.write([AddVirtualServer(each.key, OPTIONS), AddRealServer(each.key, ("10.1.0.1", 8080), 1)])
+    applied = {each.key: each for each in servers}
+    settings = Settings("node", resync_period=32.0, resync_budget=0.001)  # 2 ms for each look
+    look = TableLook(ipvs, settings, clock=lambda: len(ipvs.read_singly) * seconds_each)
+    await look.begin()
+    assert not await look.finds_change(applied, lambda _: (), applied.keys)
+    assert len(ipvs.read_singly) == len(set(ipvs.read_singly)) == a_look

@@ -34,7 +34,8 @@ async def learned(tmp_path: Path, addresses: Omitting, bound: set[str], known: s
     for address in bound:
         addresses.kernel.add_address("d0", address, 32)
     interface = DummyInterface("d0", FakeLinks(addresses.kernel), Ledger.open(tmp_path))
-    vips = VipAddresses(PassStatus("service_proxy", Clock()), addresses, interface, DigestPace(30.0, 0.001))
+    status = PassStatus("service_proxy", Clock())
+    vips = VipAddresses(status, addresses, interface, DigestPace(30.0, 0.001, status.counters))
     for address in known:
         vips.desired.note_applied(address, Vip(address, None))
     await vips.learn()
