@@ -67,11 +67,15 @@ def new_kernel(**options: object) -> FakeKernel:
 
 
 class FakeNode:
-    """One run of kroute's controllers on a kernel; `restarted()` is the next run on the same kernel and state."""
+    """One run of kroute's controllers on a kernel; `restarted()` is the next run on the same kernel and state.
+
+    Unless the settings say otherwise, the budget has it resync every period, however slow this machine is.
+    """
 
     def __init__(self, state_dir: Path, kernel: FakeKernel | None = None, **settings: object) -> None:
         self.kernel = kernel or new_kernel()
-        self.settings = Settings(node_name="node3", state_dir=state_dir, **{"firewall": "iptables", **settings})
+        usual = {"firewall": "iptables", "resync_budget": 1.0}
+        self.settings = Settings(node_name="node3", state_dir=state_dir, **{**usual, **settings})
         self.clock = Clock()
         self.problems: list[tuple[ObjectKey, Problem]] = []
         self.broadcaster = Broadcaster()

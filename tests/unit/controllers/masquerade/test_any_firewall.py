@@ -14,7 +14,7 @@ from kroute.settings import Settings
 from tests.fakes.firewall import FakeFirewall
 from tests.unit.fake_node import Clock, node_plan, plan, server
 
-SETTINGS = Settings("node3")
+SETTINGS = Settings("node3", resync_budget=1.0)
 PORT, PORT6 = ("10.96.0.1", 6, 80), ("fd00::1", 6, 80)
 WEB = plan("web", 1, server("10.96.0.1", 80, "10.1.0.1"), server("fd00::1", 80, "fd00:1::1"))
 CLUSTER_IPS = (Family.IPV4, AddressSet.CLUSTER_IP)
