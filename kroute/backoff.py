@@ -7,8 +7,9 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 
 log = structlog.get_logger(__name__)
@@ -112,7 +113,7 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(backoff.delay())
 
 
-class _Wait(NamedTuple):
+class _Wait(msgspec.Struct, frozen=True):
     backoff: Backoff
     due: float
 

@@ -4,7 +4,8 @@ Which bit is which flag: `IP_VS_SVC_F_SCHED1..3` of `include/uapi/linux/ip_vs.h`
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos")
 """The schedulers (`net/netfilter/ipvs/ip_vs_*.c`), by the names that ipvsadm uses."""
@@ -29,7 +30,7 @@ SCHEDULERS_BY_ORDER = frozenset({"mh", "sh"})
 choose alike only if that order is the same on all of them."""
 
 
-class SchedulerFlag(NamedTuple):
+class SchedulerFlag(msgspec.Struct, frozen=True):
     """A flag of a scheduler: its kernel bit, and the only scheduler that it has a meaning for (None: any)."""
 
     bit: int

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.checks.finding import Finding, failed
 from kroute.firewall import backend
@@ -17,7 +18,7 @@ CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 CAPABILITY_NUMBERS = {"NET_ADMIN": CAP_NET_ADMIN, "NET_RAW": 13}
 
 
-class Required(NamedTuple):
+class Required(msgspec.Struct, frozen=True):
     """Capabilities and kernel modules by name, each with its purpose."""
 
     capabilities: Mapping[str, str]

@@ -1,6 +1,6 @@
 """What a director watches: Services with external IPs (or those of a selector), their slices, all Nodes."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kroute.director.catalog import KINDS
 from kroute.model.kinds import SERVICES, WatchedKind

@@ -5,7 +5,9 @@ A backend traces a packet through its own rules at one hook (`Trace`). The order
 
 from collections.abc import Callable, Sequence
 from enum import Enum, StrEnum, auto
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from kroute.firewall import reasons
 from kroute.firewall.packets import Admission, Packet, Ruling, SourceChoice
@@ -40,7 +42,7 @@ class Fate(StrEnum):
     """It has another source."""
 
 
-class TraceResult(NamedTuple):
+class TraceResult(msgspec.Struct, frozen=True):
     """How a packet left a hook.
 
     `detail` says how it was refused, or which source it has ("" if the kernel chooses one). `met` has the comments of

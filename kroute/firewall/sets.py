@@ -5,10 +5,12 @@ from enum import StrEnum
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.model.plan import AddressSet, Element
 
 
-class Room(NamedTuple):
+class Room(msgspec.Struct, frozen=True):
     """How many elements a set of one family holds at first, and how many once it has grown as often as it may."""
 
     first: int = 262_144

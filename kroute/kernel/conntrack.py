@@ -2,7 +2,8 @@
 
 import errno
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.kernel.conntrack_messages import Endpoint, Flow, encode_delete, encode_dump, pack_endpoint, parse_flow
 from kroute.kernel.errors import Failure, KernelError
@@ -16,7 +17,7 @@ WRITE_SLICE = 256
 """How many deletions are encoded before other tasks run."""
 
 
-class DeleteFlow(NamedTuple):
+class DeleteFlow(msgspec.Struct, frozen=True):
     """Delete exactly this entry."""
 
     flow: Flow

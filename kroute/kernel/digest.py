@@ -1,9 +1,9 @@
 """What a look at a part of the kernel's state gives: enough to see a change, much less than the state."""
 
-from typing import NamedTuple
+import msgspec
 
 
-class Digest(NamedTuple):
+class Digest(msgspec.Struct, frozen=True):
     """Of two digests by one client, equal checksums mean that the state was the same, traffic counters aside.
 
     `counts` are numbers of objects, as the client's method says. They are known even after a write of one's own.

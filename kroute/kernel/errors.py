@@ -2,7 +2,9 @@
 
 import os
 import struct
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+import msgspec
 
 Change = TypeVar("Change")
 
@@ -46,7 +48,7 @@ class KernelError(Exception):
         self.errno = errno
 
 
-class Failure(NamedTuple, Generic[Change]):
+class Failure(msgspec.Struct, Generic[Change], frozen=True):
     """One change of a batch that the kernel refused; the refusal did not stop the others."""
 
     change: Change

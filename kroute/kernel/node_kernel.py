@@ -7,10 +7,11 @@ There are three such bundles: the real one (`open_kernel`), one that only record
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import msgspec
 
 from kroute.kernel.clients import (
     AddressClient,
@@ -46,8 +47,7 @@ CORE_CLIENTS: tuple[ClientName, ...] = ("links", "ipvs", "addresses", "routes", 
 EVERY_CLIENT: tuple[ClientName, ...] = get_args(ClientName)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeKernel:
+class NodeKernel(msgspec.Struct, frozen=True, kw_only=True):
     """The clients for the parts of the kernel that kroute reads and writes.
 
     `xtables` has a client for AF_INET and one for AF_INET6, or none where these are not opened; `nft` may have the same
@@ -69,8 +69,8 @@ class NodeKernel:
     tunnels: TunnelClient
     version: tuple[int, int]
     monitor: MonitorFactory
-    nft: Mapping[int, XtablesClient] = field(default_factory=dict)
-    sockets: Mapping[str, NetlinkStatistics] = field(default_factory=dict)
+    nft: Mapping[int, XtablesClient] = {}
+    sockets: Mapping[str, NetlinkStatistics] = {}
 
 
 @asynccontextmanager

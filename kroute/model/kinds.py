@@ -10,7 +10,8 @@ kube-proxy since 1.36: the API server's own controller puts it on those of a Ser
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from kroute.model.objects import (
     HEADLESS_LABEL,
@@ -24,8 +25,7 @@ from kroute.model.objects import (
 from kroute.settings import Settings
 
 
-@dataclass(frozen=True)
-class WatchedKind:
+class WatchedKind(msgspec.Struct, frozen=True):
     """One kind of object: the type that it is decoded into, its place in the API, and which objects are watched.
 
     `group` is empty for the core API. `plural` is the kind's name in paths and RBAC rules. The API server applies the

@@ -31,7 +31,7 @@ class NodeInterfaces(NamedTuple):
     dns_servers: frozenset[str] = frozenset()
 
 
-class ApiFacts(NamedTuple):
+class ApiFacts(msgspec.Struct, frozen=True):
     """What the way to the API says: the server's addresses, and the networks of the cluster's ServiceCIDR objects."""
 
     servers: frozenset[str] = frozenset()

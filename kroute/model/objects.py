@@ -266,7 +266,7 @@ class Pod(_Struct, frozen=True):
 KubernetesObject = Service | EndpointSlice | Node | Pod
 
 
-class Applied(NamedTuple):
+class Applied(msgspec.Struct, frozen=True):
     """A watcher saw this object, new or changed.
 
     `triggered` is when the pod or Service changed that caused this change of an EndpointSlice, in Unix time, if known.
@@ -276,14 +276,14 @@ class Applied(NamedTuple):
     triggered: float | None = None
 
 
-class Deleted(NamedTuple):
+class Deleted(msgspec.Struct, frozen=True):
     """A watcher saw that this object was deleted."""
 
     kind: type[KubernetesObject]
     key: ObjectKey
 
 
-class Listed(NamedTuple):
+class Listed(msgspec.Struct, frozen=True):
     """A watcher has passed on every object of this kind that exists. Sent once for each kind."""
 
     kind: type[KubernetesObject]

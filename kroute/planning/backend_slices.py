@@ -8,7 +8,6 @@ Each version of a slice is read once. A real server that the previous version ha
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +24,7 @@ LARGE_SLICE = 10_000
 """Endpoints times ports: a slice of the EndpointSlice controller (100 endpoints) with 100 ports is none yet."""
 
 
-class PortKey(NamedTuple):
+class PortKey(msgspec.Struct, frozen=True):
     """What a Service port and its slice ports have in common. Their numbers may differ from slice to slice."""
 
     name: str
@@ -70,14 +69,14 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
         return not self.preference[0]
 
 
-class PodRef(NamedTuple):
+class PodRef(msgspec.Struct, frozen=True):
     """The Pod behind an endpoint, in the slice's own namespace. An empty uid fits any Pod of the name."""
 
     name: str
     uid: str
 
 
-class SlicePort(NamedTuple):
+class SlicePort(msgspec.Struct, frozen=True):
     """One of a slice's ports: the real server of each of its endpoints, unless the slice is a large one."""
 
     key: PortKey

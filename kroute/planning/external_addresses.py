@@ -11,6 +11,8 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.model.node_facts import NodeFacts
 from kroute.planning.address_owners import AddressOwners
 from kroute.settings import Settings
@@ -40,7 +42,7 @@ class Admission(NamedTuple):
     reason: str = ""
 
 
-class Allowed(NamedTuple):
+class Allowed(msgspec.Struct, frozen=True):
     """The networks that addresses of one kind may be in, and the flag that sets them."""
 
     networks: tuple[str, ...]

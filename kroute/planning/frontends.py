@@ -5,6 +5,8 @@ from enum import Enum
 from itertools import chain, islice
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.model.addresses import family_of, unicast
 from kroute.model.bounds import MOST_ADDRESSES, NO_BOUND, Problems
 from kroute.model.node_facts import NodeFacts
@@ -30,7 +32,7 @@ class Kind(Enum):
     NODE_PORT = "nodePort"
 
 
-class Frontend(NamedTuple):
+class Frontend(msgspec.Struct, frozen=True):
     """An address and port that clients of a Service use, and the Service port behind it.
 
     `is_bound`: whether the address belongs on the dummy interface, and not on another interface of the node.

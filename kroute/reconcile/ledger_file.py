@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 MOST_BYTES = 64 << 20
 """The most bytes that are read of a ledger: ten times what 100,000 virtual servers take."""
 
@@ -36,7 +38,7 @@ class NumberedLine(NamedTuple):
     text: bytes
 
 
-class Contents(NamedTuple):
+class Contents(msgspec.Struct, frozen=True):
     """The contents of a file: its intact `lines`, its `damaged` ones. `is_whole`: no line is missing.
 
     `is_newer`: the lines may have a form that this version of kroute cannot read, so they are not whole for it.
@@ -49,7 +51,7 @@ class Contents(NamedTuple):
     is_newer: bool = False
 
 
-class _Head(NamedTuple):
+class _Head(msgspec.Struct, frozen=True):
     """The first line: the version of the format, and how many lines follow."""
 
     version: int

@@ -14,10 +14,10 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
 from kroute.watchers.kubernetes.errors import ApiError
@@ -63,7 +63,7 @@ class EventKey(NamedTuple):
     cause: str
 
 
-class EventText(NamedTuple):
+class EventText(msgspec.Struct, frozen=True):
     """The API's fields that say what has happened."""
 
     type: str
@@ -71,8 +71,7 @@ class EventText(NamedTuple):
     note: str
 
 
-@dataclass
-class _Series:
+class _Series(msgspec.Struct):
     """An Event: how often it has occurred, and how much of that is written."""
 
     key: EventKey

@@ -2,7 +2,6 @@
 
 import gc
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +105,7 @@ def statistics(
 def watch_statistics(reflector: "Reflector") -> WatchStatistics:
     """The counters of a watch, as they are now."""
     return WatchStatistics(
-        **asdict(reflector.statistics),
+        **msgspec.structs.asdict(reflector.statistics),
         is_denied=reflector.is_denied,
         is_away=reflector.presence.is_away,
         objects=reflector.known,

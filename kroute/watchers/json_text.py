@@ -12,7 +12,7 @@ The time is linear in the length of the text; a bracket costs half a microsecond
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ _SCALAR = re.compile(rb'"[^"]*"?|[^\s,\[\]{}":]*')
 _OPENING = b"[{"
 
 
-class Member(NamedTuple):
+class Member(msgspec.Struct, frozen=True):
     """A member of an object: its name as written, and the position of its value in the text."""
 
     name: bytes

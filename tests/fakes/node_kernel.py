@@ -3,7 +3,6 @@
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -22,8 +21,7 @@ from tests.fakes.tunnels import FakeTunnels
 from tests.fakes.xtables import FakeXtables
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeNodeKernel(NodeKernel):
+class FakeNodeKernel(NodeKernel, frozen=True, kw_only=True):
     """A NodeKernel whose clients have the types of the fakes, for tests that need more than a controller may do."""
 
     links: FakeLinks

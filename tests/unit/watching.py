@@ -5,9 +5,10 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from kroute.model.kinds import SERVICES, WatchedKind
 from kroute.model.objects import Applied, Change, Deleted, KubernetesObject, Listed, ObjectKey

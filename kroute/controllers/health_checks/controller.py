@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRINUSE
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from kroute.backoff import exhaustion
@@ -40,7 +41,7 @@ class _ListenPoint(NamedTuple):
     address: str
 
 
-class _Listener(NamedTuple):
+class _Listener(msgspec.Struct, frozen=True):
     """A listening socket, and the Service for which it was opened."""
 
     service: ObjectKey

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from errno import EEXIST, ENOENT, ESRCH
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +23,7 @@ from kroute.model.plan import Protocol, RealServer, VirtualServer
 from kroute.schedulers import SCHEDULERS_BY_ORDER
 
 
-class Edit(NamedTuple):
+class Edit(msgspec.Struct, frozen=True):
     """The changes that lead to the desired state, and the real servers that begin to drain."""
 
     changes: list[IpvsChange]

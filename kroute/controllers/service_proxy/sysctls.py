@@ -1,8 +1,8 @@
 """The sysctls that a node needs for IPVS, as a table."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from kroute.kernel.clients import SysctlClient
@@ -15,7 +15,7 @@ from kroute.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-class Circumstances(NamedTuple):
+class Circumstances(msgspec.Struct, frozen=True):
     """The facts on which a row may depend. `ipv6`: whether an IPv6 Service is served."""
 
     kernel_version: tuple[int, int]
@@ -40,7 +40,7 @@ def _has_strict_arp(circumstances: Circumstances) -> bool:
     return circumstances.strict_arp
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True):
     """One sysctl.
 
     `disturbs` are the sysctls that the kernel also changes when this one is written. `absent` is what an error says

@@ -1,7 +1,8 @@
 """The chains of one table with their rules, and a packet's way through them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.firewall.nftables.statements import Action, Rule, Verb
 from kroute.firewall.packet_trace import Fate, Hook, TraceResult
@@ -14,7 +15,7 @@ ENDS = {Verb.DROP: Fate.DROPPED, Verb.REFUSE: Fate.REFUSED, Verb.TRANSLATE: Fate
 """The verbs that end a packet's way through the hook."""
 
 
-class BaseChain(NamedTuple):
+class BaseChain(msgspec.Struct, frozen=True):
     """Where the kernel sends packets into a chain. `type`, `name` and `priority` are nft's."""
 
     hook: Hook
@@ -23,7 +24,7 @@ class BaseChain(NamedTuple):
     priority: int
 
 
-class ChainRules(NamedTuple):
+class ChainRules(msgspec.Struct, frozen=True):
     """A chain with all its rules."""
 
     name: str

@@ -1,7 +1,8 @@
 """The statements that match packets."""
 
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.firewall.nftables.names import set_name
 from kroute.firewall.nftables.statements import Statement, always, matching, never
@@ -36,7 +37,7 @@ REPLY = 1
 """IP_CT_DIR_REPLY."""
 
 
-class _Addresses(NamedTuple):
+class _Addresses(msgspec.Struct, frozen=True):
     """Where a family's packets have their addresses, in bytes, and what nft calls them."""
 
     word: str

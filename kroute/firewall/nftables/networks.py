@@ -8,7 +8,8 @@ that covers them goes. The key is what an element has before its network: an add
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.model.plan import Element
 
@@ -22,7 +23,7 @@ TRANSACTION_SECONDS = 0.006
 """How long the event loop should wait for the edits of one transaction, unless one edit alone takes longer."""
 
 
-class Edit(NamedTuple):
+class Edit(msgspec.Struct, frozen=True):
     """What to write for one key, in one transaction: first the deletions, then the additions.
 
     `wanted` are the networks that are then wanted.

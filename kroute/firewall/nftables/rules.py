@@ -1,7 +1,8 @@
 """All rules of one family, and what they do with a packet."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.firewall.nftables.chains import ChainRules, trace
 from kroute.firewall.nftables.filter_rules import filter_chains
@@ -15,7 +16,7 @@ from kroute.model.node_facts import NodeFacts
 from kroute.settings import Settings
 
 
-class FamilyRules(NamedTuple):
+class FamilyRules(msgspec.Struct, frozen=True):
     """The chains of one family; each is before those that jump to it. Implements the protocol `Rules`."""
 
     family: Family

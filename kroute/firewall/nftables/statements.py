@@ -4,6 +4,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.firewall.packets import Packet
 from kroute.firewall.sets import Sets
 
@@ -18,7 +20,7 @@ class Verb(Enum):
     TRANSLATE = auto()
 
 
-class Action(NamedTuple):
+class Action(msgspec.Struct, frozen=True):
     """`detail` is the chain of a JUMP, how a packet is REFUSEd, and the source to which it is TRANSLATEd.
 
     The source is "" if the kernel chooses it.
@@ -28,7 +30,7 @@ class Action(NamedTuple):
     detail: str = ""
 
 
-class Statement(NamedTuple):
+class Statement(msgspec.Struct, frozen=True):
     """A match or an action in the rules of one family.
 
     `text` is what nft prints, `expressions` what the kernel has. `meet` takes the first packet of a connection to a

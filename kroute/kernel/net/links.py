@@ -2,7 +2,8 @@
 
 import errno
 import socket
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.netlink.client import NetlinkClient, only
@@ -30,7 +31,7 @@ AF_INET6 = 10
 DUMMY = "dummy"
 
 
-class LinkState(NamedTuple):
+class LinkState(msgspec.Struct, frozen=True):
     """A link as the kernel has it. `link_local`: the kernel gives it an IPv6 link-local address."""
 
     ifindex: int

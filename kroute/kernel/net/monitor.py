@@ -9,6 +9,8 @@ import errno
 import socket
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from kroute.kernel.errors import UNINTELLIGIBLE, KernelError
 from kroute.kernel.net.addresses import parse_address
 from kroute.kernel.net.routes import parse_route
@@ -52,7 +54,7 @@ TYPE_AT, PORT_AT = 4, 12
 AF_BRIDGE = 7
 
 
-class LinkEvent(NamedTuple):
+class LinkEvent(msgspec.Struct, frozen=True):
     """A link was made or changed, or was deleted (`gone`)."""
 
     gone: bool
@@ -74,7 +76,7 @@ class AddressEvent(NamedTuple):
     secondary: bool
 
 
-class RouteEvent(NamedTuple):
+class RouteEvent(msgspec.Struct, frozen=True):
     """A route of table local to one address was added, or was deleted (`gone`).
 
     The kernel sends no events for routes that it deletes together with a link.
@@ -87,14 +89,14 @@ class RouteEvent(NamedTuple):
     metric: int
 
 
-class Overrun(NamedTuple):
+class Overrun(msgspec.Struct, frozen=True):
     """The kernel dropped events, or one could not be parsed. The caller must read the state again."""
 
 
 Event: TypeAlias = LinkEvent | AddressEvent | RouteEvent
 
 
-class OwnPorts(NamedTuple):
+class OwnPorts(msgspec.Struct, frozen=True):
     """The ports of the sockets by which this process changes addresses and routes."""
 
     addresses: int

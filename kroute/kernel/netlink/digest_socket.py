@@ -9,7 +9,8 @@ import errno
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.netlink.message import HEADER, NLM_F_ACK, NLMSG_DONE, NLMSG_ERROR, message, to_i32
@@ -25,7 +26,7 @@ _SENDER = struct.Struct("=II")
 """How a message's header ends: sequence number, port."""
 
 
-class DumpDigest(NamedTuple):
+class DumpDigest(msgspec.Struct, frozen=True):
     """Of two dumps to one socket, equal checksums mean equal bytes. `messages` are the objects of the dump.
 
     `counts` says how often each of the byte strings occurs that were asked for. `first` is the first message.

@@ -1,10 +1,9 @@
 """The counters of a netlink socket."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass
-class NetlinkStatistics:
+class NetlinkStatistics(msgspec.Struct):
     """What one socket has sent so far.
 
     `transactions` counts the chunks that `transact` has sent, and `seconds` how long they took. `first` is when the

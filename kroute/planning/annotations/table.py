@@ -6,7 +6,6 @@ kube-router does not have are looked up as `kroute.io/NAME` alone.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ Applied = tuple[Options, str | None]
 """The options after a value was applied as far as possible, and what is wrong with the value (None: nothing)."""
 
 
-class Annotation(NamedTuple):
+class Annotation(msgspec.Struct, frozen=True):
     """A row of the table. `allowed` ends the sentence "Allowed: ..." of the Problem that an invalid value causes."""
 
     name: str

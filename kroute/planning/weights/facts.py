@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.model.objects import ZONE_LABEL, Node
 from kroute.model.plan import RealServer
 from kroute.planning.weights.text import weight_of
 
 
-class NodeTraits(NamedTuple):
+class NodeTraits(msgspec.Struct, frozen=True):
     """What of a Node counts for weights. One that is `ready` has clients."""
 
     weight: int = 1
@@ -65,7 +66,7 @@ class Nodes:
         return before
 
 
-class WeightFacts(NamedTuple):
+class WeightFacts(msgspec.Struct, frozen=True):
     """What is known for one Service: the Nodes, and the weights of its Pods, by the real server that each of them is.
 
     `refused` are the texts of its Pods that are no weights.

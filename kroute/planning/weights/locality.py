@@ -15,12 +15,13 @@ over all nodes each server gets its weight's share. The numbers of one node are 
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.planning.weights.text import FULL, Locality
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True):
     """The real servers of a node that are alike. `has_clients`: whether it is one of the nodes that have clients."""
 
     node: str | None
@@ -53,7 +54,7 @@ def shares(
     return _of_node(here, own, near, room, zones)
 
 
-class _Zones(NamedTuple):
+class _Zones(msgspec.Struct, frozen=True):
     """By zone: what its servers have left for clients of the zone, the rest that those clients have after step 1, and
     the part of it that the servers take."""
 

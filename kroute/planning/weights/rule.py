@@ -7,7 +7,8 @@ state and hints; it never brings in another one.
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
@@ -24,7 +25,7 @@ Chosen = Sequence[tuple[RealServer, Traits]]
 """The endpoints that serve, as `kroute.planning.endpoints.choose` found them."""
 
 
-class Factor(NamedTuple):
+class Factor(msgspec.Struct, frozen=True):
     """A part of a weight that is not 1, and whose it is."""
 
     whose: str
@@ -34,7 +35,7 @@ class Factor(NamedTuple):
         return f"{self.whose} {self.value}"
 
 
-class Weight(NamedTuple):
+class Weight(msgspec.Struct, frozen=True):
     """The weight of a real server: the whole one, and the factors that are not 1.
 
     `share` is its share of the node's connections by locality; None: that plays no part.
@@ -57,7 +58,7 @@ class Weight(NamedTuple):
 _ONE = Weight(1, ())
 
 
-class Weighing(NamedTuple):
+class Weighing(msgspec.Struct, frozen=True):
     """All that says what the real servers of a Service weigh on a node."""
 
     node: NodeFacts

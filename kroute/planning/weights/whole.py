@@ -10,7 +10,8 @@ IP_VS_MH_TAB_BITS bits (12 of which half count: 6).
 from collections.abc import Mapping
 from fractions import Fraction
 from math import gcd
-from typing import NamedTuple
+
+import msgspec
 
 from kroute.planning.weights.text import MAX_WEIGHT
 
@@ -24,7 +25,7 @@ MOST_TRIED = 64
 """Different weights up to which smaller numbers are looked for. With more, the smallest becomes FINEST."""
 
 
-class Bounds(NamedTuple):
+class Bounds(msgspec.Struct, frozen=True):
     """The greatest weight, and the greatest sum of all; `is_reduced`: after a division by the common divisor."""
 
     greatest: int = MAX_WEIGHT

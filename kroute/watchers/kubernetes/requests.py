@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -65,8 +64,7 @@ class Queries:
         return query | ({"resourceVersion": version} if version else {})
 
 
-@dataclass
-class ReflectorStatistics:
+class ReflectorStatistics(msgspec.Struct):
     """The counts since the reflector was created. `denied` counts the failures with status 401 or 403."""
 
     lists: int = 0

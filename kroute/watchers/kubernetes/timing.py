@@ -12,7 +12,8 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from kroute.backoff import Backoff
 from kroute.watchers.kubernetes.errors import ApiError
@@ -29,13 +30,12 @@ RELISTED_AT_ONCE_AFTER = 10.0
 is asked ever more slowly."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """The clock, the random numbers and the periods (seconds) of a reflector."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    rng: random.Random = field(default_factory=random.Random)
+    rng: random.Random = msgspec.field(default_factory=random.Random)
     watch_timeout: float = 300.0
     """The server is asked to end each watch after 1 to 2 times this, so that connections spread over its replicas."""
     stall_timeout: float = 120.0

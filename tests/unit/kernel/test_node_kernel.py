@@ -1,6 +1,5 @@
 """The bundle of kernel clients has one shape: real, recording and fake."""
 
-import dataclasses
 import inspect
 
 import pytest
@@ -41,7 +40,7 @@ async def test_every_bundle_answers_what_the_protocols_ask() -> None:
             for name, each in members(kernel).items():
                 asked = inspect.getmembers(PROTOCOLS[name], inspect.isfunction)
                 assert all(hasattr(client, method) for client in each for method, _ in asked if method[0] != "_")
-    assert PROTOCOLS.keys() | {"version", "monitor", "sockets"} == {it.name for it in dataclasses.fields(NodeKernel)}
+    assert PROTOCOLS.keys() | {"version", "monitor", "sockets"} == {*NodeKernel.__struct_fields__}
 
 
 async def test_only_the_clients_that_are_asked_for_are_open() -> None:

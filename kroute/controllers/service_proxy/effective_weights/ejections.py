@@ -31,7 +31,7 @@ LONGEST_HOLD = 16
 FOUND = "an earlier run of kroute ejected it"
 
 
-class Ejected(NamedTuple):
+class Ejected(msgspec.Struct, frozen=True):
     """A real server that is out: since when, until when, for how many seconds it is held, and why."""
 
     since: float

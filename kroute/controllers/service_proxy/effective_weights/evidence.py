@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from kroute.kernel.ipvs.client import RealServerKey, RealServerTraffic, Traffic
 
 LEAST_CONNECTIONS = 3
@@ -31,7 +33,7 @@ class Fault(StrEnum):
     UNREACHABLE = "ended with errors of ICMP: it cannot be reached"
 
 
-class _Sizes(NamedTuple):
+class _Sizes(msgspec.Struct, frozen=True):
     """Bytes of the headers of IP and TCP without options, of IP and ICMP, and the most of options of TCP."""
 
     bare: int
@@ -43,7 +45,7 @@ _SIZES = {False: _Sizes(40, 28), True: _Sizes(60, 48)}
 """By whether it is IPv6."""
 
 
-class Finding(NamedTuple):
+class Finding(msgspec.Struct, frozen=True):
     """Why a real server is taken to have failed."""
 
     fault: Fault

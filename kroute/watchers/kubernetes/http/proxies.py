@@ -2,11 +2,12 @@
 
 import base64
 import os
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 
-class Proxy(NamedTuple):
+
+class Proxy(msgspec.Struct, frozen=True):
     """Where a proxy listens, whether by TLS, and the headers that it gets."""
 
     host: str

@@ -1,6 +1,5 @@
 """`kroute plan` finds the agent's changes with the agent's own controllers, and changes nothing."""
 
-import dataclasses
 import inspect
 from pathlib import Path
 
@@ -181,7 +180,7 @@ def test_a_recording_client_answers_what_may_be_asked_and_inherits_nothing(recor
 
 async def test_every_client_of_a_recording_kernel_records(tmp_path: Path) -> None:
     recorded = recording_kernel.recording(FakeNode(tmp_path).clients, recording.Recorder())
-    members = [getattr(recorded, each.name) for each in dataclasses.fields(recorded)]
+    members = [getattr(recorded, each) for each in recorded.__struct_fields__]
     kinds = {type(each) for it in members for each in (it.values() if isinstance(it, dict) else [it])}
     assert kinds - PROTOCOLS.keys() == {tuple, type}
     assert recorded.monitor is recording_kernel.NoEvents
