@@ -51,10 +51,20 @@ def by_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
     return dict(sorted(found.items()))
 
 
-def how_many(runs: Iterable[Run]) -> str:
-    """In words how often each size was measured with each backend of the firewall."""
-    counts = sorted(set(Counter((run["services"], run["firewall"]) for run in runs).values()))
-    if counts[-1] == 1:
+def how_many(runs: Sequence[Run]) -> str:
+    """In words how often each size was measured with each backend of the firewall, and which phases more rarely."""
+    if max(_times(runs)) == 1:
         return "one run, so without a spread"
-    times = " or ".join(str(count) for count in counts)
-    return f"the median of {times} runs, with the least and the greatest"
+    phases = {name for run in runs for name, value in run.items() if isinstance(value, Mapping)}
+    rarer = sorted(phase for phase in phases if any(phase not in run for run in runs))
+    but = [f"; {phase}: of {_in_words([run for run in runs if phase in run])}" for phase in rarer]
+    return f"the median of {_in_words(runs)} runs, with the least and the greatest{''.join(but)}"
+
+
+def _times(runs: Iterable[Run]) -> list[int]:
+    """How often each size was measured with each backend: the different numbers."""
+    return sorted(set(Counter((run["services"], run["firewall"]) for run in runs).values()))
+
+
+def _in_words(runs: Iterable[Run]) -> str:
+    return " or ".join(map(str, _times(runs)))

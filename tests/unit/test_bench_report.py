@@ -130,6 +130,12 @@ def test_the_page_says_how_many_runs_there_were():
     assert how_many([a_run(100), {**a_run(100), "firewall": "iptables"}]) == "one run, so without a spread"
 
 
+def test_the_page_says_which_phase_was_measured_more_rarely():
+    first, *others = a_result(100, runs=3)["runs"]
+    without = [{name: it for name, it in run.items() if name != "idle"} for run in others]
+    assert how_many([first, *without]).endswith("3 runs, with the least and the greatest; idle: of 1")
+
+
 def test_the_page_says_which_kernel_and_which_kind_of_lab():
     assert "on User Mode Linux, Linux 7.3, 2 of the host's cores" in page.headline_text(a_result(100))
 
