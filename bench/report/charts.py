@@ -22,7 +22,7 @@ def charts(result: Mapping[str, Any]) -> dict[str, str]:
         drawn["memory.svg"] = _memory(runs)
     if len(sizes) > 1 and all("tools" in run for run in runs):
         drawn["cold-start.svg"] = _cold_start(runs)
-    if all("update" in run for run in runs):
+    if any("update" in run for run in runs):
         drawn["one-change.svg"] = _one_change(sizes)
     if all("storm" in run for run in runs):
         drawn["storm.svg"] = _storm(sizes)
@@ -61,7 +61,7 @@ def _one_change(sizes: Mapping[int, Sequence[Run]]) -> str:
 
 
 def _distribution(runs: Sequence[Run]) -> list[Point]:
-    ordered = sorted(seconds for run in runs for seconds in run["update"]["latencies"])
+    ordered = sorted(seconds for run in runs if "update" in run for seconds in run["update"]["latencies"])
     return [(percent, percentile(ordered, percent) * 1000) for percent in range(1, 101)] if ordered else [(0, 0)]
 
 
