@@ -4,7 +4,7 @@ There is no budget for resyncs here, so after the adoption there are none withou
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from kroute.kernel.ipvs.client import (
 )
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.kernel.ipvs.objects import TUNNEL
-from kroute.model.plan import VirtualServer
+from kroute.model.plan import VirtualServer, VirtualServerKey
 from kroute.settings import Settings
 from tests.fakes.ipvs import FakeIpvs
 from tests.fakes.kernel import FakeKernel
@@ -208,6 +208,17 @@ class CountingIpvs(FakeIpvs):
         return await super().real_servers(keys)
 
 
+async def first_look(
+    ipvs: CountingIpvs, applied: Mapping[VirtualServerKey, VirtualServer], seconds_each: float
+) -> TableLook:
+    """Look once, with a budget of 32 ms a period, where reading a virtual server singly takes `seconds_each`."""
+    settings = Settings("node", resync_period=32.0, resync_budget=0.001)
+    look = TableLook(ipvs, settings, clock=lambda: len(ipvs.read_singly) * seconds_each)
+    await look.begin()
+    assert not await look.finds_change(applied, lambda _: (), applied.keys)
+    return look
+
+
 @pytest.mark.parametrize(("seconds_each", "a_look"), [(1.0, 32 + LEAST_A_LOOK), (0.0001, 164), (0.0, 1000)])
 async def test_a_look_reads_as_many_as_its_share_allows_and_all_in_time(
     monkeypatch: pytest.MonkeyPatch, seconds_each: float, a_look: int
@@ -221,10 +232,7 @@ async def test_a_look_reads_as_many_as_its_share_allows_and_all_in_time(
         real = each.real_servers[0]
         await ipvs.write([AddVirtualServer(each.key, OPTIONS), AddRealServer(each.key, (real.address, real.port), 1)])
     applied = {each.key: each for each in servers}
-    settings = Settings("node", resync_period=32.0, resync_budget=0.001)  # 16 ms for each look
-    look = TableLook(ipvs, settings, clock=lambda: len(ipvs.read_singly) * seconds_each)
-    await look.begin()
-    assert not await look.finds_change(applied, lambda _: (), applied.keys)
+    look = await first_look(ipvs, applied, seconds_each)  # 16 ms for each look
     assert len(ipvs.read_singly) == len(set(ipvs.read_singly)) == a_look
     are_ipv6 = [":" in key[1] for key in ipvs.read_singly]
     assert [sum(are_ipv6[:32]), sum(are_ipv6[32:][:LEAST_A_LOOK])] == [32, LEAST_A_LOOK * 3 // 4]
@@ -243,8 +251,5 @@ async def test_where_all_are_of_ipv4_fewer_are_read_as_outlines_show_what_is_mis
     for each in servers:
         await ipvs.write([AddVirtualServer(each.key, OPTIONS), AddRealServer(each.key, ("10.1.0.1", 8080), 1)])
     applied = {each.key: each for each in servers}
-    settings = Settings("node", resync_period=32.0, resync_budget=0.001)  # 2 ms for each look
-    look = TableLook(ipvs, settings, clock=lambda: len(ipvs.read_singly) * seconds_each)
-    await look.begin()
-    assert not await look.finds_change(applied, lambda _: (), applied.keys)
+    await first_look(ipvs, applied, seconds_each)  # 2 ms for each look
     assert len(ipvs.read_singly) == len(set(ipvs.read_singly)) == a_look
