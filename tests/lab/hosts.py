@@ -14,7 +14,12 @@ from tests.lab.traffic import Traffic
 
 
 class Host:
-    """A namespace with addresses, from which calls are made and in which servers run."""
+    """A namespace with addresses, from which calls are made and in which servers run.
+
+    The servers of a host that `is_shared` by tests go on to its end.
+    """
+
+    is_shared = False
 
     def __init__(self, name: str, namespace: Namespace, traffic: Traffic, ip: str, ip6: str) -> None:
         self.name = name
@@ -44,6 +49,7 @@ class Host:
 
     async def stop_serving(self, *, reset: bool = False) -> None:
         """End the servers and their connections, in order or with a TCP reset."""
+        assert not self.is_shared, f"{self} is for other tests, too: stop a host of your own"
         await self.traffic.run(self._server.close(reset=reset))
 
     # ---- calls ---------------------------------------------------------------------------------------------------

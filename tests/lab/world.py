@@ -79,6 +79,8 @@ class World:
             await node.pod(f"web-{number}", http=8080, udp=5353, sctp=9090)
             for number, node in enumerate(cluster.nodes.values(), 1)
         ]
+        for pod in web:
+            pod.is_shared = True
         return cls(cluster, tuple(web), await cluster.node("node1").pod("visitor"), overlay)
 
     def masquerade_of(self, node: Node) -> TwoAddresses:

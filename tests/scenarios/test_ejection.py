@@ -36,6 +36,10 @@ class Served:
         self.node, self.pods, self.addresses = world.cluster.node("node1"), pods, addresses
         self._names = {address: it.name for it in pods for address in (it.ip, f"[{it.ip6}]")}
 
+    def pod(self, name: str) -> Pod:
+        (pod,) = (it for it in self.pods if it.name == name)
+        return pod
+
     def weights(self, protocol: str, address: str) -> dict[str, int]:
         key = f"{protocol} {f'[{address}]' if ':' in address else address}:{PORTS[protocol]}"
         row = self.node.ipvs().get(key)
@@ -110,8 +114,7 @@ async def failing(silent: Pod, unreachable: Pod, refusing: Pod) -> AsyncIterator
 
 
 async def test_pods_that_do_not_answer_are_ejected_and_come_back_when_they_do(world: World, served: Served) -> None:
-    silent, unreachable = (it for it in served.pods if it.name in {"web-node2-a", "web-node3-a"})
-    refusing = served.pods[2]
+    silent, refusing, unreachable = (served.pod(name) for name in ("web-node2-a", "web-node2-b", "web-node3-a"))
     async with calling(world.visitor, served.addresses):
         async with failing(silent, unreachable, refusing):
             await eventually(lambda: served.has_out(silent, refusing, unreachable), within=30)
