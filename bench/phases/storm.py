@@ -17,13 +17,12 @@ _CALM_WITHIN = 120.0
 async def storm(session: Session, lengths: Lengths) -> Figures:
     """Replace endpoints at a constant rate."""
     seconds = lengths.storm
-    series: list[dict[str, float]] = []
     async with session.measured() as cost:
         began = time.monotonic()
+        series = [await _sample(session, began)]
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch_storm(session, began, series))
-            await _blow(session, began, round(seconds * RATE))
-            blown = time.monotonic() - began
+            blown = await _blow(session, round(seconds * RATE))
             await _calm(session)
             watcher.cancel()
     expected = session.expected_table()
@@ -45,29 +44,35 @@ async def storm(session: Session, lengths: Lengths) -> Figures:
     }
 
 
-async def _blow(session: Session, began: float, changes: int) -> None:
+async def _blow(session: Session, changes: int) -> float:
+    """Make the changes. Returns the seconds that they took."""
+    began = time.monotonic()
     for number in range(changes):
         session.change_slice(session.next_slice(number * 7 % session.workload.services))
         ahead = began + (number + 1) / RATE - time.monotonic()
         if ahead > 0:
             await asyncio.sleep(ahead)
+    return time.monotonic() - began
 
 
 async def _watch_storm(session: Session, began: float, series: list[dict[str, float]]) -> None:
-    """Sample once a second how long the oldest pending change has waited, the memory, and the deepest queue."""
+    """Add a sample once a second."""
     while True:
-        statistics = await session.statistics()
-        now = time.monotonic()
-        unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, now)
-        series.append(
-            {
-                "at": now - began,
-                "behind": unread + statistics.latency.oldest,
-                "rss": statistics.memory.resident,
-                "depth": max((it.depth for it in statistics.queues), default=0),
-            }
-        )
         await asyncio.sleep(1)
+        series.append(await _sample(session, began))
+
+
+async def _sample(session: Session, began: float) -> dict[str, float]:
+    """How long the oldest pending change has waited, the memory, and the deepest queue."""
+    statistics = await session.statistics()
+    now = time.monotonic()
+    unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, now)
+    return {
+        "at": now - began,
+        "behind": unread + statistics.latency.oldest,
+        "rss": statistics.memory.resident,
+        "depth": max((it.depth for it in statistics.queues), default=0),
+    }
 
 
 async def _calm(session: Session) -> None:
