@@ -64,6 +64,7 @@ class Firewall(Protocol):
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
         """Write all rules for this node that are missing or wrong. The sets must exist and be filled.
 
+        It may take long, and the caller may change elements meanwhile.
         Returns one sentence for each repair of what somebody else has changed. Rules that are written for the first
         time, or because the facts changed, are logged instead. When the kernel does not support some rules, that is
         logged once, with what the node then lacks; it raises nothing, and the other rules are written.

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import structlog
 
@@ -24,6 +24,8 @@ from kroute.reconcile.resync_schedule import LONGEST_UNDISTURBED, Alarm, Metered
 from kroute.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 PLANS_A_SLICE = 64
 """Plans that a controller accepts before other tasks run. It is small because all controllers do so at once."""
@@ -143,7 +145,7 @@ class Controller(ABC):
             await self._guarded(partial(self._pass, now), now)
 
     async def meanwhile(self) -> None:
-        """Write what has arrived, between two parts of a resync.
+        """Write what has arrived, between two parts of a resync or of other long work.
 
         The rest of the scan may show the kernel as it was before these writes; the `Resync` ignores it for objects that
         were written since it began.
@@ -151,6 +153,21 @@ class Controller(ABC):
         if self.has_adopted and self.wake.is_set() and not self._stopping:
             await self._take()
             await self.write()
+
+    async def alongside(self, work: Awaitable[T]) -> T:
+        """Await work that may take long, such as waiting for a lock, and write what arrives until it is done.
+
+        `write` may call this, and then is called within it.
+        """
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.wake.set())
+        try:
+            while not (task.done() or self._stopping):
+                await self.wake.wait()
+                await self.meanwhile()
+            return await task
+        finally:
+            task.cancel()
 
     async def _take(self) -> None:
         """Take everything that waits into memory."""

@@ -20,6 +20,7 @@ NO_SET, OTHER_SHAPE, FULL = "there is no such set", "the element does not fit th
 class FakeFirewall:
     """Same shape as kroute.firewall.protocol.Firewall.
 
+    While the `lock` is not set, somebody else writes rules, and who has to write some waits.
     `sets` are those that were made, `written_for` the facts that the rules were last written for; tests damage both.
     A set grows to `room.most`. While it `refuses_rules`, none can be written, but those that stand are read.
     `knows_untouched` is what it says of itself; `disturb` tells its followers that somebody has changed it.
@@ -32,6 +33,9 @@ class FakeFirewall:
         self._settings = settings
         self._room = room
         self.refuses_rules = False
+        self.lock = asyncio.Event()
+        self.lock.set()
+        self.waiting_for: NodeFacts | None = None
         self.knows_untouched = False
         self._followers: list[Callable[[], None]] = []
 
@@ -69,6 +73,10 @@ class FakeFirewall:
         if self.refuses_rules and self.written_for != node:
             self._known = node
             return []
+        if self.written_for != node:
+            self.waiting_for = node
+            await self.lock.wait()
+            self.waiting_for = None
         drift = ["the rules were not as they should be"] if self._known == node != self.written_for else []
         self.written_for = self._known = node
         return drift

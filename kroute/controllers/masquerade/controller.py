@@ -57,7 +57,7 @@ class Masquerade(StagedController[SetEntry, Present]):
         self._firewall = firewall
         self._node: NodeFacts | None = None
         self._rules_due = True
-        self._looked_at_rules = False
+        self._checks_rules = self._has_checked_rules = False
         self._rule_retries: Retries[str] = Retries()
         self._pace = Pace(FIRST_PAUSE, LONGEST_PAUSE)
         self._enforcement = Enforcement(gate, self.wake, self.desired.is_right, firewall.enforces)
@@ -143,12 +143,11 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self.write_deltas()  # what had to wait for the first call: new VIPs, ports of removed VIPs
         if self._node is None:
             return  # only the first plan of the node shows whether an earlier run's rules are right
-        if self._rules_due or self._are_rules_to_be_tried_again():
-            if self._looked_at_rules:
-                await self._say()  # first, because `ensure_rules` may wait for another program's lock
-            self._rules_due, self._looked_at_rules = False, True
+        if self._has_checked_rules:
+            await self._say()
+        if not self._checks_rules and (self._rules_due or self._are_rules_to_be_tried_again()):
             await self._ensure_rules(self._node)
-        await self._say()
+            await self._say()
 
     def next_due(self) -> float | None:
         """When to try again to write rules that could not be written; None if there are none."""
@@ -191,7 +190,13 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self._enforcement.advance()
 
     async def _ensure_rules(self, node: NodeFacts) -> None:
-        self.status.repaired(await self._firewall.ensure_rules(node))
+        """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long."""
+        self._rules_due, self._checks_rules = False, True
+        try:
+            drift = await self.alongside(self._firewall.ensure_rules(node))
+        finally:
+            self._checks_rules, self._has_checked_rules = False, True
+        self.status.repaired(drift)
         hindrance = self._firewall.rules_hindered_by()
         self.status.hindered(hindrance)
         if hindrance:
@@ -199,6 +204,8 @@ class Masquerade(StagedController[SetEntry, Present]):
         else:
             self._rule_retries.clear()
         self._enforcement.review()
+        if self._rules_due:
+            self.wake.set()
 
     def _are_rules_to_be_tried_again(self) -> bool:
         due = self._rule_retries.next_due()

@@ -1,5 +1,6 @@
 """Implements `kroute.firewall.protocol.Firewall` with nf_tables."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from kroute.firewall.nftables.contents import Contents
@@ -34,6 +35,8 @@ class NftablesFirewall:
         self._read: int | None = None
         self._untouched: int | None = None
         self._is_following = self._is_followed = False
+        self._transactions = asyncio.Lock()
+        """Held while rules are compared: a change of elements makes the kernel's state another one, to be read anew."""
 
     async def ensure_sets(self) -> list[str]:
         self._reading = self._read = self._untouched = None
@@ -64,13 +67,15 @@ class NftablesFirewall:
         for entry, is_wanted in changes.items():
             by_family[entry.family].setdefault(entry.set, {})[entry.element] = is_wanted
         refused: dict[SetEntry, str] = {}
-        for family, of_family in by_family.items():
-            if of_family:
-                refused |= await self._contents.change(family, of_family)
+        async with self._transactions:
+            for family, of_family in by_family.items():
+                if of_family:
+                    refused |= await self._contents.change(family, of_family)
         return refused
 
     async def ensure_rules(self, node: NodeFacts) -> list[str]:
-        drift = await self._tables.ensure_rules(node)
+        async with self._transactions:
+            drift = await self._tables.ensure_rules(node)
         if not all(map(self._tables.enforce, Family)):
             self._untouched = None
         elif self._read is not None:

@@ -29,7 +29,7 @@ LOCK_PATH = Path("/run/xtables.lock")
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for the lock at first."""
 AGAIN_TIMEOUT = 0.5
-"""The same while the last attempt was in vain: all else that the caller has to do waits meanwhile."""
+"""The same while the last attempt was in vain: the other tables, and whoever waits for the rules, wait meanwhile."""
 COMMIT_ATTEMPTS = 5
 """How often to try when other programs change the table, without the lock, between our read and our commit."""
 RANDOM_FULLY_KERNEL = (3, 14)

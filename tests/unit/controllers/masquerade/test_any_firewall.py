@@ -28,14 +28,14 @@ class Node:
         self.firewall = FakeFirewall(SETTINGS, room=Room(first or room, room))
         self.gate = StageGate()
         self.clock = Clock()
-        self._broadcaster = Broadcaster()
+        self.broadcaster = Broadcaster()
         self.masquerade = Masquerade(
-            SETTINGS, self._broadcaster.subscribe("masquerade"), self.gate, firewall=self.firewall, clock=self.clock
+            SETTINGS, self.broadcaster.subscribe("masquerade"), self.gate, firewall=self.firewall, clock=self.clock
         )
 
     def publish(self, *plans: ServicePlan | NodePlan) -> None:
         """Publish the initial sync, with the node's plan."""
-        self._broadcaster.publish([node_plan(), *plans])
+        self.broadcaster.publish([node_plan(), *plans])
 
     async def start(self, *plans: ServicePlan | NodePlan) -> "Node":
         self.publish(*plans)
@@ -44,7 +44,7 @@ class Node:
         return self
 
     async def apply(self, *plans: ServicePlan) -> None:
-        self._broadcaster.publish(plans)
+        self.broadcaster.publish(plans)
         await self.masquerade.step()
 
     def fills(self) -> dict[str, tuple[int, int, int]]:
