@@ -41,13 +41,6 @@ def ours_among(address: str, routes: Sequence[LocalRoute]) -> SourceRoute | None
     return SourceRoute(sources, routes[0].source == sources[0]) if sources else None
 
 
-def stale_sources(address: str, applied: SourceRoute | None, desired: SourceRoute) -> list[str]:
-    """The sources of surplus IPv4 routes, which must be deleted. IPv6 has at most one, which a new one replaces."""
-    if applied is None or len(applied.sources) < 2 or ":" in address:
-        return []
-    return [source for source in applied.sources if source not in desired.sources]
-
-
 def agrees(applied: SourceRoute, desired: SourceRoute) -> bool:
     """Whether the applied routes are just the desired one."""
     return desired in {ANY_SOURCE, applied}

@@ -25,7 +25,6 @@ from kroute.comparison.source_routes import (
     describe_drift,
     desired_by,
     ours_among,
-    stale_sources,
 )
 from kroute.controllers.dummy_interface import DummyInterface
 from kroute.kernel.clients import EventSource, RouteClient
@@ -191,8 +190,8 @@ class RouteFix(StagedController[str, SourceRoute]):
         changes: list[RouteChange] = []
         for address, applied, desired in deltas:
             if desired is not None:
-                changes += [SetLocalRoute(address, source) for source in desired.sources]
-                changes += [DeleteLocalRoute(address, source) for source in stale_sources(address, applied, desired)]
+                is_beset = applied is not None and len(applied.sources) > 1
+                changes += [SetLocalRoute(address, source, is_beset) for source in desired.sources]
             elif applied is not None:
                 changes += [DeleteLocalRoute(address, source) for source in applied.sources]
         self._last.wrote()

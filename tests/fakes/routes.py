@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure
 from kroute.kernel.net.monitor import RouteEvent
-from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute
+from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, RouteChange, SetLocalRoute, in_the_way
 from tests.fakes.client import FakeClient
 
 
@@ -48,6 +48,12 @@ class FakeRoutes(FakeClient):
     def _set(self, interface: str, change: SetLocalRoute) -> int:
         if not self.kernel.has_address(change.source):
             return errno.EINVAL
+        number = self._put(interface, change)
+        for route in in_the_way(change, self.kernel.links[interface].routes.get(change.address, ())):
+            self.kernel.drop_route(interface, route)
+        return number
+
+    def _put(self, interface: str, change: SetLocalRoute) -> int:
         routes = self.kernel.links[interface].routes.get(change.address, [])
         if ":" in change.address:
             desired = LocalRoute(change.address, change.source, IPV6_METRIC)
@@ -57,11 +63,8 @@ class FakeRoutes(FakeClient):
                 self.kernel.drop_route(interface, kernel_route)
             return 0
         desired = LocalRoute(change.address, change.source, 0)
-        if desired in routes[1:]:
-            for route in routes[: routes.index(desired)]:
-                self.kernel.drop_route(interface, route)
-            return 0
-        self._replace(interface, desired, routes)
+        if desired not in routes[1:]:
+            self._replace(interface, desired, routes)
         return 0
 
     def _replace(self, interface: str, desired: LocalRoute, candidates: list[LocalRoute]) -> None:

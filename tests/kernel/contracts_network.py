@@ -172,6 +172,21 @@ class RoutesContract:
         await node.addresses.write("d0", [BindAddress(VIP6), UnbindAddress(VIP6)])
         assert (await node.routes.read("d0"))[VIP6] == [LocalRoute(VIP6, NODE_IP6, IPV6_METRIC)]
 
+    @pytest.mark.parametrize("first", [True, False], ids=["before ours", "behind ours"])
+    async def test_routes_with_another_source_go_where_ours_is_to_be_alone(self, node: Node, first: bool) -> None:
+        ours, ours6 = LocalRoute(VIP, NODE_IP, 0), LocalRoute(VIP6, NODE_IP6, IPV6_METRIC)
+        other, other6 = LocalRoute(VIP, OTHER_NODE_IP, 0), LocalRoute(VIP6, OTHER_NODE_IP6, 512 if first else 2048)
+        changes = [SetLocalRoute(VIP, NODE_IP), SetLocalRoute(VIP6, NODE_IP6)]
+        await node.routes.write("d0", changes)
+        for route in (other, other6):
+            node.add_foreign_route("d0", route, first=first)
+        both = {VIP: [other, ours], VIP6: [other6, ours6]} if first else {VIP: [ours, other], VIP6: [ours6, other6]}
+        assert await node.routes.read("d0") == both
+        assert await node.routes.write("d0", changes) == []
+        assert await node.routes.read("d0") == {**both, VIP: [ours] if first else [ours, other]}
+        assert await node.routes.write("d0", [it._replace(alone=True) for it in changes]) == []
+        assert await node.routes.read("d0") == {VIP: [ours], VIP6: [ours6]}
+
     async def test_deleting_takes_our_route_only(self, node: Node) -> None:
         await node.routes.write("d0", [SetLocalRoute(VIP, NODE_IP), SetLocalRoute(VIP6, NODE_IP6)])
         await node.addresses.write("d0", [BindAddress(VIP)])

@@ -15,7 +15,7 @@ from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.monitor import Monitor
-from kroute.kernel.net.routes import Routes
+from kroute.kernel.net.routes import LocalRoute, Routes
 from kroute.kernel.netlink.message import NLM_F_CREATE, NLM_F_EXCL, address_family, attribute
 from kroute.kernel.netlink.netlink_socket import NETLINK_NETFILTER, NetlinkSocket
 from kroute.kernel.nftables.client import Nftables
@@ -85,6 +85,12 @@ class RealNode:
 
     def delete_address(self, interface: str, address: str) -> None:
         run(f"ip addr del {address} dev {interface}")
+
+    def add_foreign_route(self, interface: str, route: LocalRoute, *, first: bool = False) -> None:
+        """Add a route, of IPv4 as the first or last of its address."""
+        how = "-6 route add" if ":" in route.address else f"route {'prepend' if first else 'append'}"
+        metric = f"metric {route.metric}" if route.metric else ""
+        run(f"ip {how} local {route.address} dev {interface} table local src {route.source} {metric}")
 
     async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
         """Add entries to conntrack, as if packets had made them; the kernel assigns their ids."""
@@ -157,6 +163,13 @@ class FakeNode:
 
     def delete_address(self, interface: str, address: str) -> None:
         self.kernel.delete_address(interface, address.partition("/")[0])
+
+    def add_foreign_route(self, interface: str, route: LocalRoute, *, first: bool = False) -> None:
+        present = self.kernel.links[interface].routes[route.address]
+        before = (
+            [it for it in present if it.metric < route.metric] if ":" in route.address else [] if first else present
+        )
+        self.kernel.set_route(interface, route, position=len(before))
 
     async def add_flows(self, *flows: Flow, protocol: int = UDP) -> None:
         self.conntrack.add_flows(*flows, protocol=protocol)

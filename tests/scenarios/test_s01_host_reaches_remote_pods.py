@@ -1,5 +1,7 @@
 """S1 and S2: a node's own processes reach Services whose pods are on other nodes, by both address families."""
 
+import pytest
+
 from tests.lab.allocation import Addresses
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.objects import endpoint_slices, service
@@ -32,17 +34,18 @@ async def test_s1_the_local_route_of_each_vip_has_the_nodes_address_as_source(
             assert sources[family.service_ip] == family.of(node)
 
 
+@pytest.mark.parametrize("metric", ["1024", "512"], ids=["with our metric", "with a lower one"])
 async def test_s1_a_route_that_another_program_adds_with_another_source_goes_at_once(
-    world: World, deployment: Deployment
+    world: World, deployment: Deployment, metric: str
 ) -> None:
+    """The metric is that of the IPv6 route. One of 1024 takes the place of ours, a lower one wins over it."""
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
     await deployment.start("--resync-budget=0%", nodes=("node3",))
     node3 = world.cluster.node("node3")
     bridge = Addresses(NODES["node3"].pod_ip(1), NODES["node3"].pod_ip6(1))
     for family, how in zip(FAMILIES, (["-4", "route", "prepend"], ["-6", "route", "replace"]), strict=True):
-        metric = ["metric", "1024"] if family.name == "IPv6" else []
         to_vip = ["local", family.service_ip, "dev", "kube-ipvs0", "table", "local", "src", family.of(bridge)]
-        node3.run("ip", *how, *to_vip, *metric)
+        node3.run("ip", *how, *to_vip, *(["metric", metric] if family.name == "IPv6" else []))
 
     def is_repaired() -> None:
         sources = node3.local_routes()

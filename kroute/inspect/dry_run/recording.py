@@ -199,7 +199,8 @@ class RecordingRoutes:
         """Record the changes, except routes that exist already: the controller may write those again to be sure."""
         for change in changes:
             present = self._present.get(change.address)
-            if isinstance(change, SetLocalRoute) and present and present[0].source == change.source:
+            is_set = isinstance(change, SetLocalRoute) and not change.alone
+            if is_set and present and present[0].source == change.source:
                 continue
             action = DELETE if isinstance(change, DeleteLocalRoute) else EDIT
             self._recorder.note("route", action, str(change), change.address)

@@ -54,9 +54,9 @@ from kroute.kernel.netlink.rtnetlink import (
 IPV6_METRIC = 1024
 """The metric that the kernel gives to an IPv6 route without one."""
 WRITE_SLICE = 1024
-_IPV4 = socket.AF_INET, 32, RTPROT_KERNEL, RT_SCOPE_HOST, b""
-_IPV6 = socket.AF_INET6, 128, RTPROT_STATIC, 0, u32(RTA_PRIORITY, IPV6_METRIC)
-"""What our routes have: family, length in bits, protocol, scope, and further attributes."""
+_IPV4 = socket.AF_INET, 32, RTPROT_KERNEL, RT_SCOPE_HOST
+_IPV6 = socket.AF_INET6, 128, RTPROT_STATIC, 0
+"""What our routes have: family, length in bits, protocol, scope."""
 
 
 class LocalRoute(NamedTuple):
@@ -70,11 +70,13 @@ class LocalRoute(NamedTuple):
 class SetLocalRoute(NamedTuple):
     """Make the node use `source` towards the address, whether or not that is bound. There is always a route meanwhile.
 
+    Other routes to the address stay, behind ours if they are of IPv4. With `alone`, those with another source go.
     Refused: EINVAL if the source is not an address of this node (IPv6: or still tentative), ENODEV without interface.
     """
 
     address: str
     source: str
+    alone: bool = False
 
     def __str__(self) -> str:
         return f"set the source {self.source} on the local route of {self.address}"
@@ -134,11 +136,11 @@ class Routes(NetlinkClient):
         failures: list[Failure[RouteChange]] = []
         for start in range(0, len(changes), WRITE_SLICE):
             failures += await self._write(index, changes[start : start + WRITE_SLICE])
-        shadowed = [failure.change for failure in failures if failure.errno == errno.EEXIST]
-        if not shadowed:
+        shadowed = {failure.change for failure in failures if failure.errno == errno.EEXIST}
+        beset = [it for it in changes if isinstance(it, SetLocalRoute) and (it.alone or it in shadowed)]
+        if not beset:
             return failures
-        refused = await self._uncover(index, [change for change in shadowed if isinstance(change, SetLocalRoute)])
-        return [failure for failure in failures if failure.errno != errno.EEXIST] + refused
+        return [it for it in failures if it.change not in shadowed] + await self._clear_away(index, beset)
 
     async def _write(self, index: int, changes: Sequence[RouteChange]) -> list[Failure[RouteChange]]:
         messages: list[bytes] = []
@@ -155,19 +157,17 @@ class Routes(NetlinkClient):
         # ignore the deletions of kernel routes: mostly none exists (ESRCH)
         return [Failure(causes[at], number) for at, number in refused.items() if at in causes]
 
-    async def _uncover(self, index: int, changes: Sequence[SetLocalRoute]) -> list[Failure[RouteChange]]:
-        """Make existing IPv4 routes the first of their address: delete the routes before them."""
+    async def _clear_away(self, index: int, changes: Sequence[SetLocalRoute]) -> list[Failure[RouteChange]]:
+        """Delete the IPv4 routes before these ones, and where one is to be alone, all with another source."""
         routes = await self._read(index)
         messages: list[bytes] = []
         causes: list[RouteChange] = []
         for change in changes:
-            for route in routes.get(change.address, ()):
-                if route.source == change.source:
-                    break
-                messages.append(delete_route(index, change.address, route.source))
+            for route in in_the_way(change, routes.get(change.address, ())):
+                messages.append(delete_route(index, route.address, route.source, route.metric))
                 causes.append(change)
-        refused = await self._netlink.transact(messages)
-        return [Failure(causes[at], number) for at, number in refused.items()]
+        refused = await self._netlink.transact(messages) if messages else {}
+        return [Failure(causes[at], number) for at, number in refused.items() if number != errno.ESRCH]
 
     async def _read(self, index: int) -> dict[str, list[LocalRoute]]:
         routes: dict[str, list[LocalRoute]] = {}
@@ -185,6 +185,22 @@ class Routes(NetlinkClient):
         return routes
 
 
+def in_the_way(change: SetLocalRoute, routes: Sequence[LocalRoute]) -> list[LocalRoute]:
+    """Those of the routes to one address, in the kernel's order, that have to go for this change.
+
+    IPv6: the kernel's own route, of metric 0, goes with every change; with our metric there is no other.
+    """
+    if ":" in change.address:
+        others = [it for it in routes if it.metric not in {0, IPV6_METRIC}]
+        return [it for it in others if it.source != change.source] if change.alone else []
+    sources = [it.source for it in routes]
+    if change.source not in sources:
+        return []
+    at = sources.index(change.source)
+    behind = [it for it in routes[at + 1 :] if change.alone and it.source not in {None, change.address, change.source}]
+    return [*routes[:at], *behind]
+
+
 def _dump_of(family: int, index: int) -> bytes:
     """The request for the routes of one interface in table local."""
     header = ROUTE_HEADER.pack(family, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, RTN_LOCAL, 0)
@@ -196,13 +212,13 @@ def set_route(index: int, address: str, source: str) -> bytes:
     return message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, _encode_route(index, address, source))
 
 
-def delete_route(index: int, address: str, source: str | None) -> bytes:
+def delete_route(index: int, address: str, source: str | None, metric: int = IPV6_METRIC) -> bytes:
     """The message that deletes our route, or one that another proxy has left in its place.
 
     It names no protocol, since the kernel would delete no route of another one. For IPv4, the first route with that
-    source goes; for IPv6, the one with our metric, which the kernel's own has not.
+    source goes; for IPv6, the one with that metric, by default ours, which the kernel's own has not.
     """
-    return message(RTM_DELROUTE, 0, _encode_route(index, address, source, RTPROT_UNSPEC))
+    return message(RTM_DELROUTE, 0, _encode_route(index, address, source, RTPROT_UNSPEC, metric))
 
 
 def delete_kernel_route(index: int, address: str) -> bytes:
@@ -227,11 +243,14 @@ def parse_route(payload: bytes) -> tuple[int, LocalRoute] | None:
     return to_u32(found[RTA_OIF]), LocalRoute(unpack_address(found[RTA_DST]), source, metric)
 
 
-def _encode_route(index: int, address: str, source: str | None, protocol: int | None = None) -> bytes:
-    """A route, by default of the protocol that ours have."""
+def _encode_route(
+    index: int, address: str, source: str | None, protocol: int | None = None, metric: int = IPV6_METRIC
+) -> bytes:
+    """A route, by default of the protocol that ours have. `metric` is that of IPv6."""
     packed = pack_address(address)
-    family, length, ours, scope, tail = _IPV6 if ":" in address else _IPV4
+    family, length, ours, scope = _IPV6 if ":" in address else _IPV4
     protocol = ours if protocol is None else protocol
+    tail = u32(RTA_PRIORITY, metric) if family == socket.AF_INET6 else b""
     header = ROUTE_HEADER.pack(family, length, 0, 0, RT_TABLE_LOCAL, protocol, scope, RTN_LOCAL, 0)
     if source is not None:
         tail += attribute(RTA_PREFSRC, pack_address(source))

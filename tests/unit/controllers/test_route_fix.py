@@ -10,7 +10,7 @@ from kroute.kernel.net.routes import IPV6_METRIC, LocalRoute, SetLocalRoute
 from kroute.reconcile.stage_gate import ROUTES_PREPARED
 from tests.unit.fake_node import DUMMY, NODE_IPV4, NODE_IPV6, FakeNode, plan, server
 
-OTHER = "192.168.123.239"
+OTHER, OTHER6 = "192.168.123.239", "fd00:123::239"
 
 
 def sources(node: FakeNode, address: str) -> list[str | None]:
@@ -109,6 +109,17 @@ async def test_a_route_from_another_source_is_removed_at_once(tmp_path: Path, po
     assert sources(node, "10.96.0.1")[0] == NODE_IPV4
     assert node.route_fix.statistics().repairs == 1
     assert node.route_fix.statistics().resyncs == 1
+
+
+@pytest.mark.parametrize("metric", [512, 2048], ids=["before ours", "behind ours"])
+async def test_an_ipv6_route_of_another_metric_is_removed_at_once(tmp_path: Path, metric: int) -> None:
+    node = await serving(tmp_path, "fd00::1", resync_budget=0.0)
+    node.kernel.set_route(DUMMY, LocalRoute("fd00::1", OTHER6, metric), position=int(metric > IPV6_METRIC))
+    await node.settle()
+    assert sources(node, "fd00::1") == [NODE_IPV6]
+    assert node.route_fix.statistics().repairs == 1
+    await node.resync()
+    assert node.route_fix.statistics().repairs == 1
 
 
 async def test_our_own_writes_cause_no_work(tmp_path: Path) -> None:
