@@ -4,7 +4,7 @@ IPVS sends requests by OUTPUT, so only the answers of pods are forwarded. Everyt
 INPUT, where the firewall decides.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -39,10 +39,10 @@ class Way(NamedTuple):
     address: str
     is_node_port: bool = False
 
-    async def is_served_by(self, pods: set[str]) -> None:
+    async def is_served_by(self, names: set[str]) -> None:
         tcp, udp = (NODE_PORTS if self.is_node_port else PORTS).values()
         answers = [await self.caller.http(self.address, tcp), await self.caller.udp(self.address, udp)]
-        assert {it.host for it in answers} <= pods
+        assert {it.host for it in answers} <= names
 
     async def is_dropped(self) -> None:
         tcp, udp = (NODE_PORTS if self.is_node_port else PORTS).values()
@@ -88,9 +88,21 @@ def with_ufw(node1: Node) -> Iterator[Node]:
         yield node1
 
 
-def apply_web(deployment: Deployment, world: World, *, pods: slice = slice(None), **spec: object) -> None:
+@pytest.fixture(params=["local pod", "remote pod", "host network"])
+async def endpoint(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Host]:
+    """The only endpoint: a pod of node1 or node3, or one in the network of node2."""
+    if request.param != "host network":
+        yield world.web[0 if request.param == "local pod" else 2]
+        return
+    node = world.cluster.node("node2")
+    await node.serve(http=TARGET_PORTS["TCP"], udp=TARGET_PORTS["UDP"])
+    yield node
+    await node.stop_serving()
+
+
+def apply_web(deployment: Deployment, *endpoints: Host, **spec: object) -> None:
     web = service("web", *CLUSTER_IPS, ports=PORTS, node_ports=NODE_PORTS, ingress=INGRESS, **spec)
-    deployment.apply(web, *endpoint_slices("web", world.web[pods], TARGET_PORTS))
+    deployment.apply(web, *endpoint_slices("web", endpoints, TARGET_PORTS))
 
 
 async def is_not_forwarded(world: World, family: Family) -> None:
@@ -99,22 +111,20 @@ async def is_not_forwarded(world: World, family: Family) -> None:
         await world.visitor.http(family.of(world.web[1]), 8080, timeout=LOST)
 
 
-@pytest.mark.parametrize("pods", [slice(0, 1), slice(2, 3)], ids=["local pod", "remote pod"])
-async def test_pods_answer_through_a_node_that_forwards_nothing(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, pods: slice
+async def test_endpoints_answer_through_a_node_that_forwards_nothing(
+    world: World, with_docker: Node, deployment: Deployment, family: Family, endpoint: Host
 ) -> None:
-    apply_web(deployment, world, pods=pods)
+    apply_web(deployment, endpoint)
     await deployment.start(nodes=("node1",))
     await is_not_forwarded(world, family)
-    names = {pod.name for pod in world.web[pods]}
     for way in ways(world, family).values():
-        await way.is_served_by(names)
+        await way.is_served_by({endpoint.name})
 
 
 async def test_the_jump_is_what_lets_the_answers_pass_and_every_start_puts_it_back(
     world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str
 ) -> None:
-    apply_web(deployment, world, pods=slice(2, 3))
+    apply_web(deployment, world.web[2])
     await deployment.start(nodes=("node1",))
     await deployment.stop()
     for tool in ("iptables", "ip6tables"):
@@ -134,7 +144,7 @@ def jumps_of(node: Node, variant: str) -> list[str]:
 async def test_neighbours_may_put_their_jumps_in_front_but_a_rule_that_refuses_all_is_not_left_there(
     world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str
 ) -> None:
-    apply_web(deployment, world, pods=slice(2, 3))
+    apply_web(deployment, world.web[2])
     await deployment.start(nodes=("node1",))
 
     def has_its_jump() -> None:
@@ -161,7 +171,7 @@ async def test_ufw_decides_who_reaches_services_and_only_health_checks_come_in_u
 ) -> None:
     """This is kube-proxy's behaviour in IPVS mode, too: node ports and VIPs are for INPUT to let in."""
     policy = {"externalTrafficPolicy": "Local", "healthCheckNodePort": HEALTH_CHECK}
-    apply_web(deployment, world, pods=slice(0, 1), **policy)
+    apply_web(deployment, world.web[0], **policy)
     await deployment.start(nodes=("node1",))
     for way in ways(world, family).values():
         await way.is_dropped()
@@ -173,13 +183,13 @@ async def test_ufw_decides_who_reaches_services_and_only_health_checks_come_in_u
         await way.is_served_by({"web-1"})
 
 
+@pytest.mark.parametrize("endpoint", ["remote pod", "host network"], indirect=True)
 async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that_forwards_nothing(
-    world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str
+    world: World, with_docker: Node, deployment: Deployment, family: Family, variant: str, endpoint: Host
 ) -> None:
     """kube-proxy's KUBE-FORWARD goes at the take-over; kroute's stands by then."""
-    remote = world.web[2]
-    deployment.apply(service("web", *CLUSTER_IPS, node_ports=NODE_PORTS), *endpoint_slices("web", [remote]))
-    served = [Served(it.service_ip, 8080, [(it.of(remote), 8080)], NODE_PORTS["TCP"]) for it in FAMILIES]
+    deployment.apply(service("web", *CLUSTER_IPS, node_ports=NODE_PORTS), *endpoint_slices("web", [endpoint]))
+    served = [Served(it.service_ip, 8080, [(it.of(endpoint), 8080)], NODE_PORTS["TCP"]) for it in FAMILIES]
     kube_proxy_leftovers(with_docker, served, variant)
     try:
         callers = [(world.cluster.client, family.of(with_docker), 30080), (world.visitor, family.service_ip, 8080)]
@@ -191,7 +201,7 @@ async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that
         for stream in streams:
             await goes_on(stream)
         for caller, address, port in callers:
-            assert (await caller.http(address, port)).host == "web-3"
+            assert (await caller.http(address, port)).host == endpoint.name
         for stream in streams:
             await stream.close()
     finally:
@@ -208,7 +218,7 @@ async def test_cleanup_leaves_the_tables_of_iptables_nft_as_they_were_and_a_rest
 
     with docker(node1, "nft"):
         before = rules()
-        apply_web(deployment, world)
+        apply_web(deployment, *world.web)
         await deployment.start(nodes=("node1",))
         during = rules()
         assert len(during) == len(before) + 2 * 5

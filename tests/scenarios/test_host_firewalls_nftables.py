@@ -36,7 +36,7 @@ async def advice(node: Node, deployment: Deployment) -> list[str]:
 async def test_what_a_firewall_does_not_forward_is_named_and_the_advice_lets_the_answers_pass(
     world: World, node1: Node, deployment: Deployment, family: Family
 ) -> None:
-    apply_web(deployment, world, pods=slice(2, 3))
+    apply_web(deployment, world.web[2])
     await deployment.start(NFTABLES, nodes=("node1",))
     for way in ways(world, family).values():
         await way.is_dropped()
