@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from kroute.model.addresses import canonical
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Problem, VirtualServerKey
-from kroute.planning.frontends import Frontend, Kind
+from kroute.planning.frontends import Frontend, Frontends, Kind
 from kroute.planning.service_addresses import load_balancer_ips
 
 _RANKS = {Kind.CLUSTER_IP: 0, Kind.NODE_PORT: 1, Kind.LOAD_BALANCER_IP: 2, Kind.EXTERNAL_IP: 3}
@@ -99,6 +99,14 @@ class AddressClaims:
             return {}
         holders = ((key, self._claimants[key][0].key) for key in self._claims[service][1])
         return {key: holder for key, holder in holders if holder != service}
+
+    def claimed(self, service: ObjectKey, frontends: Frontends) -> Frontends:
+        """The frontends without those that the Service has not claimed yet: another Service may have the address."""
+        _, keys, _ = self._claims.get(service, (None, (), ()))
+        claimed = frozenset(keys)
+        if all(frontend.key in claimed for frontend in frontends.served):
+            return frontends
+        return frontends._replace(served=tuple(it for it in frontends.served if it.key in claimed))
 
     def holder(self, key: VirtualServerKey) -> ObjectKey | None:
         """The Service that has this address and port, or None if no Service claims it."""

@@ -294,6 +294,7 @@ class Catalog:
         if service is None:
             return finished(ServicePlan(key))
         held = self._claims.held_by_others(key)
-        frontends = frontends or frontends_of(service, self._node, self._settings, self._owners)
+        if frontends is None:  # the Service may have changed since its claims were settled
+            frontends = self._claims.claimed(key, frontends_of(service, self._node, self._settings, self._owners))
         facts = self._weights.facts(key, slices)
         return planning(service, slices, self._node, self._settings, held, frontends, facts, self._owners)

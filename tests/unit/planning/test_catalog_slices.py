@@ -3,7 +3,7 @@
 from kroute.model.objects import Applied, Deleted, KubernetesObject, Service
 from kroute.model.plan import NodePlan, ServicePlan
 from kroute.planning.catalog import Catalog
-from tests.builders import NODE_IPV4, endpoint_slice, facts, port, service, settings
+from tests.builders import NODE_IPV4, endpoint, endpoint_slice, facts, port, service, settings
 from tests.unit.planning.test_catalog import LISTED, listed, real_servers, served
 
 
@@ -96,3 +96,20 @@ def test_a_port_of_the_node_changes_hands_in_one_slice_whoever_else_claims_it() 
     [third] = catalog.commit(1)
     assert third.problems[0].message.count("default/s2") == 1
     assert not catalog.has_marked
+
+
+def test_a_service_that_changes_while_others_are_planned_gets_no_address_of_another() -> None:
+    holder = service("holder", "10.96.0.10", external_ips=["198.51.100.7"], created="2026-01-01T00:00:00Z")
+    before, after = (
+        service("late", "10.96.0.12", external_ips=addresses, created="2026-01-02T00:00:00Z")
+        for addresses in (None, ["198.51.100.7"])
+    )
+    catalog = listed(holder, before, service("large", "10.96.0.11"))
+    endpoints = [endpoint(f"10.244.{number // 200}.{number % 200 + 1}") for number in range(3000)]
+    take(catalog, endpoint_slice("e1", *endpoints, of="large"), endpoint_slice("e2", "10.244.99.7", of="late"))
+    assert catalog.commit(64, 100) == []
+    take(catalog, after)
+    plans = [plan for _ in range(1000) for plan in catalog.commit(64, 100) if isinstance(plan, ServicePlan)]
+    assert not catalog.has_marked
+    assert [served(plan) for plan in plans if plan.key.name == "late"] == [["TCP 10.96.0.12:80"]] * 2
+    assert plans[-1].problems[0].reason == "AddressConflict"
