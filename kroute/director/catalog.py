@@ -49,8 +49,8 @@ class DirectorCatalog:
         self._services: dict[ObjectKey, Service] = {}
         self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
-        self._node_objects: dict[ObjectKey, Node] = {}
-        self._nodes: tuple[DirectorNode, ...] = ()
+        self._nodes: dict[ObjectKey, DirectorNode] = {}
+        self._nodes_in_order: tuple[DirectorNode, ...] | None = ()
         self._owners = AddressOwners()
         self._claims = AddressClaims()
         self._failing: Collection[Probe] = frozenset()
@@ -92,18 +92,16 @@ class DirectorCatalog:
                 case Applied(EndpointSlice() as piece):
                     self._place_slice(piece.key, piece)
                 case Applied(Node() as node):
-                    self._node_objects[node.key] = node
                     self._mark(*self._owners.place_node(node))
-                    self._settle_nodes()
+                    self._place_node(node.key, director_node(node))
                 case Deleted(kind, key) if kind is Service:
                     self._services.pop(key, None)
                     self._mark(key, *self._owners.forget_service(key))
                 case Deleted(kind, key) if kind is EndpointSlice:
                     self._place_slice(key, None)
                 case Deleted(kind, key) if kind is Node:
-                    self._node_objects.pop(key, None)
                     self._mark(*self._owners.forget_node(key.name))
-                    self._settle_nodes()
+                    self._place_node(key, None)
 
     def set_machine(self, machine: NodeFacts) -> None:
         """Take what is known of the director's own machine now."""
@@ -135,13 +133,22 @@ class DirectorCatalog:
             self._dirty[key] = None
             self._claims_dirty[key] = None
 
-    def _settle_nodes(self) -> None:
-        """Mark every Service if the serving nodes have changed. Other changes of Nodes mark none here."""
-        found = (director_node(node) for node in self._node_objects.values())
-        nodes = tuple(sorted(node for node in found if node is not None))
-        if nodes != self._nodes:
-            self._nodes = nodes
-            self._dirty.update(dict.fromkeys(self._services))
+    def _place_node(self, key: ObjectKey, node: DirectorNode | None) -> None:
+        """Store what a Node is to a director, None: it takes no traffic. Marks all Services if that has changed."""
+        if node == self._nodes.get(key):
+            return
+        if node is None:
+            del self._nodes[key]
+        else:
+            self._nodes[key] = node
+        self._nodes_in_order = None
+        self._dirty.update(dict.fromkeys(self._owners.with_external_ips()))
+
+    def _taking_traffic(self) -> tuple[DirectorNode, ...]:
+        """The Nodes that take traffic, by name. They are put in order once for all that has changed."""
+        if self._nodes_in_order is None:
+            self._nodes_in_order = tuple(sorted(self._nodes.values()))
+        return self._nodes_in_order
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and remove it from the one that it named before."""
@@ -185,7 +192,7 @@ class DirectorCatalog:
         planned = plan_director(
             service,
             self._slices.get(key, {}).values(),
-            self._nodes,
+            self._taking_traffic(),
             self._settings,
             self._claims.held_by_others(key),
             frontends or external_frontends(service, self._settings, self._machine, self._owners),

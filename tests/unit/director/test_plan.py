@@ -7,7 +7,7 @@ import pytest
 
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.machine import machine_facts
-from kroute.director.plan import Probe, ProbeKind
+from kroute.director.plan import Probe, ProbeKind, director_node
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,
@@ -397,3 +397,19 @@ class TestWeights:
     def test_a_director_is_near_no_node(self) -> None:
         weights, problems = self.weights({"kroute.io/locality": "prefer-node"}, node(1), node(2))
         assert (weights, problems) == ([1, 1], ["annotation kroute.io/locality"])
+
+
+def test_a_change_of_one_node_looks_at_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = catalog(service(), *slices("n1"))
+    looked_at: list[str] = []
+
+    def look(item: Node) -> object:
+        looked_at.append(item.key.name)
+        return director_node(item)
+
+    monkeypatch.setattr("kroute.director.catalog.director_node", look)
+    made.take([Applied(node(number)) for number in range(1, 101)])
+    assert len(real_servers(only(made.commit()))) == 100
+    made.take([Applied(node(7)), Applied(node(8, ready="False"))])
+    assert len(real_servers(only(made.commit()))) == 99
+    assert len(looked_at) == 102
