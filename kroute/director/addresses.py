@@ -4,10 +4,13 @@ An address is recorded in the ledger before it is bound to the interface. An add
 does not name is foreign: it is never announced and never removed, and is served where it is, if at all.
 
 Each address has a lifetime, which the kernel counts down and the running director renews. So a director that was
-killed, or hangs, stops answering for a VIP that the other one has taken over.
+killed, or hangs, stops answering for a VIP that the other one has taken over. One that goes on after it hung for that
+long binds, renews and announces nothing until it has looked at the Lease: neighbours send to whom they heard last, and
+would not hear again of the other director.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
@@ -60,6 +63,22 @@ class DirectorAddresses:
         self._announcements: dict[str, list[float]] = {}
         self._is_delayed = False
         self._writing = asyncio.Lock()
+        self._renewed_at = status.clock()
+        self._stood_still_until = self._confirmed_at = -math.inf
+
+    def confirm(self, asked_at: float) -> bool:
+        """Note that the role was known to the Lease after `asked_at`. Returns whether anything has waited for that."""
+        waited = self._confirmed_at < self._stood_still_until
+        self._confirmed_at = asked_at
+        return waited and not self._is_in_question()
+
+    def _is_in_question(self) -> bool:
+        """Whether this process stood still for a lifetime, so that another director may have the addresses by now."""
+        now = self._status.clock()
+        if (still := now - self._renewed_at) >= self._lifetime:
+            self._renewed_at = self._stood_still_until = now
+            log.warning("director.stood_still", seconds=round(still, 1), next_step="looking at the Lease first")
+        return self._confirmed_at < self._stood_still_until
 
     async def learn(self) -> list[str]:
         """Read the machine's addresses. Returns a sentence for each of kroute's that somebody has removed."""
@@ -106,7 +125,7 @@ class DirectorAddresses:
             and delta.key not in waiting
             and any(is_served(owner) for owner in self.desired.owners(delta.key))
         ]
-        if not due:
+        if not due or self._is_in_question():
             return
         async with self._writing:
             recorded = self._recorded()
@@ -134,6 +153,8 @@ class DirectorAddresses:
         """
         now = self._status.clock()
         due = [address for address, times in self._announcements.items() if times[0] <= now]
+        if not due or self._is_in_question():
+            return
         again: list[float] = []
         try:
             await self._announcer.announce(self.interface, due)
@@ -144,7 +165,7 @@ class DirectorAddresses:
             again = [now + ANNOUNCE_AGAIN] if next_step is not None else []
             if not (again and self._is_delayed):
                 log.warning("vip.unannounced", interface=self.interface, error=str(error), next_step=next_step)
-        self._is_delayed = bool(again) if due else self._is_delayed
+        self._is_delayed = bool(again)
         for address in due:
             times = self._announcements.pop(address, ())
             if left := [*again, *(time for time in times if time > now)]:
@@ -152,6 +173,8 @@ class DirectorAddresses:
 
     def next_due(self) -> float | None:
         """When the next announcement is due, or None."""
+        if self._confirmed_at < self._stood_still_until:
+            return None
         return min((times[0] for times in self._announcements.values()), default=None)
 
     async def keep_alive(self) -> None:
@@ -166,6 +189,9 @@ class DirectorAddresses:
     async def renew(self) -> None:
         """Reset the lifetime of every bound address."""
         async with self._writing:
+            if self._is_in_question():
+                return
+            self._renewed_at = self._status.clock()
             renewals = [RenewAddress(address, self._lifetime) for address in self.desired.applied]
             for failure in await self._addresses.write(self.interface, renewals):
                 log.warning("vip.unrenewed", interface=self.interface, error=str(failure), next_step="trying again")

@@ -104,6 +104,11 @@ class DirectRouting(Controller):
         self._has_withdrawn.clear()
         self.wake.set()
 
+    def confirm(self, asked_at: float) -> None:
+        """Take note of an attempt at the Lease that began at `asked_at` and has ended; `lead` has said its result."""
+        if self.vips.confirm(asked_at):
+            self.wake.set()
+
     async def withdraw(self) -> None:
         """Give up the VIPs, and return when they are removed."""
         self.lead(False)

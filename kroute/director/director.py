@@ -17,9 +17,9 @@ from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.controller import DirectRouting
-from kroute.director.election import Election, Role
+from kroute.director.election import Election
 from kroute.director.identity import Identity
-from kroute.director.lease import LeaseLock, LeaseRequests
+from kroute.director.lease import LeaseLock, LeaseRequests, Role
 from kroute.director.machine import OwnAddresses, machine_facts
 from kroute.director.probes import Probes
 from kroute.director.settings import DirectorSettings
@@ -118,6 +118,7 @@ class Director:
             lambda role: self._routing.lead(role is Role.ACTIVE),
             self._routing.live.is_set,
             new_identity=identity.renew,
+            attempted=self._routing.confirm,
             sleep=pause,
         )
 

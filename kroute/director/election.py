@@ -22,13 +22,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from enum import Enum
 
 import msgspec
 import structlog
 
 from kroute.backoff import exhaustion
-from kroute.director.lease import Lease, LeaseLock, LeaseSpec, timestamp
+from kroute.director.lease import Lease, LeaseLock, LeaseSpec, Role, timestamp
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError
 
@@ -46,19 +45,12 @@ JITTER = 0.2
 """A standby's pause is longer by up to this part of it, so that two do not keep trying at the same moment."""
 
 
-class Role(Enum):
-    """This director's role; UNKNOWN until the Lease has been read."""
-
-    UNKNOWN = "unknown"
-    STANDBY = "standby"
-    ACTIVE = "active"
-
-
 class Election:
     """One candidate. `may_take` says whether it could serve: before that, it only keeps a Lease that it already has.
 
     `new_identity` makes another identity when another process has this one. `announce` is called with each new role, in
-    the event loop. `clock` gives seconds, `now` the wall clock's time.
+    the event loop, and `attempted` after each attempt, with the time when it began. `clock` gives seconds, `now` the
+    wall clock's time.
     """
 
     def __init__(
@@ -70,6 +62,7 @@ class Election:
         may_take: Callable[[], bool],
         *,
         new_identity: Callable[[], str],
+        attempted: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -81,6 +74,7 @@ class Election:
         self._announce = announce
         self._may_take = may_take
         self._new_identity = new_identity
+        self._attempted = attempted
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -101,12 +95,14 @@ class Election:
         An attempt that has begun is finished first: what was sent may still be written, and `release` must see it.
         """
         while True:
+            began = self._clock()
             attempt = asyncio.ensure_future(self.attempt())
             try:
                 await asyncio.shield(attempt)
             except asyncio.CancelledError:
                 await attempt
                 raise
+            self._attempted(began)
             await self._sleep(self._pause())
 
     async def attempt(self) -> None:

@@ -7,6 +7,7 @@ so of two concurrent writes the second is refused.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,14 @@ from kroute.model.objects import Int32
 from kroute.watchers.json_text import decoded
 
 _API = "/apis/coordination.k8s.io/v1/namespaces"
+
+
+class Role(Enum):
+    """This director's role; UNKNOWN until the Lease has been read."""
+
+    UNKNOWN = "unknown"
+    STANDBY = "standby"
+    ACTIVE = "active"
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):

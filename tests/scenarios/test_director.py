@@ -1,6 +1,8 @@
 """S8 with `kroute director`: who answers for an external IP, who serves it, and what a fail-over costs."""
 
 import asyncio
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -373,6 +375,39 @@ async def test_a_director_that_is_killed_and_comes_back_keeps_its_vips(stage: St
     log = first.process.log.read_text()
     assert "vip.bound" not in log, log
     await stream.close()
+
+
+def announcements(frames: list[bytes], machine: DirectorMachine) -> list[bytes]:
+    """The frames in which the machine says that it has a VIP: ARP with it as sender, or a neighbour advertisement."""
+    mac, vip4, vip6 = (
+        bytes.fromhex(machine.mac().replace(":", "")),
+        socket.inet_aton(IPV4),
+        socket.inet_pton(socket.AF_INET6, IPV6),
+    )
+    own = [it for it in frames if it[6:12] == mac]
+    arp = [it for it in own if it[12:14] == b"\x08\x06" and it[28:32] == vip4]
+    return arp + [it for it in own if it[12:14] == b"\x86\xdd" and it[54:55] == b"\x88" and it[62:78] == vip6]
+
+
+async def test_a_director_that_stood_still_does_not_announce_the_vips_that_another_has_taken(stage: Stage) -> None:
+    first, second = await stage.started("--resync-period", "300s")
+    assert first.process is not None
+    with Capture(stage.client) as capture:
+        first.process.signal(signal.SIGSTOP)
+        try:
+            await eventually(lambda: has_vips(second))
+            await eventually(lambda: not_on(first))
+            await asyncio.sleep(4)
+            assert announcements(capture.received(), second)
+            assert not announcements(capture.received(), first)
+        finally:
+            first.process.signal(signal.SIGCONT)
+        await asyncio.sleep(5)
+        assert not announcements(capture.received(), first)
+    assert "director.stood_still" in first.process.log.read_text()
+    not_on(first)
+    has_vips(second)
+    assert sum((await stage.client.spread(IPV4, 8080, 3)).values()) == 3
 
 
 async def test_of_two_directors_with_one_name_one_has_the_vips(stage: Stage) -> None:

@@ -107,6 +107,7 @@ class FakeDirector:
 
     async def resync(self) -> None:
         self.clock.now += 100
+        self.routing.confirm(self.clock.now)
         await self.routing.step()
 
     @property
@@ -299,6 +300,32 @@ async def test_lifetimes_are_renewed(state_dir: Path) -> None:
     director.kernel.writes.clear()
     await director.routing.vips.renew()
     assert director.kernel.writes == []
+
+
+@pytest.mark.parametrize("is_other_active", [False, True])
+async def test_one_that_stood_still_for_a_lifetime_looks_at_the_lease_before_it_answers_for_vips_again(
+    state_dir: Path, is_other_active: bool
+) -> None:
+    director = await FakeDirector(state_dir).start(plan())
+    director.clock.now += 1
+    asked_before = director.clock.now
+    director.clock.now += 20
+    director.kernel.delete_address("eth0", VIP)  # as its lifetime is over
+    director.announcer.announced.clear()
+    await director.routing.vips.renew()
+    director.routing.notice(await director.monitor.next())
+    await director.routing.step()
+    director.routing.confirm(asked_before)
+    await director.routing.step()
+    assert (director.bound, director.announcer.announced) == (set(), [])
+    if is_other_active:
+        director.routing.lead(False)
+    director.routing.confirm(director.clock.now)
+    await director.routing.step()
+    expected = [] if is_other_active else [VIP]
+    assert (director.bound, director.announcer.announced) == (set(expected), expected)
+    await director.routing.vips.renew()
+    assert director.bound == set(expected)
 
 
 async def test_a_refused_address_stops_no_other(state_dir: Path) -> None:

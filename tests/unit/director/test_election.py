@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.director.election import Election, Role
-from kroute.director.lease import Lease, LeaseLock, LeaseSpec
+from kroute.director.election import Election
+from kroute.director.lease import Lease, LeaseLock, LeaseSpec, Role
 from kroute.director.settings import LeaseSettings, problem_with
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.api import Api
@@ -46,7 +46,11 @@ class Candidates:
         self._api = api
 
     def candidate(
-        self, name: str, settings: LeaseSettings = LEASE, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        name: str,
+        settings: LeaseSettings = LEASE,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        attempted: Callable[[float], None] = lambda _: None,
     ) -> Election:
         self.roles[name] = []
         lock = LeaseLock(self._api, settings.namespace, settings.name)
@@ -57,6 +61,7 @@ class Candidates:
             self.roles[name].append,
             lambda: self.able,
             new_identity=lambda: f"{name}, renamed",
+            attempted=attempted,
             clock=self.clock,
             now=self.clock.wall,
             sleep=sleep,
@@ -143,6 +148,21 @@ async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates)
         await two.run()
     assert all(2.0 <= pause <= 2.4 for pause in pauses[:6])
     assert candidates.lease["acquireTime"].startswith("2026-01-01T00:00:15.0")
+
+
+async def test_each_attempt_is_told_with_its_begin_after_the_role(candidates: Candidates) -> None:
+    told: list[tuple[float, Role]] = []
+
+    async def sleep(seconds: float) -> None:
+        if len(told) == 2:
+            raise asyncio.CancelledError
+        candidates.clock.now += 15
+
+    await candidates.candidate("one").attempt()
+    two = candidates.candidate("two", sleep=sleep, attempted=lambda began: told.append((began, two.role)))
+    with pytest.raises(asyncio.CancelledError):
+        await two.run()
+    assert told == [(0.0, Role.STANDBY), (15.0, Role.ACTIVE)]
 
 
 async def test_who_has_lost_the_lease_gives_up_as_soon_as_it_writes(candidates: Candidates) -> None:

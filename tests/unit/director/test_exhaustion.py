@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from kroute.backoff import exhaustion
 from kroute.director.addresses import DirectorAddresses
-from kroute.director.election import Role
 from kroute.director.identity import Identity
+from kroute.director.lease import Role
 from kroute.director.plan import Probe, ProbeKind
 from kroute.director.probes import Probes
 from kroute.director.settings import ProbeSettings

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kroute.director.election import Election, Role
-from kroute.director.lease import LeaseLock
+from kroute.director.election import Election
+from kroute.director.lease import LeaseLock, Role
 from kroute.director.settings import LeaseSettings
 from kroute.watchers.kubernetes.errors import ApiError
 from tests.apiserver.encoding import encode, nested
