@@ -181,6 +181,9 @@ class TestValues:
             return [container[it] for it in ("livenessProbe", "readinessProbe") if it in container]
 
         assert {it["httpGet"]["port"] for it in probes("[::]:10300")} == {10300}
+        hosts = {"127.0.0.1:10300": "127.0.0.1", "[::1]:10300": "::1", ":10300": None, "0.0.0.0:10300": None}
+        for address, host in {**hosts, "[::]:10300": None}.items():
+            assert {it["httpGet"].get("host") for it in probes(address)} == {host}, "the kubelet asks the pod's address"
         assert probes(False) == []
 
 

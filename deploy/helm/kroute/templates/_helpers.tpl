@@ -29,6 +29,13 @@ KROUTE_{{ $name | replace "-" "_" | upper }}: {{ toString $value | quote }}
 {{- regexFind "[0-9]+$" (toString $value) -}}
 {{- end }}
 
+{{/* `host: ADDRESS, ` for a probe where an address setting is one address of the node, which the kubelet would not ask
+by itself; nothing where it is every address. Its argument: settings, name. */}}
+{{- define "kroute.host" -}}
+{{- $host := get (index . 0) (index . 1) | toString | regexFind "^.*:" | trimSuffix ":" | trimAll "[]" -}}
+{{- if and $host (not (has $host (list "0.0.0.0" "::"))) }}host: {{ $host | quote }}, {{ end -}}
+{{- end }}
+
 {{/* What both DaemonSets' pods have. Where the reasons are: deploy/kustomize/base/daemonset.yaml. */}}
 {{- define "kroute.pod" -}}
 priorityClassName: system-node-critical
