@@ -8,12 +8,14 @@ The clients keep their sockets, so the kernel sees one flow for as long as a cli
 """
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
 
+from kroute.settings import DEFAULTS
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
@@ -245,6 +247,26 @@ async def test_a_restart_keeps_the_flows_to_endpoints_that_serve_and_ends_the_ot
     await lead_to(node1, frontends(world, family), End(family.of(stays), TARGET_PORT))
     await answered_by(clients, stays)
     assert {client: flow_of(node1, client) for client in kept} == {client: before[client] for client in kept}
+
+
+async def test_clients_that_began_while_their_vip_was_away_are_served_when_it_is_back(
+    world: World, deployment: Deployment, family: Family
+) -> None:
+    """Nothing takes such a packet on the node, which sends it on to its gateway, and remembers that."""
+    node1, vip = world.nodes[0], family.service_ip
+    deployment.apply(dns(), *endpoints(world.web[1]))
+    await deployment.start(*FLAGS, nodes=("node1",))
+    agent, elsewhere = deployment.agents["node1"], family.of(world.cluster.client)
+    with UdpClient(world.visitor, vip, PORT, patience=0.2) as client, routed(node1, vip, elsewhere):
+        agent.signal(signal.SIGSTOP)
+        try:
+            node1.run("ip", "link", "delete", DEFAULTS.dummy_interface)
+            with pytest.raises((OSError, TimeoutError)):
+                await client.ask()
+            assert flow_of(node1, client).answers == client.asked
+        finally:
+            agent.signal(signal.SIGCONT)
+        await answered_by([client], world.web[1])
 
 
 async def test_clients_that_were_there_before_the_service_are_served(

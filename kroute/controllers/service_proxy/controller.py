@@ -20,7 +20,7 @@ from kroute.controllers.service_proxy.ownership import adopt_what_is_ours, delet
 from kroute.controllers.service_proxy.restrictions import Restrictions
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
-from kroute.controllers.service_proxy.udp_flows import UdpFlows
+from kroute.controllers.service_proxy.udp_flows import UdpFlows, behind
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
 from kroute.controllers.service_proxy.virtual_servers import VirtualServers
 from kroute.kernel.clients import AddressClient, ConntrackClient, EventSource, IpvsClient, SysctlClient
@@ -187,7 +187,8 @@ class ServiceProxy(Controller):
             self._gate.proceed(now := self.clock())
         await self._bind_gate.settle(self._servers.desired.is_settled, now)
         await self._gate.advance(SERVED)
-        await self._vips.bind(self._bind_gate.unready, self._restrictions.holds_address, self._has_route)
+        bound = await self._vips.bind(self._bind_gate.unready, self._restrictions.holds_address, self._has_route)
+        self._flows.suspect(behind(bound, self._vips.desired.owners, self._plans, self._servers.desired.applied))
         if self._bind_gate.is_over:
             self.live.set()
         await self._gate.advance(WITHDRAWN)

@@ -3,7 +3,8 @@
 With net.ipv4.vs.conntrack, IPVS leaves a conntrack entry for every flow. A UDP client that keeps its socket stays with
 its entry for as long as it sends. If the entry was made while the virtual server did not exist or the address was not
 bound, the client is not masqueraded, and replies are translated to a wrong port: the client is never served. So kroute
-deletes the entries whose real server does not serve, and the client's next packet begins a new flow. TCP and SCTP
+deletes the entries whose real server does not serve, also when an address was bound, and the client's next packet
+begins a new flow. TCP and SCTP
 clients notice the failure and reconnect, so their entries are never deleted.
 
 IPVS deletes its own entries of a deleted real server, and conntrack's with them (net.ipv4.vs.expire_nodest_conn). Only
@@ -12,7 +13,7 @@ entries that another proxy has made are left then; where this sysctl cannot be s
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 
 import structlog
 
@@ -21,7 +22,8 @@ from kroute.kernel.clients import ConntrackClient
 from kroute.kernel.conntrack import DeleteFlow, Endpoint, Flow
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
-from kroute.model.plan import Protocol, VirtualServerKey
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
 from kroute.reconcile.batches import batched
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -49,7 +51,7 @@ class UdpFlows:
         self._retries: Retries[str] = Retries()  # not the controller's: a failure here needs no resync
 
     def suspect(self, keys: Iterable[VirtualServerKey]) -> None:
-        """Note virtual servers that may have stale flows: they were made or deleted, or lost a real server.
+        """Note virtual servers that may have stale flows: they, or their address, were made, deleted, or lost a server.
 
         Those of TCP and SCTP are ignored.
         """
@@ -132,6 +134,20 @@ class UdpFlows:
                 virtual_servers=len(self._suspects),
                 next_step="trying again, later and later",
             )
+
+
+def behind(
+    addresses: Iterable[str],
+    owners: Callable[[str], Iterable[ObjectKey]],
+    plans: Mapping[ObjectKey, ServicePlan],
+    ours: Container[VirtualServerKey],
+) -> Iterator[VirtualServerKey]:
+    """The virtual servers of `ours` that the plans of their owners have on these addresses."""
+    for address in addresses:
+        for owner in owners(address):
+            for server in plans[owner].virtual_servers:
+                if server.key.address == address and server.key in ours:
+                    yield server.key
 
 
 def _by_family(keys: Iterable[VirtualServerKey]) -> dict[int, set[VirtualServerKey]]:

@@ -100,13 +100,15 @@ class VipAddresses:
             gone += self._settle(batch, refusals, "vip.unbound")
         return gone
 
-    async def bind(self, unready: Set[ObjectKey], is_held: IsHeld, has_route: HasRoute) -> None:
+    async def bind(self, unready: Set[ObjectKey], is_held: IsHeld, has_route: HasRoute) -> list[str]:
         """Bind the missing addresses that a Service wants that is not `unready`, and that are not held for it.
 
-        Where an owner's source route exists, the kernel's own route is deleted in the same write.
+        Where an owner's source route exists, the kernel's own route is deleted in the same write. Returns those that
+        were bound.
         """
+        bound: list[str] = []
         if not any(True for it in self.desired.in_doubt() for owner in self.desired.owners(it) if owner not in unready):
-            return
+            return bound
         waiting = self._status.waiting()
         async for batch in sliced(await self.missing()):
             changes = [
@@ -115,7 +117,8 @@ class VipAddresses:
                 if address not in waiting and self._may_bind(address, unready, is_held)
             ]
             if changes:
-                await self._bind(changes)
+                bound += await self._bind(changes)
+        return bound
 
     def _may_bind(self, address: str, unready: Set[ObjectKey], is_held: IsHeld) -> bool:
         return any(owner not in unready and not is_held(owner, address) for owner in self.desired.owners(address))
@@ -125,10 +128,10 @@ class VipAddresses:
         routed = vip is not None and vip.source is not None and any(map(has_route, self.desired.owners(address)))
         return BindAddress(address, keep_kernel_route=not routed)
 
-    async def _bind(self, batch: Sequence[BindAddress]) -> None:
+    async def _bind(self, batch: Sequence[BindAddress]) -> list[str]:
         failures = await self._addresses.write(self._interface.name, batch)
         refusals = {failure.change.address: str(failure) for failure in failures if failure.errno != EEXIST}
-        self._settle([change.address for change in batch], refusals, "vip.bound")
+        return self._settle([change.address for change in batch], refusals, "vip.bound")
 
     def _settle(self, written: Sequence[str], refusals: Mapping[str, str], event: str) -> list[str]:
         """Log, note and count a write. Returns the addresses that are now as desired."""

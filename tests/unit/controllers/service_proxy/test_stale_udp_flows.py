@@ -9,7 +9,7 @@ from kroute.kernel.conntrack import DeleteFlow, Flow
 from kroute.kernel.ipvs.client import AddVirtualServer, RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.plan import Protocol, ServicePlan
 from tests.fakes.kernel import Operation
-from tests.unit.fake_node import NODE_IPV4, FakeNode, new_kernel, plan, server
+from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, server
 
 CLIENT = "10.1.0.77"
 DNS = (17, "10.96.0.10", 53)
@@ -131,3 +131,24 @@ async def test_cleanup_ends_the_flows_of_what_it_deletes(tmp_path: Path) -> None
     report = await node.cleanup()
     assert left(node) == {1002}
     assert "end the UDP flows of virtual server UDP 10.96.0.10:53 (1)" in report.undone
+
+
+async def test_flows_that_began_before_the_address_was_bound_are_ended(tmp_path: Path) -> None:
+    """The virtual server was there; the node sent their packets on to its gateway."""
+    node = await FakeNode(tmp_path).start()
+    node.broadcaster.publish([dns(1, "10.1.0.1"), plan("web", 1, server("10.96.0.1", 53, "10.1.0.1"))])
+    await node.masquerade.step()
+    await node.service_proxy.step()
+    assert DNS in node.kernel.virtual_servers
+    assert "10.96.0.10" not in node.kernel.links[DUMMY].addresses
+    node.conntrack.add_flows(flow(1001, "10.96.0.10"), flow(1002, "10.1.0.1"))
+    await node.settle()
+    assert left(node) == {1002}
+    seen = looks(node)
+    node.kernel.delete_address(DUMMY, "10.96.0.1")
+    await node.settle()
+    assert seen == [], "only of TCP"
+    node.kernel.delete_address(DUMMY, "10.96.0.10")
+    node.conntrack.add_flows(flow(1003, "10.96.0.10"))
+    await node.settle()
+    assert left(node) == {1002}
