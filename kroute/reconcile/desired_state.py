@@ -52,7 +52,7 @@ class DesiredState(Generic[K, V]):
         self._wanted: dict[ObjectKey, Mapping[K, V]] = {}
         self._owners: dict[K, tuple[ObjectKey, ...]] = {}
         self._applied: dict[K, V] = {}
-        self._in_doubt: dict[K, None] = {}
+        self._in_doubt: dict[K, K] = {}
         self.changes = 0
         self._departures: Departures[K] = Departures()
         self._resync: Callable[[], Resync[K, V] | None] = lambda: None
@@ -73,7 +73,7 @@ class DesiredState(Generic[K, V]):
                 self._own(key, alone)
                 if key in doubts:
                     del doubts[key]  # a resync may have put in an equal key: keep the plan's, in memory once
-                doubts[key] = None
+                doubts[key] = key
         if objects:
             self._wanted[owner] = objects
         else:
@@ -88,13 +88,9 @@ class DesiredState(Generic[K, V]):
         owners = self._owners.get(key)
         return self._wanted[owners[-1]][key] if owners else None
 
-    def desired_key(self, key: K) -> K:
-        """The newest owner's own key, which equals `key`, so that it is in memory once; `key` if nobody wants it."""
-        if owners := self._owners.get(key):
-            for own in self._wanted[owners[-1]]:
-                if own == key:
-                    return own
-        return key
+    def known_key(self, key: K) -> K:
+        """The key by which an object in doubt is known, usually the plan's, so that there is one of it; else `key`."""
+        return self._in_doubt.get(key, key)
 
     def desired_keys(self) -> Set[K]:
         """The keys of all objects that an owner wants."""
@@ -126,7 +122,7 @@ class DesiredState(Generic[K, V]):
         if (resync := self._resync()) is not None:
             resync.overtaken.add(key)
         self.changes += 1
-        self._in_doubt[key] = None
+        self._in_doubt.setdefault(key, key)
 
     def resync(self) -> "Resync[K, V]":
         """Begin a resync; call this before the scan of the kernel begins."""
@@ -178,7 +174,7 @@ class DesiredState(Generic[K, V]):
         An applied value that equals the desired one is replaced by it, so that it is in memory once.
         """
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
-        self._in_doubt = dict.fromkeys(self._in_doubt)
+        self._in_doubt = dict(self._in_doubt.items())
         async for keys in sliced(list(self._in_doubt)):
             yield self._deltas(keys)
 
@@ -228,7 +224,7 @@ class DesiredState(Generic[K, V]):
         if is_right := self._is_as_desired(value, desired):
             self._in_doubt.pop(key, None)
         else:
-            self._in_doubt[key] = None
+            self._in_doubt.setdefault(key, key)
         return is_right
 
     def _is_as_desired(self, applied: V | None, desired: V | None) -> bool:
@@ -247,7 +243,7 @@ class DesiredState(Generic[K, V]):
     def _release(self, key: K, revision: Revision) -> None:
         """Remove the revision's owner of the object. If it was the last one, an applied object leaves."""
         left = tuple(other for other in self._owners[key] if other != revision.key)
-        self._in_doubt[key] = None
+        self._in_doubt.setdefault(key, key)
         if left:
             self._owners[key] = left
         else:
@@ -279,7 +275,7 @@ class Resync(Generic[K, V]):
             return
         known = self._applied.get(key)
         if known is None:
-            self._note(self._state.desired_key(key), value)
+            self._note(self._state.known_key(key), value)
         elif not self._state.agree(value, known):
             self._note(key, value)
 

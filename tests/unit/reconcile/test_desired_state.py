@@ -239,3 +239,25 @@ def test_what_an_earlier_run_left_is_what_no_plan_ever_named() -> None:
     state.note_applied("z", None)
     assert state.has_departed(EARLIER_RUN.key)
     assert not state.has_departed(A.key)
+
+
+class Counted(str):
+    """A key that counts how often keys are compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return str.__eq__(self, other)  # type: ignore[no-any-return]
+
+    __hash__ = str.__hash__
+
+
+async def test_what_a_restart_finds_of_one_owner_costs_no_more_than_of_many() -> None:
+    state: DesiredState[str, int] = DesiredState()
+    state.want(A, {Counted(number): 1 for number in range(1000)})
+    before = Counted.comparisons
+    drift = await read(state, {Counted(number): 1 for number in range(1000)})
+    assert (drift, state.has_doubts) == ([], False)
+    assert Counted.comparisons - before < 20_000
