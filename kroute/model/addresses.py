@@ -1,6 +1,7 @@
 """Addresses as plans hold them: valid, and in canonical text, so that equal addresses are equal strings."""
 
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 
@@ -66,6 +67,16 @@ def unicast(text: str) -> str | None:
     link_local = packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
     special = packed[0] == 0xFF or link_local or packed[:12] in _IPV4_IN_IPV6 or packed in _CLOUD_SERVICES
     return None if special else _text(packed, text)
+
+
+def network(text: str) -> IPv4Network | IPv6Network:
+    """The network that the text names; what is right of its prefix is left out.
+
+    Raises ValueError for anything else, also for a network in a zone (`fe80::%eth0/64`): no set can have that.
+    """
+    if "%" in text:
+        raise ValueError(f"{text!r} is in a zone")
+    return ip_network(text, strict=False)
 
 
 def _packed(text: str) -> bytes | None:

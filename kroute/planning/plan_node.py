@@ -1,8 +1,8 @@
 """Plan the node itself: what the rules need to know that depends on no Service."""
 
 from collections.abc import Iterable, Iterator
-from ipaddress import ip_network
 
+from kroute.model.addresses import network
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import AddressSet, NodePlan, Problem, SetEntry, quoted
 from kroute.settings import Settings
@@ -11,7 +11,7 @@ from kroute.settings import Settings
 def plan_node(settings: Settings, node: NodeFacts, known: Iterable[Problem] = ()) -> NodePlan:
     """Plan the node itself. `known` is what is wrong with its Node object."""
     problems = [*known]
-    entries = {SetEntry(AddressSet.POD_NETWORK, (network,)) for network in _pod_networks(settings, node, problems)}
+    entries = {SetEntry(AddressSet.POD_NETWORK, (each,)) for each in _pod_networks(settings, node, problems)}
     return NodePlan(node.without_needs, set_entries=tuple(sorted(entries)), problems=tuple(problems))
 
 
@@ -26,11 +26,11 @@ def _pod_networks(settings: Settings, node: NodeFacts, problems: list[Problem]) 
     given = settings.cluster_cidrs if settings.detect_local_mode == "ClusterCIDR" else ()
     for cidr in given or node.pod_cidrs:
         try:
-            network = ip_network(cidr, strict=False)
+            found = network(cidr)
         except ValueError:
             subject = f"podCIDR {quoted(cidr)}"
             message = f"{subject} of Node {node.name} is not a network; pods in it count as clients outside."
             problems.append(Problem("InvalidPodCIDR", subject, message))
             continue
         # Not every type of ipset accepts a /0.
-        yield from map(str, network.subnets() if network.prefixlen == 0 else [network])
+        yield from map(str, found.subnets() if found.prefixlen == 0 else [found])

@@ -1,9 +1,10 @@
 """`loadBalancerSourceRanges`: which clients may use the addresses of a Service's load balancer."""
 
 from collections.abc import Collection
-from ipaddress import IPv6Network, ip_network
+from contextlib import suppress
+from ipaddress import IPv6Network
 
-from kroute.model.addresses import Family, family_of
+from kroute.model.addresses import Family, family_of, network
 from kroute.model.bounds import MOST_RANGES, Problems
 from kroute.model.objects import Service
 from kroute.model.plan import Problem, quoted
@@ -25,35 +26,32 @@ def source_ranges(service: Service, families: Collection[Family], problems: Prob
     if (count := len(written)) > MOST_RANGES:
         problems.append(_too_many(count))
     parsed = [_parse(text.strip(), problems) for text in written[:MOST_RANGES]]
-    networks = list(dict.fromkeys(network for network in parsed if network is not None))
+    networks = list(dict.fromkeys(filter(None, parsed)))
     is_understood = None not in parsed and count <= MOST_RANGES
-    named = {family_of(network) for network in networks}
-    unrestricted = {family_of(network) for network in networks if network.endswith("/0")}
+    named = set(map(family_of, networks))
+    unrestricted = {family_of(it) for it in networks if it.endswith("/0")}
     if is_understood and named != unrestricted:
         problems.extend(_not_restricted(family) for family in sorted(set(families) - named))
     return {
-        family: tuple(network for network in networks if family_of(network) == family)
+        family: tuple(it for it in networks if family_of(it) == family)
         for family in families
         if family not in unrestricted and (family in named or not is_understood)
     }
 
 
 def _parse(text: str, problems: Problems) -> str | None:
-    try:
-        network = ip_network(text, strict=False)
-    except ValueError:
-        network = None
-    if network is not None and not _is_mapped(network):
-        return str(network)
+    with suppress(ValueError):
+        if not _is_mapped(found := network(text)):
+            return str(found)
     subject = f"loadBalancerSourceRanges {quoted(text)}"
     message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
     problems.append(Problem("InvalidSourceRange", subject, message))
     return None
 
 
-def _is_mapped(network: object) -> bool:
+def _is_mapped(found: object) -> bool:
     """Whether it holds IPv4 addresses written as IPv6 ones, which no packet has as its source."""
-    return isinstance(network, IPv6Network) and network.network_address.ipv4_mapped is not None
+    return isinstance(found, IPv6Network) and found.network_address.ipv4_mapped is not None
 
 
 def _not_restricted(family: Family) -> Problem:

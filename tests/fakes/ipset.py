@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from kroute.kernel.digest import Digest
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import AddEntry, Element, SetChange, SetDefinition
+from kroute.kernel.ipset_messages import encode_entry
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeSet
 
 IPSET_ERR_TYPE_MISMATCH = 4102
 IPSET_ERR_HASH_FULL = 4352
-FIELDS = {"ip": 1, "net": 1, "port": 2}
-"""How many fields of an element each word of a set's type needs: a port is preceded by its protocol."""
 
 
 class FakeIpset(FakeClient):
@@ -100,8 +99,9 @@ class FakeIpset(FakeClient):
         found = self.kernel.sets.get(change.set)
         if found is None:
             return errno.ENOENT
-        words = found.definition.type.partition(":")[2].split(",")
-        if len(change.element) != sum(FIELDS[word] for word in words):
+        try:
+            encode_entry(tuple(found.definition.type.partition(":")[2].split(",")), change.element)
+        except ValueError:
             return IPSET_ERR_TYPE_MISMATCH
         if not isinstance(change, AddEntry):
             found.elements.discard(change.element)

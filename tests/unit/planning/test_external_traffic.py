@@ -129,9 +129,10 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str] | None, list[str] | None]] = 
     "everybody by two halves": (("0.0.0.0/1", "128.0.0.0/1"), ["0.0.0.0/1", "128.0.0.0/1"], None),
     "nobody, by a slip": (("10.0.0.0/33",), [], []),
     "of one family, and a slip that may be the other's": (("10.0.0.0/8", "fd00:/8"), ["10.0.0.0/8"], []),
+    "in a zone": (("fd00::%eth0/8",), [], []),
     "of IPv4, written as IPv6": (("::ffff:10.0.0.0/104",), [], []),
 }
-SLIPS = {"10.0.0.0/33", "fd00:/8", "::ffff:10.0.0.0/104"}
+SLIPS = {"10.0.0.0/33", "fd00:/8", "fd00::%eth0/8", "::ffff:10.0.0.0/104"}
 ONE_FAMILY = [
     "of one family: the other is open", "of IPv6 only", "with white space", "with bits right of the prefix", "twice",
     "everybody by two halves",
@@ -331,8 +332,9 @@ def test_pod_networks_are(chosen: dict[str, Any], pod_cidrs: tuple[str, ...], ex
     assert plan.problems == ()
 
 
-def test_a_bad_pod_network_is_a_problem_and_the_rest_counts() -> None:
-    plan = plan_node(settings(), facts(pod_cidrs=("10.1.0.0/33", "10.1.0.0/24")))
+@pytest.mark.parametrize("bad", ["10.1.0.0/33", "fd00:1::%eth0/64"])
+def test_a_bad_pod_network_is_a_problem_and_the_rest_counts(bad: str) -> None:
+    plan = plan_node(settings(), facts(pod_cidrs=(bad, "10.1.0.0/24")))
     assert [entry.element for entry in plan.set_entries] == [("10.1.0.0/24",)]
     assert [problem.reason for problem in plan.problems] == ["InvalidPodCIDR"]
 
