@@ -44,7 +44,8 @@ class ManifestWatcher:
         self._sink = sink
         self._selects = {kind.type: kind.selects for kind in kinds}
         self._files: dict[str, Objects] = {}
-        self._vanished: set[str] = set()
+        self._vanished: dict[str, float] = {}
+        """When each file that has disappeared was missed first, on the loop's clock."""
         self._complaints: dict[str, list[str]] = {}
         self.unreadable: dict[str, str] = {}
         """Why the files that cannot be read as a whole cannot, by name."""
@@ -83,17 +84,26 @@ class ManifestWatcher:
             ) from error
 
     async def _changed(self, changes: DirectoryChanges) -> set[str]:
-        """Wait for a change, and return the names of the files to read."""
+        """Wait for a change, and return the names of the files to read.
+
+        Among them are those that have been missing for long enough, however often others change.
+        """
+        due = min(self._vanished.values()) + VANISHED_FOR if self._vanished else None
         try:
-            async with asyncio.timeout(VANISHED_FOR if self._vanished else None):
+            async with asyncio.timeout_at(due):
                 names = await changes.next()
         except TimeoutError:
-            return set(self._vanished)
+            return self._gone()
         # The files of a ConfigMap's volume are links through a link named `..data`, which is replaced for all of them
         # at once.
         if names is None or any(name.startswith("..") for name in names):
             return self._names() | self._files.keys()
-        return {name for name in names if is_manifest(name)}
+        return {name for name in names if is_manifest(name)} | self._gone()
+
+    def _gone(self) -> set[str]:
+        """The files that have been missing for VANISHED_FOR."""
+        now = asyncio.get_running_loop().time()
+        return {name for name, since in self._vanished.items() if now >= since + VANISHED_FOR}
 
     def _names(self) -> set[str]:
         return {path.name for path in self._directory.iterdir() if is_manifest(path.name)}
@@ -120,18 +130,19 @@ class ManifestWatcher:
         try:
             parts = await asyncio.to_thread(read_manifest, self._directory / name)
         except FileNotFoundError:
-            if name in self._vanished or name not in self._files:
-                self._vanished.discard(name)
+            if name in self._gone() or name not in self._files:
+                self._vanished.pop(name, None)
                 self._files.pop(name, None)
                 self._complaints.pop(name, None)
             else:
-                self._vanished.add(name)
+                self._vanished.setdefault(name, asyncio.get_running_loop().time())
             return
         except UnreadableError as error:
+            self._vanished.pop(name, None)
             self.unreadable[name] = str(error)
             self._complain("manifest.unreadable", name, [str(error)])
             return
-        self._vanished.discard(name)
+        self._vanished.pop(name, None)
         self._files[name], complaints = _objects(name, parts, before)
         self._complain("manifest.faulty", name, complaints)
 
@@ -153,8 +164,8 @@ class ManifestWatcher:
             holders.discard(name)
         elif name not in holders:
             holders.add(name)
-            if len(holders - self._vanished) > 1:
-                files = sorted(holders - self._vanished)
+            if len(holders - self._vanished.keys()) > 1:
+                files = sorted(holders - self._vanished.keys())
                 log.warning("manifest.duplicate", object=str(object_id), files=files, counts=files[-1])
         if not holders:
             del self._holders[object_id]

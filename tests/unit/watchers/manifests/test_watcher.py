@@ -17,6 +17,7 @@ from kroute.kernel import inotify
 from kroute.model.objects import EndpointSlice, Node, Service
 from kroute.watchers.kubernetes.errors import ConfigurationError
 from kroute.watchers.manifests import watcher as manifests_watcher
+from kroute.watchers.manifests.file import Part, read_manifest
 from kroute.watchers.manifests.watcher import ManifestWatcher
 from tests.unit.watching import PATIENCE, Follower, key, labelled, running, service
 
@@ -305,7 +306,8 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from kroute.watchers.manifests.watcher import ManifestWatcher\n"
+        "from kroute.watchers.manifests.file import Part, read_manifest
+from kroute.watchers.manifests.watcher import ManifestWatcher\n"
         "async def main():\n"
         "    listed = asyncio.Event()\n"
         "    task = asyncio.ensure_future(\n"
@@ -316,3 +318,39 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"
+
+
+async def test_a_deleted_file_is_given_up_in_time_also_while_others_change_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests_watcher, "VANISHED_FOR", 0.5)
+    deleted = write(tmp_path, "a.json", service("a"))
+    async with following(tmp_path) as follower:
+        deleted.unlink()
+        for port in range(1, 301):
+            write(tmp_path, "b.json", service("b", ports=[{"port": port}]))
+            await asyncio.sleep(0.01)
+            if "a" not in follower.names:
+                return
+    pytest.fail("what a deleted file said is still there after 3 s")
+
+
+async def test_a_file_that_comes_back_unreadable_keeps_what_it_said_and_is_not_read_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path) -> list[Part]:
+        reads.append(path)
+        return read_manifest(path)
+
+    path = write(tmp_path, "a.json", service("a"))
+    async with following(tmp_path) as follower:
+        monkeypatch.setattr(manifests_watcher, "VANISHED_FOR", 0.5)
+        monkeypatch.setattr(manifests_watcher, "read_manifest", read)
+        path.unlink()
+        await asyncio.sleep(0.1)
+        path.write_text("{")
+        await asyncio.sleep(1.5)
+    assert follower.names == {"a"}
+    assert 2 <= len(reads) <= 6
