@@ -306,8 +306,7 @@ def test_manifests_in_json_need_neither_yaml_nor_the_api_client(tmp_path: Path) 
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from kroute.watchers.manifests.file import Part, read_manifest
-from kroute.watchers.manifests.watcher import ManifestWatcher\n"
+        "from kroute.watchers.manifests.watcher import ManifestWatcher\n"
         "async def main():\n"
         "    listed = asyncio.Event()\n"
         "    task = asyncio.ensure_future(\n"
