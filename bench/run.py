@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from typing import Any, NamedTuple
 
-from bench.phases.changes import additions_and_deletions, drained, updates, weights
+from bench.phases.changes import additions_and_deletions, updates, weights
 from bench.phases.lengths import Lengths
 from bench.phases.rest import idle
 from bench.phases.session import Session
@@ -114,7 +114,7 @@ class _Measurement:
             self._done(**await additions_and_deletions(session, lengths))
         if self._wants("weights"):
             self._done(weights=await weights(session, lengths))
-        await drained(session)
+        await session.complete()
         await self._stop()
         await session.calibrate(lengths.rest if self._wants("idle") else lengths.calm)
         self._done(kernel={"cpu_share": session.baseline - empty})

@@ -39,7 +39,7 @@ async def _one(session: Session, away: float, number: int) -> float:
     async with asyncio.TaskGroup() as group:
         restarting = group.create_task(_moment_of(restart.of(session.api)))
         await asyncio.sleep((restart.broken + restart.listening) / 2)
-        session.change_slice(session.next_slice(number))
+        session.apply(session.next_slice(number))
         await asyncio.sleep(began + restart.listening - time.monotonic())
         changed = group.create_task(_moment_of(_in_kernel(session)))
     return changed.result() - restarting.result()

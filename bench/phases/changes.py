@@ -10,14 +10,11 @@ from statistics import median
 from typing import Any
 
 from bench.phases.cost import percentile
-from bench.phases.lengths import BenchError, Figures, Lengths
+from bench.phases.lengths import Figures, Lengths
 from bench.phases.session import Session
-from bench.place.batch_tools import expected_content
 
 _CHANGE_SPACING = 0.08
 _SERVICE_SPACING = 0.4
-_DRAINED_WITHIN = 60.0
-_LOOKS_APART = 3.0
 _COUNTED = 5
 """Changes of a weight whose messages are counted one by one."""
 
@@ -27,7 +24,7 @@ async def updates(session: Session, lengths: Lengths) -> Figures:
     step = max(1, session.workload.services // lengths.changes)
 
     def change(number: int) -> None:
-        session.change_slice(session.next_slice(number * step % session.workload.services))
+        session.apply(session.next_slice(number * step % session.workload.services))
 
     return await _single(session, lengths.changes, change)
 
@@ -35,24 +32,27 @@ async def updates(session: Session, lengths: Lengths) -> Figures:
 async def weights(session: Session, lengths: Lengths) -> Figures:
     """Change the weight of one real server, by the annotation of a Service whose endpoints are on ten nodes."""
     number = 2 * session.workload.services
-    session.api.apply(session.workload.spread_service(number, 1))
-    session.api.apply(session.workload.spread_slice(number))
+    session.apply(session.workload.spread_service(number, 1))
+    session.apply(session.workload.spread_slice(number))
     await asyncio.sleep(1)
+    await session.calm()
 
     def change(turn: int) -> None:
-        session.api.apply(session.workload.spread_service(number, turn % 7 + 2))
+        session.apply(session.workload.spread_service(number, turn % 7 + 2))
 
     messages = []
     for turn in range(_COUNTED):
         before = await session.statistics()
         change(turn)
         await asyncio.sleep(_SERVICE_SPACING)
+        await session.calm()
         after = await session.statistics()
         messages.append(after.sockets["ipvs"].messages - before.sockets["ipvs"].messages)
     await asyncio.sleep(_SERVICE_SPACING)
     figures = await _single(session, lengths.weights, lambda turn: change(turn + _COUNTED))
     session.delete_service(number)
     await asyncio.sleep(1)
+    await session.calm()
     return {**figures, "messages_each": median(messages)}
 
 
@@ -65,7 +65,7 @@ async def _single(session: Session, count: int, change: Callable[[int], None]) -
             sent.append(time.time())
             change(number)
             await asyncio.sleep(_CHANGE_SPACING)
-    taken = sorted(delays(sent, await session.completions()))
+    taken = sorted(time_taken(sent, await session.completions()))
     return {
         **cost.figures(),
         "measured": len(taken),
@@ -77,6 +77,17 @@ async def _single(session: Session, count: int, change: Callable[[int], None]) -
         "rss": (await session.memory())["now"],
         "latencies": [round(it, 6) for it in taken],
     }
+
+
+def time_taken(sent: Sequence[float], completions: Sequence[float]) -> list[float]:
+    """The time from each moment to its completion: each in turn if there are as many, however late they came.
+
+    Else some were completed at once.
+    """
+    completed = [it for it in completions if it >= sent[0]]
+    if len(completed) == len(sent):
+        return [end - begin for begin, end in zip(sent, completed, strict=True)]
+    return delays(sent, completed)
 
 
 def delays(sent: Sequence[float], completed: Sequence[float]) -> list[float]:
@@ -110,19 +121,6 @@ async def additions_and_deletions(session: Session, lengths: Lengths) -> dict[st
             "cpu_per_change": cost.cpu / len(numbers),
         }
     return results
-
-
-async def drained(session: Session) -> None:
-    """Wait until the kernel has no real server of a replaced pod any more.
-
-    Raises BenchError if it still has one after a minute: nothing is connected to it.
-    """
-    expected = expected_content(session.workload)
-    for _ in range(round(_DRAINED_WITHIN / _LOOKS_APART)):
-        if await session.node.ask("content") == expected:
-            return
-        await asyncio.sleep(_LOOKS_APART)
-    raise BenchError(f"the kernel has {await session.node.ask('content')} instead of {expected}")
 
 
 def _logged(log: list[dict[str, Any]], clock_ahead: float) -> list[float]:

@@ -4,14 +4,16 @@ import asyncio
 import bisect
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import msgspec
 
 from bench.phases.cost import Cost
+from bench.phases.lengths import BenchError
 from bench.place import certificate
+from bench.place.batch_tools import expected_content
 from bench.place.node import API_ADDRESS, NodeUnderTest
 from bench.workload import NODE, POD_NETWORK, Object, Workload
 from kroute.telemetry.statistics import NEWEST_QUESTION, QUESTION, NewestMeasurements, Statistics
@@ -21,10 +23,31 @@ READY_WITHIN = 600.0
 NO_RESYNCS = ("--resync-period", "24h")
 _CLOCK_READINGS = 5
 _TOKEN = "bench-token"
+_CALM_WITHIN = 120.0
+_COMPLETE_WITHIN = 60.0
+_LOOKS_APART = 3.0
+
+
+class _Sent:
+    """The changes of one kind that were made: when, and their resourceVersions."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._versions: list[int] = []
+
+    def note(self, version: int) -> None:
+        """Note a change that was made just now."""
+        self._at.append(time.monotonic())
+        self._versions.append(version)
+
+    def unread_for(self, resource_version: str, now: float) -> float:
+        """For how many seconds the oldest change has waited that an agent at this version has not read."""
+        first = bisect.bisect_right(self._versions, int(resource_version or 0))
+        return now - self._at[first] if first < len(self._at) else 0.0
 
 
 class Session:
-    """The state that the phases share. `sent` holds the time and the resourceVersion of each change of a slice."""
+    """The state that the phases share."""
 
     def __init__(self, node: NodeUnderTest, api: ApiServer, workload: Workload, firewall: str) -> None:
         self.node = node
@@ -33,8 +56,7 @@ class Session:
         self.workload = workload
         self.baseline = 0.0
         self.clock_ahead = 0.0
-        self.sent_at: list[float] = []
-        self.sent_versions: list[int] = []
+        self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
         self._replaced: Counter[int] = Counter()
 
     @classmethod
@@ -108,24 +130,50 @@ class Session:
 
     def add_service(self, number: int) -> None:
         """Create one more Service, with its endpoints."""
-        self.api.apply(self.workload.service(number))
-        self.api.apply(self.workload.slice(number))
+        self.apply(self.workload.service(number))
+        self.apply(self.workload.slice(number))
 
     def delete_service(self, number: int) -> None:
         """Delete a Service and its endpoints."""
         for item in (self.workload.service(number), self.workload.slice(number)):
             self.api.delete(item["kind"], item["metadata"]["name"], item["metadata"]["namespace"])
+            self._sent[item["kind"]].note(self.api.store.revision)
 
-    def change_slice(self, item: Object) -> None:
-        """Replace an EndpointSlice, and record the time."""
-        stored = self.api.apply(item)
-        self.sent_at.append(time.monotonic())
-        self.sent_versions.append(int(stored["metadata"]["resourceVersion"]))
+    def apply(self, item: Object) -> None:
+        """Create or replace an object."""
+        self._sent[item["kind"]].note(int(self.api.apply(item)["metadata"]["resourceVersion"]))
 
-    def unread_for(self, resource_version: str, now: float) -> float:
-        """For how many seconds the oldest change has waited that an agent at this version has not read."""
-        first = bisect.bisect_right(self.sent_versions, int(resource_version or 0))
-        return now - self.sent_at[first] if first < len(self.sent_at) else 0.0
+    def unread_for(self, statistics: Statistics, now: float) -> float:
+        """For how many seconds the oldest change has waited that the agent had not read when it answered this."""
+        unread = (sent.unread_for(statistics.watches[kind].resource_version, now) for kind, sent in self._sent.items())
+        return max(unread, default=0.0)
+
+    async def calm(self) -> None:
+        """Wait until every change is in the kernel, for two minutes at most.
+
+        Changes that are missing then count as lost.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CALM_WITHIN):
+                while not await self._is_calm():  # noqa: ASYNC110  the agent sets no event here
+                    await asyncio.sleep(0.2)
+
+    async def _is_calm(self) -> bool:
+        if self.unread_for(await self.statistics(), time.monotonic()) > 0:
+            return False
+        return not (await self.statistics()).latency.waiting  # what had been read is planned before another answer
+
+    async def complete(self) -> None:
+        """Wait until the kernel holds the workload, and nothing else: no real server of a replaced pod, for instance.
+
+        Raises BenchError if that is not so after a minute: nothing is connected to what drains.
+        """
+        expected = expected_content(self.workload)
+        for _ in range(round(_COMPLETE_WITHIN / _LOOKS_APART)):
+            if await self.node.ask("content") == expected:
+                return
+            await asyncio.sleep(_LOOKS_APART)
+        raise BenchError(f"the kernel has {await self.node.ask('content')} instead of {expected}")
 
     async def statistics(self) -> Statistics:
         return msgspec.convert(await self.node.ask("question", question=QUESTION), Statistics)
@@ -141,13 +189,17 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def measured(self) -> AsyncIterator[Cost]:
-        """Measure the costs within an `async with`. The `Cost` is complete at its end."""
+        """Measure the costs within an `async with`. The `Cost` is complete at its end.
+
+        What the changes in it need afterwards, on a slow machine, counts except for the processor time.
+        """
         cost = Cost()
         before = await self.statistics()
         began, cpu = time.monotonic(), self.node.cpu()
         yield cost
         cost.wall = time.monotonic() - began
         cost.cpu = self.node.cpu() - cpu - self.baseline * cost.wall
+        await self.calm()
         cost.count(await self.statistics(), before)
         newest = await self.newest()
         cost.count_rounds([it.seconds for it in newest.rounds if it.end > before.now])

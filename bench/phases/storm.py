@@ -1,7 +1,6 @@
 """A storm of changes, at a constant rate: whether the agent keeps up, and loses none."""
 
 import asyncio
-import contextlib
 import time
 
 from bench.phases.cost import percentile
@@ -11,7 +10,6 @@ from bench.workload import PORT, TARGET_PORT
 
 RATE = 100
 """Changes per second."""
-_CALM_WITHIN = 120.0
 
 
 async def storm(session: Session, lengths: Lengths) -> Figures:
@@ -23,7 +21,7 @@ async def storm(session: Session, lengths: Lengths) -> Figures:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch_storm(session, began, series))
             blown = await _blow(session, round(seconds * RATE))
-            await _calm(session)
+            await session.calm()
             watcher.cancel()
     expected = session.expected_table()
     lost = await session.node.ask("differences", expected=expected, port=PORT, target_port=TARGET_PORT)
@@ -48,7 +46,7 @@ async def _blow(session: Session, changes: int) -> float:
     """Make the changes. Returns the seconds that they took."""
     began = time.monotonic()
     for number in range(changes):
-        session.change_slice(session.next_slice(number * 7 % session.workload.services))
+        session.apply(session.next_slice(number * 7 % session.workload.services))
         ahead = began + (number + 1) / RATE - time.monotonic()
         if ahead > 0:
             await asyncio.sleep(ahead)
@@ -66,29 +64,9 @@ async def _sample(session: Session, began: float) -> dict[str, float]:
     """How long the oldest pending change has waited, the memory, and the deepest queue."""
     statistics = await session.statistics()
     now = time.monotonic()
-    unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, now)
     return {
         "at": now - began,
-        "behind": unread + statistics.latency.oldest,
+        "behind": session.unread_for(statistics, now) + statistics.latency.oldest,
         "rss": statistics.memory.resident,
         "depth": max((it.depth for it in statistics.queues), default=0),
     }
-
-
-async def _calm(session: Session) -> None:
-    """Wait until every change is in the kernel, for two minutes at most.
-
-    Changes that are missing then count as lost.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_CALM_WITHIN):
-            while True:
-                if await _is_calm(session):
-                    return
-                await asyncio.sleep(0.2)
-
-
-async def _is_calm(session: Session) -> bool:
-    statistics = await session.statistics()
-    unread = session.unread_for(statistics.watches["EndpointSlice"].resource_version, time.monotonic())
-    return unread <= 0 and not statistics.latency.waiting

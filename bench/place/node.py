@@ -48,15 +48,25 @@ class NodeUnderTest:
         self._writer = writer
         self._process = process
         self._busy = asyncio.Lock()
+        self._asked = 0
 
     async def ask(self, command: str, **arguments: Any) -> Any:
         """Have the runner execute a command, and return its answer."""
         async with self._busy:
-            self._writer.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
-            answer = json.loads(await self._reader.readline() or b'{"error": "the node has gone"}')
+            self._asked += 1
+            self._writer.write(json.dumps({"number": self._asked, "command": command, **arguments}).encode() + b"\n")
+            answer = await self._answer(self._asked)
         if "error" in answer:
             raise RunnerError(f"{command}: {answer['error']}")
         return answer["answer"]
+
+    async def _answer(self, number: int) -> dict[str, Any]:
+        """The answer to the request with this number. Those to requests that were cancelled come before it."""
+        while line := await self._reader.readline():
+            answer: dict[str, Any] = json.loads(line)
+            if answer["number"] == number:
+                return answer
+        return {"error": "the node has gone"}
 
     def cpu(self) -> float:
         """Seconds of processor time that the whole node has used: its kernel and all its processes."""

@@ -28,6 +28,7 @@ PORT = 7070
 PACE_ADDITIONS = 5_000_000
 _READY_POLL = 0.1
 """Seconds. What it costs counts as the agent's, so it is seldom; no figure depends on when it is seen."""
+_READY_LOGGED = '"kroute.ready"'
 _LINE_LIMIT = 1 << 26
 
 
@@ -78,9 +79,9 @@ class Runner:
         return started
 
     async def do_ready(self, within: float) -> None:
-        """Wait until the agent is ready: everything of the initial sync is in the kernel."""
+        """Wait until the agent is ready, everything of the initial sync in the kernel, and has logged that."""
         async with asyncio.timeout(within):
-            while not (self._state_dir / "ready").exists():
+            while not ((self._state_dir / "ready").exists() and _READY_LOGGED in self._log.read_text()):
                 if self._running().poll() is not None:
                     raise RuntimeError(f"kroute ended before it was ready: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(_READY_POLL)
@@ -103,7 +104,8 @@ class Runner:
 
     async def do_log(self) -> list[dict[str, Any]]:
         """The events that the agent has logged since it was started."""
-        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        written, _, _being_written = self._log.read_text().rpartition("\n")
+        return [json.loads(line) for line in written.splitlines() if line.startswith("{")]
 
     async def do_kernel(self) -> str:
         """The kind of lab, and this node's kernel."""
@@ -137,34 +139,53 @@ class Runner:
             raise RuntimeError("no agent has been started")
         return self._agent
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer requests until the other end closes the connection."""
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """Answer requests until the other end closes the connection. Returns how many there were."""
+        served = 0
         while line := await reader.readline():
+            served += 1
             request = json.loads(line)
+            number = request.pop("number")
             command: Callable[..., Awaitable[Any]] = getattr(self, f"do_{request.pop('command')}")
             try:
                 answer = {"answer": await command(**request)}
             except Exception as error:  # noqa: BLE001 - the caller gets every error
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            writer.write(json.dumps(answer).encode() + b"\n")
+            writer.write(json.dumps({"number": number, **answer}).encode() + b"\n")
             await writer.drain()
+        return served
+
+    def end_agent(self) -> None:
+        """Kill the agent, if it still runs: nobody else would end it."""
         if self._agent is not None and self._agent.poll() is None:
             self._agent.kill()
+            self._agent.wait()
 
 
 async def main(shared: Path, state_dir: Path) -> None:
-    """Serve the first connection, then end."""
+    """Serve until a connection that had requests is closed, or SIGTERM.
+
+    Whoever connects gives up after a second, and tries again.
+    """
     runner = Runner(shared, state_dir)
     over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served = 1
         try:
-            await runner.serve(reader, writer)
+            served = await runner.serve(reader, writer)
         finally:
-            over.set()
+            writer.close()
+            if served:
+                over.set()
 
-    async with await asyncio.start_server(serve, "0.0.0.0", PORT, limit=_LINE_LIMIT):
+    server = await asyncio.start_server(serve, "0.0.0.0", PORT, limit=_LINE_LIMIT)
+    try:
         await over.wait()
+    finally:
+        runner.end_agent()
+        server.close()  # no wait for its connections: their other end may wait for the end of this process
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The bench, at a size that takes seconds: it measures what it claims, and notices when kroute does not serve all."""
 
+import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,15 @@ LENGTHS = Lengths(changes=10, services=2, weights=5, storm=2.0, idle=1.0, calm=0
 
 async def the_last_of(results: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     return [result async for result in results][-1]
+
+
+def agents_of_a_bench() -> list[bytes]:
+    """The command lines of the agents that a bench has left."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+            found.append(file.read_bytes())
+    return [it for it in found if b"kroute-bench-state-" in it]
 
 
 async def test_a_run_has_every_figure_and_they_agree():
@@ -41,11 +52,13 @@ async def test_a_run_has_every_figure_and_they_agree():
     assert figures["update"]["ipvs_messages"] >= 2 * LENGTHS.changes, "one real server comes, another one goes"
     assert figures["update"]["rss"] > 0
     assert figures["weights"]["messages_each"] == 1, "only that real server has another weight"
-    assert figures["weights"]["measured"] == LENGTHS.weights
+    assert LENGTHS.weights / 2 <= figures["weights"]["measured"] <= LENGTHS.weights, "as with updates"
     idle = figures["idle"]
     assert idle["cpu_share"] == idle["looks_share"] + idle["resyncs_share"] < 1
     assert idle["resyncs_share"] >= 0
-    assert figures["add"]["measured"] == figures["delete"]["measured"] == LENGTHS.services
+    for it in ("add", "delete"):
+        assert LENGTHS.services / 2 <= figures[it]["measured"] <= LENGTHS.services, "as with updates"
+        assert figures[it]["ipvs_messages"] >= LENGTHS.services, "and each was done"
     assert figures["storm"]["changes"] == 200
     assert figures["storm"]["lost"] == 0
     assert figures["storm"]["rss_first_half"] <= figures["storm"]["rss_second_half"] * 1.2
@@ -61,6 +74,7 @@ async def test_a_kernel_that_lacks_something_is_noticed(monkeypatch):
     monkeypatch.setattr(start, "expected_content", too_much)
     with pytest.raises(BenchError, match="instead of"):
         await the_last_of(run(Plan([2], 1, LENGTHS, frozenset(), runs=1), lambda _: None))
+    assert not agents_of_a_bench(), "one would burden every later test in this machine"
 
 
 async def test_a_change_that_never_came_is_counted_as_lost(monkeypatch):
