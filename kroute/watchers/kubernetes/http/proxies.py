@@ -2,6 +2,9 @@
 
 import base64
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -18,6 +21,8 @@ class Proxy(msgspec.Struct, frozen=True):
 
 def proxy_to(url: str, configured: str | None) -> Proxy | None:
     """The proxy for requests to `url`, or None. The variables are HTTPS_PROXY, HTTP_PROXY and NO_PROXY.
+
+    What the variables mean is as in Go, and so in kube-proxy and kubectl (golang.org/x/net/http/httpproxy).
 
     Raises:
         ValueError: its own URL cannot be used.
@@ -44,7 +49,23 @@ def _of_environment(url: str) -> str | None:
         return None
     import urllib.request as library  # noqa: PLC0415  1 MiB for a few lines
 
-    parts = urlsplit(url)
-    if library.proxy_bypass_environment(parts.netloc.rpartition("@")[2]):  # type: ignore[attr-defined]
+    parts, proxies = urlsplit(url), library.getproxies_environment()
+    if library.proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):  # type: ignore[attr-defined]
         return None
-    return library.getproxies_environment().get(parts.scheme)
+    return None if _is_left_out(parts.hostname or "", proxies.get("no", "")) else proxies.get(parts.scheme)
+
+
+def _is_left_out(host: str, left_out: str) -> bool:
+    """Whether Go asks the host without a proxy by a rule that urllib lacks: loopback, networks, `*.` before a name."""
+    entries = [entry.strip().lower() for entry in left_out.split(",")]
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or any(it.startswith("*.") and host.endswith(it[1:]) for it in entries)
+    return address.is_loopback or any(address in network for network in _networks(entries))
+
+
+def _networks(entries: Iterable[str]) -> Iterator[IPv4Network | IPv6Network]:
+    for entry in entries:
+        with suppress(ValueError):
+            yield ip_network(entry, strict=False)

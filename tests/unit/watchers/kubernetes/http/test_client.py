@@ -279,6 +279,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 class TestProxies:
     async def test_tls_goes_through_a_tunnel(self, tmp_path: Path, no_proxy: pytest.MonkeyPatch) -> None:
+        del no_proxy
         certificate, key = make_certificate(tmp_path, "server")
         serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         serving.load_cert_chain(certificate, key)
@@ -299,8 +300,8 @@ class TestProxies:
             await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
 
         async with listening(saying(OK), serving) as server, listening(tunnel) as proxy:
-            no_proxy.setenv("HTTPS_PROXY", f"http://user:word@127.0.0.1:{proxy}")
-            client = HttpClient(f"https://127.0.0.1:{server}", trusting)
+            configured = f"http://user:word@127.0.0.1:{proxy}"
+            client = HttpClient(f"https://127.0.0.1:{server}", trusting, proxy=configured)
             assert await body_of(await get(client)) == b"ok"
             await client.close()
         assert heads[0].startswith(f"CONNECT 127.0.0.1:{server} HTTP/1.1\r\n")
@@ -344,6 +345,30 @@ class TestProxies:
             no_proxy.setenv(name, value)
         proxy = proxy_to("https://10.0.0.1:6443", configured)
         assert (proxy and (proxy.host, proxy.port)) == found
+
+    @pytest.mark.parametrize(
+        ("url", "left_out", "is_used"),
+        [
+            pytest.param("https://10.1.2.3:6443", "10.0.0.0/8", False, id="in a network"),
+            pytest.param("https://11.1.2.3:6443", "10.0.0.0/8", True, id="in none of the networks"),
+            pytest.param("https://[fd00::1]:6443", "fd00::/8", False, id="in a network of IPv6"),
+            pytest.param("https://[fd00::1]:6443", "x, fd00:0::1", False, id="an address of IPv6"),
+            pytest.param("https://api.example.com", "*.example.com", False, id="a name below one with a star"),
+            pytest.param("https://example.com", "*.example.com", True, id="the name itself"),
+            pytest.param("https://api.example.com", ".example.com", False, id="a name below one with a dot"),
+            pytest.param("https://api.example.com", "10.0.0.0/8,example.org/x", True, id="another name"),
+            pytest.param("https://127.0.0.1:6443", "", False, id="loopback"),
+            pytest.param("https://[::1]:6443", "", False, id="loopback of IPv6"),
+            pytest.param("https://localhost:6443", "", False, id="localhost"),
+        ],
+    )
+    def test_what_is_reached_without_a_proxy_is_as_in_go(
+        self, url: str, left_out: str, is_used: bool, no_proxy: pytest.MonkeyPatch
+    ) -> None:
+        no_proxy.setenv("HTTPS_PROXY", "http://p:3128")
+        no_proxy.setenv("NO_PROXY", left_out)
+        assert (proxy_to(url, None) is not None) is is_used
+        assert proxy_to(url, "http://q") is not None, "what is configured counts always"
 
 
 @pytest.mark.parametrize(("headers", "sent"), [({}, "Basic dXNlcjp3b3Jk"), ({"authorization": "Bearer t"}, "Bearer t")])
