@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 _LOCK = "lock"
 _READY = "ready"
+_SOCKET = "agent.sock"
+"""The agent's (`kroute/inspect/agent_socket.py`), which one that was killed leaves."""
 IDENTITY = "identity"
 """The file that tells a director from others of its name."""
 
@@ -77,7 +79,7 @@ class StateDirectory:
 
     def empty(self) -> None:
         """Remove kroute's own files here, for cleanup."""
-        for name in (_LOCK, _READY, IDENTITY):
+        for name in (_LOCK, _READY, _SOCKET, IDENTITY):
             (self.path / name).unlink(missing_ok=True)
 
 

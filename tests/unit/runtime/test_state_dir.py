@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kroute.inspect import agent_socket
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryError
 
 
@@ -29,7 +30,8 @@ def test_ready_is_said_anew_by_each_agent(tmp_path: Path) -> None:
         assert not (tmp_path / "ready").exists()
 
 
-def test_emptied_it_keeps_nothing(tmp_path: Path) -> None:
+def test_emptied_it_keeps_nothing_not_even_the_socket_of_an_agent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / agent_socket.NAME).touch()
     with StateDirectory.claim(tmp_path) as state_dir:
         state_dir.mark_ready()
         state_dir.empty()
