@@ -23,7 +23,7 @@ async def measure(runs: int, say: Callable[[str], None]) -> tuple[str, list[dict
     figures = []
     workload = Workload(SERVICES, ENDPOINTS)
     async with node_under_test() as node, Session.open(node, workload, FIREWALLS[0]) as session:
-        await session.start_agent(*NO_RESYNCS)
+        await session.start_agent(NO_RESYNCS)
         for number in range(runs):
             for away in AWAY:
                 seconds = await _one(session, away, number)

@@ -5,7 +5,8 @@ import bisect
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,7 +21,8 @@ from kroute.telemetry.statistics import NEWEST_QUESTION, QUESTION, NewestMeasure
 from tests.apiserver import ApiServer
 
 READY_WITHIN = 600.0
-NO_RESYNCS = ("--resync-period", "24h")
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+NO_RESYNCS = {"KROUTE_RESYNC_PERIOD": "24h"}
 _CLOCK_READINGS = 5
 _TOKEN = "bench-token"
 _CALM_WITHIN = 120.0
@@ -93,23 +95,29 @@ class Session:
             readings.append((answered - asked, theirs - (asked + answered) / 2))
         self.clock_ahead = min(readings)[1]
 
-    async def start_agent(self, *flags: str, profile: bool = False) -> float:
-        """Start kroute with its defaults and these flags, and wait until it is ready.
+    async def start_agent(self, settings: Mapping[str, str] = NO_SETTINGS, *, profile: bool = False) -> float:
+        """Start kroute with its defaults and these settings, by their variables, and wait until it is ready.
 
         Returns when it was started, by this clock.
         """
         self.api.requests.clear()
-        started: float = await self.node.ask("start", argv=self._argv(*flags), profile=profile)
+        started: float = await self.node.ask("start", settings={**self._settings, **settings}, profile=profile)
         await self.node.ask("ready", within=READY_WITHIN)
         return started - self.clock_ahead
 
     async def rehearse(self) -> None:
         """Have the program's files in the node's memory before a start is measured."""
-        await self.node.ask("rehearse", argv=self._argv(), within=READY_WITHIN)
+        await self.node.ask("rehearse", settings=self._settings, within=READY_WITHIN)
 
-    def _argv(self, *flags: str) -> list[str]:
-        argv = ["run", "--node-name", NODE, "--cluster-cidr", POD_NETWORK, "--log-format", "json"]
-        return [*argv, "--firewall", self.firewall, *flags]
+    @property
+    def _settings(self) -> dict[str, str]:
+        """Variables, as the DaemonSet's containers have them. Flags would have the tables of other proxies loaded."""
+        return {
+            "KROUTE_NODE_NAME": NODE,
+            "KROUTE_CLUSTER_CIDR": POD_NETWORK,
+            "KROUTE_LOG_FORMAT": "json",
+            "KROUTE_FIREWALL": self.firewall,
+        }
 
     @property
     def first_list(self) -> float:

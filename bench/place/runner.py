@@ -30,6 +30,7 @@ _READY_POLL = 0.1
 """Seconds. What it costs counts as the agent's, so it is seldom; no figure depends on when it is seen."""
 _READY_LOGGED = '"kroute.ready"'
 _LINE_LIMIT = 1 << 26
+_STATE_DIR = "KROUTE_STATE_DIR"
 
 
 class Runner:
@@ -40,7 +41,7 @@ class Runner:
         self._state_dir = state_dir
         self._agent: subprocess.Popen[bytes] | None = None
         self._log = shared / "agent.log"
-        self._environment: dict[str, str] | None = None
+        self._environment = dict(os.environ)
 
     async def do_join(self, host: str, port: int, files: dict[str, str]) -> None:
         """Be a Pod of the cluster with this API server: `files` are those of its service account, by name."""
@@ -52,15 +53,18 @@ class Runner:
             (directory / name).write_text(text)
         self._environment = {**os.environ, service_account.HOST: host, service_account.PORT: str(port)}
 
-    async def do_rehearse(self, argv: list[str], within: float) -> None:
-        """Run `kroute ARGV...` in a namespace without network until it knows that no API server answers.
+    async def do_rehearse(self, settings: dict[str, str], within: float) -> None:
+        """Run `kroute run` with these variables, without network, until it knows that no API server answers.
 
         After that the files of the program are in memory, as they are on a node that has just pulled the image.
         """
         with tempfile.TemporaryDirectory(dir="/run") as state_dir:
-            alone = ["unshare", "--net", sys.executable, "-m", "kroute", *argv, "--state-dir", state_dir]
+            alone = ["unshare", "--net", sys.executable, "-m", "kroute", "run"]
             agent = await asyncio.create_subprocess_exec(
-                *alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self._environment
+                *alone,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, **settings, _STATE_DIR: state_dir},
             )
             assert agent.stdout is not None
             async with asyncio.timeout(within):
@@ -68,14 +72,15 @@ class Runner:
                 agent.terminate()
                 await agent.communicate()
 
-    async def do_start(self, argv: list[str], profile: bool) -> float:
-        """Start `kroute ARGV...` with an empty log. Returns the Unix time just before the start."""
+    async def do_start(self, settings: dict[str, str], profile: bool) -> float:
+        """Start `kroute run` with these variables and an empty log. Returns the Unix time just before the start."""
         (self._state_dir / "ready").unlink(missing_ok=True)
         module = ["bench.place.sampling", str(self._shared / "profile")] if profile else ["kroute"]
         with self._log.open("wb") as log:
             started = time.time()
-            command = [sys.executable, "-m", *module, *argv, "--state-dir", str(self._state_dir)]
-            self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+            environment = {**self._environment, **settings, _STATE_DIR: str(self._state_dir)}
+            command = [sys.executable, "-m", *module, "run"]
+            self._agent = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         return started
 
     async def do_ready(self, within: float) -> None:
