@@ -203,6 +203,9 @@ class SysctlClient(Protocol):
     def is_writable(self, name: str) -> bool:
         """Whether this process may set the sysctl."""
 
+    def hearing_routers(self) -> list[str]:
+        """The interfaces by which the kernel has learned IPv6 routes from routers, in the spelling of sysctls."""
+
 
 class EventSource(AbstractAsyncContextManager["EventSource"], Protocol):
     """Events of the kernel, from the moment at which the context manager is entered."""

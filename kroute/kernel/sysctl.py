@@ -6,6 +6,9 @@ from pathlib import Path
 from kroute.kernel.errors import KernelError
 
 PROC_SYS = Path("/proc/sys")
+IPV6_ROUTES = Path("/proc/net/ipv6_route")
+_ADVERTISED = 0x00040000
+"""RTF_ADDRCONF (include/uapi/linux/ipv6_route.h): the kernel has the route, to all or to a network, from a router."""
 LONGEST = 4096
 """Bytes of a value. The kernel writes it in one piece."""
 
@@ -39,6 +42,20 @@ class Sysctls:
     def is_writable(self, name: str) -> bool:
         """Whether this process may set it. In containers /proc/sys is often mounted read-only."""
         return os.access(self._path(name), os.W_OK)
+
+    def hearing_routers(self) -> list[str]:
+        """The interfaces by which the kernel has learned IPv6 routes from routers, in the spelling of sysctls.
+
+        Raises KernelError when the kernel does not tell.
+        """
+        try:
+            lines = [line.split() for line in IPV6_ROUTES.read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise KernelError(f"cannot read {IPV6_ROUTES}: {error.strerror}", errno=error.errno) from error
+        found = {line[-1] for line in lines if int(line[-2], 16) & _ADVERTISED}
+        return sorted(name.replace(".", "/") for name in found)
 
     def _path(self, name: str) -> Path:
         return self._root / name.translate(str.maketrans("./", "/."))

@@ -103,6 +103,7 @@ class FakeKernel:
         self.nft = FakeNft()
         self.sysctls: dict[str, str] = {}
         self.read_only_sysctls: set[str] = set()
+        self.hearing_routers: set[str] = set()
         self.missing_modules: set[str] = set()
         self.gateways: set[str] = set()
         """Next hops of routes; `routes_changed` is the news of them."""

@@ -63,6 +63,8 @@ class Row(msgspec.Struct, frozen=True):
         return value == self.value or (self.at_least and value.isdecimal() and int(value) >= int(self.value))
 
 
+IPV6_FORWARDING = "net.ipv6.conf.all.forwarding"
+
 SYSCTLS = (
     Row("net.ipv4.vs.conntrack", "1", always, "IPVS connections are in conntrack, so that they can be masqueraded"),
     Row("net.ipv4.vs.expire_nodest_conn", "1", always, "a connection to a deleted real server ends at once"),
@@ -102,7 +104,7 @@ SYSCTLS = (
         "ARP is answered for addresses of the asked interface only: a VIP on every node is its owner's to answer for",
     ),
     Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
-    Row("net.ipv6.conf.all.forwarding", "1", _serves_ipv6, "the same for IPv6"),
+    Row(IPV6_FORWARDING, "1", _serves_ipv6, "the same for IPv6"),
 )
 
 
@@ -174,6 +176,8 @@ class NodeSysctls:
             return False
         if old is None:
             raise KernelError(f"cannot set {row.name} to {row.value}: this kernel has no such sysctl ({row.absent})")
+        if row.name == IPV6_FORWARDING:
+            self._go_on_hearing_routers()
         disturbed = {name: self._sysctls.read(name) for name in row.disturbs}
         self._ledger.record([SysctlChanged(row.name, old, row.value)])
         self._sysctls.write(row.name, row.value)
@@ -185,3 +189,17 @@ class NodeSysctls:
             if before is not None and (after := self._sysctls.read(name)) is not None
         )
         return True
+
+    def _go_on_hearing_routers(self) -> None:
+        """Let the interfaces by which the node has learned IPv6 routes from routers go on doing so when it forwards.
+
+        A kernel that begins to forward deletes these routes, the node's default route often among them, and learns none
+        any more, unless `accept_ra` is 2 (net/ipv6/route.c, rt6_purge_dflt_routers). Others are left as they are:
+        pods' links had better not hear routers.
+        """
+        for interface in self._sysctls.hearing_routers():
+            name = f"net.ipv6.conf.{interface}.accept_ra"
+            if (old := self._sysctls.read(name)) == "1":
+                self._ledger.record([SysctlChanged(name, old, "2")])
+                self._sysctls.write(name, "2")
+                log.info("sysctl.set", sysctl=name, value="2", was=old)

@@ -257,6 +257,9 @@ class RecordingSysctls:
     def is_writable(self, name: str) -> bool:
         return self._sysctls.is_writable(name)
 
+    def hearing_routers(self) -> list[str]:
+        return self._sysctls.hearing_routers()
+
 
 class NoConntrack:
     """Finds no flows: they change every second, so a dry run does not compare them."""

@@ -190,3 +190,18 @@ async def test_a_kernel_without_estimation_sysctls_costs_a_line_each(tmp_path: P
     assert [line["sysctl"] for line in failed] == ["net.ipv4.vs.run_estimation", "net.ipv4.vs.est_nice"]
     assert "Linux 6.2 and later have it" in failed[1]["error"]
     assert node.kernel.virtual_servers
+
+
+async def test_a_node_that_begins_to_forward_ipv6_keeps_what_routers_have_advertised(tmp_path: Path) -> None:
+    kernel = new_kernel()
+    accept = {name: f"net.ipv6.conf.{name}.accept_ra" for name in ("eth0", "bond0/7", "veth1")}
+    kernel.sysctls |= {IPV6: "0", **dict.fromkeys(accept.values(), "1")}
+    kernel.hearing_routers = {"eth0", "bond0/7"}
+    node = await FakeNode(tmp_path, kernel).start(plan("a", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    assert kernel.sysctls[accept["eth0"]] == "1"
+    await node.apply(plan("b", 2, server("fd00:96::1", 80, "fd00:1::1")))
+    assert (kernel.sysctls[IPV6], kernel.hearing_routers) == ("1", {"eth0", "bond0/7"})
+    assert [kernel.sysctls[name] for name in accept.values()] == ["2", "2", "1"]
+    await (again := node.restarted()).open()
+    await again.cleanup()
+    assert [kernel.sysctls[name] for name in (IPV6, *accept.values())] == ["0", "1", "1", "1"]
