@@ -171,6 +171,17 @@ class Cluster:
         host.namespace.ip(_on_the_wire(place))
         return host
 
+    def remove_host(self, host: Host) -> None:
+        """Remove a host that `host` has added, and its port of the wire."""
+        self._hosts.remove(host)
+        self.wire.ip(f"link delete {host.name}\n")
+        host.close()
+
+    @property
+    def host_names(self) -> list[str]:
+        """The names of all hosts on the wire."""
+        return [host.name for host in self._hosts]
+
     def namespace(self, name: str) -> Namespace:
         """Create a namespace. `ip netns` knows it as kl-PID-RANDOM-NAME."""
         namespace = Namespace(f"{self.prefix}-{name}")

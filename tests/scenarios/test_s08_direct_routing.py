@@ -35,7 +35,7 @@ VIP = Vip()
 
 
 @pytest.fixture(scope="module")
-def director(world: World) -> Host:
+def director(world: World) -> Iterator[Host]:
     """A machine on the nodes' wire that has the external IP and forwards to node2 and node3."""
     host = world.cluster.host("director", Place(60))
     backends = [world.cluster.node(name) for name in ("node2", "node3")]
@@ -48,7 +48,8 @@ def director(world: World) -> Host:
             host.run("ipvsadm", "-a", "-t", virtual, "-r", family.at(family.of(backend), 80), "-g")
     host.sysctl("net.ipv4.ip_forward", 1)
     host.sysctl("net.ipv6.conf.all.forwarding", 1)
-    return host
+    yield host
+    world.cluster.remove_host(host)
 
 
 @pytest.fixture(params=[0, 1], ids=["rp_filter 0", "rp_filter 1"])

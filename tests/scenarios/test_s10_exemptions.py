@@ -40,8 +40,7 @@ class Annex:
 def annex(world: World) -> Iterator[Annex]:
     """A separate network: VM and router on a bridge of node1; node1 has no address in it."""
     cluster, node1 = world.cluster, world.cluster.node("node1")
-    router, vm = cluster.host("router", Place(1)), cluster.host("vm", Place(23))
-    vm.namespace.ip("link del eth0\n")
+    router, vm = cluster.host("router", Place(1)), Host("vm", cluster.namespace("vm"), cluster.traffic, VM, "")
     node1.namespace.ip(
         "link add br130 type bridge mcast_snooping 0\nlink set br130 up\n"
         f"link add vm130 type veth peer name eth0 netns {vm.namespace.name}\nlink set vm130 master br130 up\n"
@@ -60,6 +59,8 @@ def annex(world: World) -> Iterator[Annex]:
     for node in world.nodes:
         node.run("ip", "route", "del", VM_NETWORK)
     node1.namespace.ip("link del br130\nlink del vm130\nlink del rt130\n")
+    vm.close()
+    cluster.remove_host(router)
 
 
 def addressed(world: World) -> dict[str, tuple[str, int]]:
