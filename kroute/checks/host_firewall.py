@@ -27,6 +27,8 @@ class Tools(Protocol):
 
     async def save(self, variant: Variant, table: str = "") -> str | None: ...
 
+    def may_be_in_use(self, variant: Variant, table: str) -> bool: ...
+
 
 class Gate(NamedTuple):
     """A chain that refuses what no rule accepts. `name` is for people, `how` says by what it refuses."""
@@ -35,12 +37,17 @@ class Gate(NamedTuple):
     how: str
 
 
-async def check_host_firewall(tools: Tools, nft_chains: Sequence[NftChain], *, overrules: bool) -> list[Finding]:
+async def check_host_firewall(
+    tools: Tools, nft_chains: Sequence[NftChain], *, overrules: bool, reads_legacy: bool = True
+) -> list[Finding]:
     """Findings about FORWARD and INPUT, of both variants of iptables and of other programs' nf_tables.
 
     `overrules`: whether kroute's firewall backend accepts in the tables of iptables what these would drop.
+    `reads_legacy`: whether this process may read legacy tables, which takes CAP_NET_RAW.
     """
-    tables = [(variant, await _filter_table(tools, variant, nft_chains)) for variant in VARIANTS]
+    hidden = [it for it in VARIANTS if it.name == "legacy" and not reads_legacy and tools.may_be_in_use(it, _TABLE)]
+    read = [it for it in VARIANTS if it not in hidden]
+    tables = [(variant, await _filter_table(tools, variant, nft_chains)) for variant in read]
     seen = {_nft_family(variant) for variant, table in tables if variant.name == "nft" and table is not None}
     unseen = [it for it in nft_chains if it.table != _TABLE or it.family not in seen]
     forward, others = list(_gates(tables, "FORWARD")), list(_base_chains(unseen, "forward"))
@@ -53,6 +60,7 @@ async def check_host_firewall(tools: Tools, nft_chains: Sequence[NftChain], *, o
             for gate in _gates([(variant, table)], "FORWARD")
             if table is not None and not accepts_established(table, "FORWARD")
         ]
+    found += [_unread(it) for it in hidden]
     if not found:
         passing = f", though {_listed(forward)}" if forward else ""
         who = "kroute has the answers of pods forwarded" if overrules else "nothing drops the answers of pods"
@@ -125,6 +133,14 @@ def _not_accepted(gate: Gate, variant: Variant) -> Finding:
         FIREWALL,
         f"{_listed([gate])}: the answers of pods are lost there, and what kroute accepts in nf_tables does not help",
         f"run `{tool} -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT` at every boot",
+    )
+
+
+def _unread(variant: Variant) -> Finding:
+    return warning(
+        FIREWALL,
+        f"table {_TABLE} of {variant} is in use, and cannot be read without CAP_NET_RAW",
+        f"run `{variant.tool('save')} -t {_TABLE}` on the node: nothing may drop the answers of pods in FORWARD",
     )
 
 

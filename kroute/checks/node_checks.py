@@ -50,20 +50,26 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
     if failures or choice is None:
         return findings  # without capabilities and modules the kernel does not answer the other checks
     settings = settled(settings, choice)
-    async with open_kernel(only=_clients(settings)) as kernel, Nftables() as nftables:
+    reads_legacy = preflight.has_capability(preflight.CAPABILITY_NUMBERS["NET_RAW"])
+    async with open_kernel(only=_clients(settings, reads_legacy=reads_legacy)) as kernel, Nftables() as nftables:
         findings += await check_firewall(firewall_of(settings, kernel), ipv6=ipv6)
         overrules = BACKENDS[choice.name].overrules
         nft_chains = await nftables.chains()
-        findings += await check_host_firewall(XtablesTools(), nft_chains, overrules=overrules)
+        findings += await check_host_firewall(
+            XtablesTools(), nft_chains, overrules=overrules, reads_legacy=reads_legacy
+        )
         findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
         findings += await check_other_programs(settings, kernel, nft_chains)
     return findings
 
 
-def _clients(settings: Settings) -> set[ClientName]:
-    """Those of the firewall, and those that show what other programs have; legacy tables only with their libraries."""
+def _clients(settings: Settings, *, reads_legacy: bool) -> set[ClientName]:
+    """Those of the firewall, and those that show what other programs have.
+
+    Legacy tables only with their libraries, and where this process may read them.
+    """
     found: set[ClientName] = {"ipvs", "links", "ipset", *clients_of(settings)}
-    return found if missing_libraries() else found | {"xtables"}
+    return found | {"xtables"} if reads_legacy and not missing_libraries() else found
 
 
 def check_state_directory(path: Path) -> list[Finding]:

@@ -1,5 +1,8 @@
 """`kroute check` on a node of the lab, with an API server that forbids a verb, and with another proxy on the node."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,24 @@ async def test_another_proxys_traces_are_warnings(world: World, tmp_path: Path) 
     assert proxy == "kube-proxy is or was at work here: IPv4 chain KUBE-SERVICES, link kube-ipvs0, set KUBE-CLUSTER-IP"
     assert foreign.startswith("1 virtual servers are not kroute's own (one is on 10.254.0.99 port 80)")
     assert said(after, "FAIL") == said(before, "FAIL")
+
+
+@pytest.mark.legacy
+@pytest.mark.nftables
+def test_a_legacy_table_is_a_warning_where_it_may_not_be_read(world: World, tmp_path: Path) -> None:
+    node2 = world.cluster.node("node2")
+    node2.run("iptables-legacy", "-t", "filter", "-S")  # from now on it is in use
+    argv = ("check", "--firewall", "nftables", "--manifests", tmp_path, "--node-name", "node2", "--node-ip", node2.ip)
+    without = ("setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw")
+    with node2.namespace.inside():
+        done = subprocess.run(
+            [*without, sys.executable, "-m", "kroute", *argv, "--state-dir", tmp_path, "-o", "json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    report = json.loads(done.stdout)
+    assert ("firewall", "table filter of IPv4 legacy is in use, and cannot be read without CAP_NET_RAW") in said(
+        report, "WARNING"
+    )
+    assert not [message for _, message in said(report, "FAIL") if "iptables" in message]

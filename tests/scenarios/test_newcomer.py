@@ -154,4 +154,8 @@ async def test_by_the_debian_package(newcomer: Newcomer) -> None:
 
 
 async def is_ready(node: Node, machines: PackagedNodes) -> None:
-    assert await node.http_status(node.ip, 10256, "/readyz") == 200, machines.log(node)
+    try:
+        status = await node.http_status(node.ip, 10256, "/readyz")
+    except OSError as error:
+        status = str(error)
+    assert status == 200, machines.log(node)

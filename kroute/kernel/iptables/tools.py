@@ -45,9 +45,13 @@ class XtablesTools:
         A legacy table that is not in use, or that the kernel does not have at all, is empty; the tool would fail, or
         make it.
         """
-        if table and variant.name == "legacy" and not _may_be_in_use(variant, table):
+        if table and not self.may_be_in_use(variant, table):
             return ""
         return await _run([variant.tool("save"), *(["-t", table] if table else [])], "")
+
+    def may_be_in_use(self, variant: Variant, table: str) -> bool:
+        """Whether the legacy table exists in this network namespace, or the kernel does not say so. True for nft."""
+        return variant.name != "legacy" or _may_be_in_use(variant, table)
 
     async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
         """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.

@@ -4,6 +4,7 @@ import pytest
 
 from kroute.checks.finding import Level
 from kroute.checks.host_firewall import check_host_firewall
+from kroute.kernel.errors import KernelError
 from kroute.kernel.iptables.tools import Variant
 from kroute.kernel.nftables.chains import NftChain
 
@@ -42,12 +43,20 @@ COMMIT
 class FakeTools:
     """iptables-save of table filter; `None` stands for a tool that is not installed."""
 
+    reads_legacy = True
+
     def __init__(self, **saved: str | None) -> None:
         self._saved = saved
 
     async def save(self, variant: Variant, table: str = "") -> str | None:
         assert table == "filter"
-        return self._saved.get(str(variant).replace(" ", "_"), "")
+        saved = self._saved.get(str(variant).replace(" ", "_"), "")
+        if variant.name == "legacy" and saved and not self.reads_legacy:
+            raise KernelError("iptables-legacy-save failed: Permission denied (you must be root)")
+        return saved
+
+    def may_be_in_use(self, variant: Variant, table: str) -> bool:
+        return bool(self._saved.get(str(variant).replace(" ", "_"), ""))
 
 
 async def said(nft: list[NftChain], *, overrules: bool = True, **saved: str | None) -> list[tuple[Level, str]]:
@@ -117,3 +126,12 @@ async def test_what_accepts_answers_of_one_bridge_only_does_not_count() -> None:
     only = UFW.replace("-A ufw-before-forward -m", "-A ufw-before-forward -o docker0 -m")
     forward, _ = await said(NFT_FILTER, overrules=False, IPv4_nft=only)
     assert forward[0] is Level.WARNING
+
+
+async def test_a_legacy_table_that_may_not_be_read_is_named_and_nothing_fails() -> None:
+    tools = FakeTools(IPv4_legacy=DOCKER)
+    tools.reads_legacy = False
+    [unread] = await check_host_firewall(tools, [], overrules=False, reads_legacy=False)
+    assert unread.level is Level.WARNING
+    assert unread.message == "table filter of IPv4 legacy is in use, and cannot be read without CAP_NET_RAW"
+    assert "`iptables-legacy-save -t filter`" in unread.next_step
