@@ -15,6 +15,10 @@ log = structlog.get_logger(__name__)
 
 _LONGEST_STATUS_LINE = 1024
 
+MOST_A_SECOND = 1000
+"""Checks that begin in a second, of all nodes and Services together: each takes some 0.2 ms of a processor. If very
+many began at once, the director would be so busy that it took answers for late."""
+
 
 class ProbeState:
     """The verdict on one node from a row of results. The first result counts at once, since no better one is known."""
@@ -49,6 +53,7 @@ class Probes:
         self._tasks: dict[Probe, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._is_lacking = False
+        self._last_turn = 0.0
 
     @property
     def failing(self) -> frozenset[Probe]:
@@ -84,6 +89,7 @@ class Probes:
     async def _repeat(self, probe: Probe) -> None:
         state = self._states[probe]
         while True:
+            await self._turn()
             try:
                 reason = await check(probe, self._settings.timeout)
             except Exception as error:
@@ -101,6 +107,13 @@ class Probes:
                     log.info("node.recovered", address=probe.address, port=probe.port, probe=probe.kind)
                 self._notify()
             await asyncio.sleep(self._settings.interval)
+
+    async def _turn(self) -> None:
+        """Wait until one more check may begin: with very many, the pauses between two of one node grow."""
+        now = asyncio.get_running_loop().time()
+        self._last_turn = max(now, self._last_turn + 1 / MOST_A_SECOND)
+        if self._last_turn > now:
+            await asyncio.sleep(self._last_turn - now)
 
     def _lacks(self, error: Exception, next_step: str) -> None:
         """Log once, for all probes, that this machine lacks a resource. The verdicts stay."""

@@ -10,6 +10,7 @@ from kroute.director.plan import Probe, ProbeKind
 from kroute.director.probes import Probes, ProbeState, check
 from kroute.director.settings import ProbeSettings
 from tests.unit.watching import PATIENCE, eventually, running
+from tests.virtual_time import virtual
 
 
 @asynccontextmanager
@@ -92,3 +93,26 @@ async def test_a_node_that_fails_and_recovers_is_told_of_and_one_not_needed_is_f
         probes.want([])
         assert probes.failing == frozenset()
         assert probes.settled
+
+
+@virtual()
+async def test_very_many_checks_begin_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[tuple[float, Probe]] = []
+
+    async def look(probe: Probe, _timeout: float) -> str | None:
+        began.append((asyncio.get_running_loop().time(), probe))
+        return None
+
+    monkeypatch.setattr("kroute.director.probes.check", look)
+    monkeypatch.setattr("kroute.director.probes.MOST_A_SECOND", 20)
+    probes = Probes(ProbeSettings(interval=1.0), lambda: None)
+    few, many = ([Probe(ProbeKind.REACH, f"10.0.0.{number}", 80) for number in range(count)] for count in (10, 60))
+    async with running(probes.run()):
+        probes.want(few)
+        await asyncio.sleep(2.9)
+        assert len(began) == 30, "few are checked as often as the settings say"
+        probes.want(many)
+        await asyncio.sleep(3.5)
+        assert probes.settled
+    times = [at for at, _ in began]
+    assert all(sum(at <= other < at + 1 for other in times) <= 21 for at in times)
