@@ -16,6 +16,7 @@ from kroute.director.plan import (
     external_frontends,
     plan_director,
 )
+from kroute.model.bounds import Steps, finish
 from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, InitialSync
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
@@ -120,11 +121,21 @@ class DirectorCatalog:
 
         Returns the plans that differ from the previous ones; none before the initial sync is complete.
         """
+        return finish(self.committing())
+
+    def committing(self) -> Steps[list[ServicePlan]]:
+        """As `commit`, in steps of one Service: with many Nodes, all of them take seconds. Changes may come in between.
+
+        They are planned with the next call, as if they had come later.
+        """
         if not self.ready:
             return []
         frontends = self._settle_claims()
-        plans = [self._plan(key, frontends.get(key)) for key in self._dirty]
-        self._dirty.clear()
+        due, self._dirty = self._dirty, {}
+        plans = []
+        for key in due:
+            plans.append(self._plan(key, frontends.get(key)))
+            yield 1
         return [self._keep(it) for it in plans if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
 
     def _mark(self, *keys: ObjectKey) -> None:
@@ -195,11 +206,16 @@ class DirectorCatalog:
             self._taking_traffic(),
             self._settings,
             self._claims.held_by_others(key),
-            frontends or external_frontends(service, self._settings, self._machine, self._owners),
+            frontends or self._frontends(service),
             self._failing,
         )
         self._probes[key] = planned.probes
         return planned.plan
+
+    def _frontends(self, service: Service) -> Frontends:
+        """What the Service has claimed; it may have changed since."""
+        found = external_frontends(service, self._settings, self._machine, self._owners)
+        return self._claims.claimed(service.key, found)
 
     def _keep(self, plan: ServicePlan) -> ServicePlan:
         """Give the plan its generation and store it."""

@@ -33,6 +33,7 @@ from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.document import encode
 from kroute.model.node_facts import NO_API, ApiFacts, NodeInterfaces
 from kroute.model.objects import Change
+from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import opened, stop_signal
@@ -194,7 +195,7 @@ class Director:
             await self._changed.wait()
             self._changed.clear()
             self._catalog.set_failing(self._probes.failing)
-            plans = self._catalog.commit()
+            plans = await in_turns(self._catalog.committing())
             self._probes.want(self._catalog.probes)
             if not published:
                 if not self._catalog.ready or not self._probes.settled:

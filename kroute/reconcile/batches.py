@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
+
+from kroute.model.bounds import Steps
 
 T = TypeVar("T")
 
@@ -44,3 +46,13 @@ class _Slices(Generic[T]):
 def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
     """As `batched`, but other tasks run between two batches. They must not change the collection behind `items`."""
     return _Slices(items, size)
+
+
+async def in_turns(steps: Steps[T]) -> T:
+    """Take the steps one by one, and let other tasks run in between. Returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
+        await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import pytest
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.machine import machine_facts
 from kroute.director.plan import Probe, ProbeKind, director_node
+from kroute.model.bounds import finish
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import (
     Applied,
@@ -413,3 +414,18 @@ def test_a_change_of_one_node_looks_at_no_other_node(monkeypatch: pytest.MonkeyP
     made.take([Applied(node(7)), Applied(node(8, ready="False"))])
     assert len(real_servers(only(made.commit()))) == 99
     assert len(looked_at) == 102
+
+
+def test_what_comes_while_many_services_are_planned_takes_no_address_of_another() -> None:
+    before, after = service(name="late", external_ips=("203.0.113.9",)), service(name="late", external_ips=(VIP,))
+    made = catalog(service(), before, service(name="large", external_ips=("203.0.113.8",)), *slices("n1"), *NODES)
+    made.commit()
+    made.take([Applied(node(1, ready="False"))])
+    steps = made.committing()
+    assert next(steps) == 1, "one Service at a time"
+    made.take([Applied(after)])
+    plans = {plan.key.name: plan for plan in finish(steps)}
+    assert plans.keys() == {"web", "late", "large"}
+    assert not plans["late"].virtual_servers, "it has given up the one address, and not got the other"
+    [plan] = made.commit()
+    assert [it.reason for it in plan.problems] == ["AddressConflict"]
