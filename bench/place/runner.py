@@ -180,6 +180,8 @@ async def main(shared: Path, state_dir: Path) -> None:
         served = 1
         try:
             served = await runner.serve(reader, writer)
+        except asyncio.CancelledError:
+            pass  # this process ends
         finally:
             writer.close()
             if served:

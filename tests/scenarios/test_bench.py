@@ -23,13 +23,14 @@ async def the_last_of(results: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     return [result async for result in results][-1]
 
 
-def agents_of_a_bench() -> list[bytes]:
-    """The command lines of the agents that a bench has left."""
+def agents_of_a_bench() -> list[str]:
+    """The processes of the agents that a bench has left: their environments have its state directory."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
-            found.append(file.read_bytes())
-    return [it for it in found if b"kroute-bench-state-" in it]
+            if b"kroute-bench-state-" in file.read_bytes():
+                found.append(file.parent.name)
+    return found
 
 
 async def test_a_run_has_every_figure_and_they_agree():
