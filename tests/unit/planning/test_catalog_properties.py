@@ -112,6 +112,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.slices: dict[ObjectKey, EndpointSlice] = {}
         self.plans: dict[ObjectKey, Plan] = {}
         self.generation = 0
+        self.is_within_slice = False
         self.commit()
 
     @rule(item=PLAIN_SERVICES | ODD_SERVICES, at_once=st.booleans())
@@ -142,10 +143,11 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catalog.set_node(node)
         self.take(at_once=at_once)
 
-    @rule(limit=st.integers(1, 2))
-    def commit_some(self, limit: int) -> None:
-        """Commit a slice of the waiting plans; more changes may come before the rest."""
-        for plan in self.catalog.commit(limit):
+    @rule(limit=st.integers(1, 3), work=st.none() | st.integers(1, 3))
+    def commit_some(self, limit: int, work: int | None) -> None:
+        """Commit a slice of the waiting plans, or a part of one; more changes may come before the rest."""
+        self.is_within_slice = work is not None
+        for plan in self.catalog.commit(limit, work):
             assert plan.generation > self.generation
             self.generation = plan.generation
             self.plans[plan.key] = plan
@@ -160,6 +162,8 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def commit(self) -> None:
         """Commit the plans; they must be exactly the changed ones, and newer than all earlier ones."""
+        while self.is_within_slice and self.catalog.has_marked:
+            self.commit_some(3, None)
         before = without_generation(self.plans.values())
         committed = self.catalog.commit()
         for plan in committed:
