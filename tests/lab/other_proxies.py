@@ -1,12 +1,12 @@
 """What kube-proxy in IPVS mode and kube-router leave on a node when they stop, built by the usual tools.
 
 Sources: kube-proxy's pkg/proxy/ipvs (1.36) and kube-router's pkg/controllers/proxy (2.11). Each builds on what there
-is, as the proxies do at their start: a virtual server or real server that exists stays as it is. `wipe` takes away what
-a test leaves.
+is, as the proxies do at their start: a virtual server or real server that exists stays as it is. `wiped` takes away
+what a test leaves.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from tests.lab.cluster import Node
@@ -23,6 +23,9 @@ KUBE_ROUTER_SYSCTLS = {
     "net.ipv4.conf.all.arp_announce": 2,
     "net.ipv4.conf.all.rp_filter": 2,
 }
+
+_SYSCTLS_OF_PROXIES = (*KUBE_ROUTER_SYSCTLS, "net.ipv4.vs.conn_lfactor")
+"""Those that another proxy sets, and those that kroute sets besides."""
 
 
 class Served(NamedTuple):
@@ -76,7 +79,23 @@ def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool =
         _build_direct_server_return(node, services[0].real_servers[0][0])
 
 
-def wipe(node: Node) -> None:
+@contextmanager
+def wiped(node: Node) -> Iterator[None]:
+    """Wipe a node at the end of a `with`, and put its sysctls back: proxies leave theirs, and a hand-over kroute's."""
+    before = {}
+    for name in _SYSCTLS_OF_PROXIES:
+        with suppress(FileNotFoundError):  # older kernels do not have all
+            before[name] = node.sysctl(name)
+    try:
+        yield
+    finally:
+        _wipe(node)
+        for name, value in before.items():
+            node.sysctl(name, value)
+        (node.state_dir / "ledger").unlink(missing_ok=True)
+
+
+def _wipe(node: Node) -> None:
     """Remove every rule, set, virtual server and routing rule, and the links that proxies and tests create."""
     for tool in ("iptables-legacy", "ip6tables-legacy"):
         for table in ("mangle", "nat", "filter"):
@@ -87,6 +106,7 @@ def wipe(node: Node) -> None:
     for command in (
         "ip link del kube-ipvs0", "ip link del kube-dummy-if", "ip link del foreign0", "ip rule del table 77",
         "ip rule del table 78", "ip rule del table 79", "ip route flush table 78",
+        "nft delete table ip foreign",
     ):  # fmt: skip
         with suppress(CommandError):
             node.run(*command.split())

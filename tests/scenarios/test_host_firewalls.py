@@ -15,7 +15,7 @@ from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.host_firewalls import docker, restart_docker, ufw, ufw_allow
 from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
-from tests.lab.other_proxies import Served, kube_proxy_leftovers, wipe
+from tests.lab.other_proxies import Served, kube_proxy_leftovers, wiped
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, Family, World, routed
 from tests.scenarios.test_migrate import FLAGS, migrate
@@ -190,23 +190,23 @@ async def test_a_take_over_from_kube_proxy_keeps_connections_through_a_node_that
     """kube-proxy's KUBE-FORWARD goes at the take-over; kroute's stands by then."""
     deployment.apply(service("web", *CLUSTER_IPS, node_ports=NODE_PORTS), *endpoint_slices("web", [endpoint]))
     served = [Served(it.service_ip, 8080, [(it.of(endpoint), 8080)], NODE_PORTS["TCP"]) for it in FAMILIES]
-    kube_proxy_leftovers(with_docker, served, variant)
-    try:
-        callers = [(world.cluster.client, family.of(with_docker), 30080), (world.visitor, family.service_ip, 8080)]
-        streams = [await caller.open_stream(address, port) for caller, address, port in callers]
-        await migrate(with_docker, "--from", "kube-proxy", "--take-over")
-        await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
-        await migrate(with_docker, "--from", "kube-proxy", "--take-over")
-        assert "KUBE-FORWARD" not in with_docker.run(f"iptables-{variant}-save", "-t", "filter")
-        for stream in streams:
-            await goes_on(stream)
-        for caller, address, port in callers:
-            assert (await caller.http(address, port)).host == endpoint.name
-        for stream in streams:
-            await stream.close()
-    finally:
-        await deployment.cleanup()
-        wipe(with_docker)
+    with wiped(with_docker):
+        kube_proxy_leftovers(with_docker, served, variant)
+        try:
+            callers = [(world.cluster.client, family.of(with_docker), 30080), (world.visitor, family.service_ip, 8080)]
+            streams = [await caller.open_stream(address, port) for caller, address, port in callers]
+            await migrate(with_docker, "--from", "kube-proxy", "--take-over")
+            await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+            await migrate(with_docker, "--from", "kube-proxy", "--take-over")
+            assert "KUBE-FORWARD" not in with_docker.run(f"iptables-{variant}-save", "-t", "filter")
+            for stream in streams:
+                await goes_on(stream)
+            for caller, address, port in callers:
+                assert (await caller.http(address, port)).host == endpoint.name
+            for stream in streams:
+                await stream.close()
+        finally:
+            await deployment.cleanup()
 
 
 async def test_cleanup_leaves_the_tables_of_iptables_nft_as_they_were_and_a_restart_changes_nothing(

@@ -15,11 +15,10 @@ from tests.lab.kernel_state import Snapshot
 from tests.lab.load import Way, constant_load
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.other_proxies import (
-    KUBE_ROUTER_SYSCTLS,
     Served,
     kube_proxy_leftovers,
     kube_router_leftovers,
-    wipe,
+    wiped,
 )
 from tests.lab.other_proxy_rules import DSR_MARK, NEIGHBOUR_CHAINS
 from tests.lab.topology import POD_RANGE, POD_RANGE6
@@ -56,15 +55,11 @@ def node1(world: World) -> Iterator[Node]:
     Request it before `deployment`, so that kroute is removed before the node is wiped.
     """
     node = world.cluster.node("node1")
-    before = {name: node.sysctl(name) for name in KUBE_ROUTER_SYSCTLS}
-    for add, _ in FOREIGN:
-        node.run(*add.split())
-    node.run("iptables-legacy-restore", "--noflush", stdin=NEIGHBOUR_CHAINS)
-    yield node
-    wipe(node)
-    for name, value in before.items():
-        node.sysctl(name, value)
-    (node.state_dir / "ledger").unlink(missing_ok=True)
+    with wiped(node):
+        for add, _ in FOREIGN:
+            node.run(*add.split())
+        node.run("iptables-legacy-restore", "--noflush", stdin=NEIGHBOUR_CHAINS)
+        yield node
 
 
 def services_of(world: World) -> list[Served]:
