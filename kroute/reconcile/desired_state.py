@@ -160,7 +160,7 @@ class DesiredState(Generic[K, V]):
 
     def is_settled(self, owner: ObjectKey) -> bool:
         """Whether all objects that this owner wants are right. Those that are not in doubt are."""
-        wanted = self._wanted.get(owner)
+        wanted = self._wanted.get(owner) if self._in_doubt else None
         doubtful = wanted.keys() & self._in_doubt.keys() if wanted else ()
         return not doubtful or all(map(self.is_right, doubtful))
 

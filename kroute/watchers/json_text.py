@@ -45,21 +45,16 @@ def decoded(decode: Callable[[bytes], Value], text: bytes) -> Value:
         msgspec.DecodeError: the text cannot be decoded. Nothing else is raised.
     """
     try:
-        return _decoded_at_any_depth(decode, text)
+        try:
+            return decode(text)
+        except RecursionError:
+            return decode(prune(bytes(text)))
     except RecursionError:
         raise msgspec.DecodeError("it is nested too deep") from None
     except msgspec.DecodeError:
         raise
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from error
-
-
-def _decoded_at_any_depth(decode: Callable[[bytes], Value], text: bytes) -> Value:
-    try:
-        return decode(text)
-    except RecursionError:
-        pass
-    return decode(prune(bytes(text)))
 
 
 def prune(text: bytes, depth: int = KEPT_DEPTH) -> bytes:
