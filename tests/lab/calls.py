@@ -123,6 +123,11 @@ class Stream:
         self.failure: str | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name="lab-stream")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or has failed."""
+        return self._task.done()
+
     async def _run(self) -> None:
         try:
             while True:

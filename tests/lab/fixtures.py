@@ -9,6 +9,7 @@ from tests.lab.allocation import Allocator
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import Deployment
 from tests.lab.feed import Feed, feed_for
+from tests.lab.guard import Guard
 from tests.lab.world import FAMILIES, Family, World
 
 
@@ -28,14 +29,35 @@ def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
 
+_GUARD = pytest.StashKey[Guard]()
+
+
 @pytest.fixture(scope="session")
-def world() -> Iterator[World]:
-    """The cluster that the tests share. A test removes what it has added."""
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """The cluster that the tests share. A test removes what it has added, or the last one of its file fails."""
     made = World.build()
     try:
+        guard = request.session.stash[_GUARD] = Guard(made)
         yield made
+        guard.compare()
     finally:
         made.cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Compare the shared cluster with what it was, at the end of each file that has used it.
+
+    After the last file that is done by the fixture `world`, which closes it.
+    """
+    guard = item.session.stash.get(_GUARD, None)
+    if guard is not None and "world" in getattr(item, "fixturenames", ()):
+        guard.note(item.nodeid.partition("::")[0])
+    try:
+        return (yield)
+    finally:
+        if guard is not None and nextitem is not None and nextitem.path != item.path:
+            guard.compare(agents_go_on=nextitem.path.parent == item.path.parent)
 
 
 @pytest.fixture(scope="session")

@@ -112,6 +112,11 @@ class Host:
         await connection.request("/stream")
         return Stream(connection, interval, patience)
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams of this host still send."""
+        return sum(not stream.is_over for stream in self._streams)
+
     # ---- the kernel ----------------------------------------------------------------------------------------------
 
     def run(self, *argv: str, stdin: str = "", timeout: float = 60) -> str:
