@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,13 @@ PATIENCE = 20
 """Seconds."""
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class RealTunnelNode:
     """The test's namespace, with pods behind pairs of veth."""
 
@@ -31,14 +38,13 @@ class RealTunnelNode:
         process = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._processes[process.pid] = process
         own, pod = Path("/proc/self/ns/net"), Path(f"/proc/{process.pid}/ns/net")
-        deadline = time.monotonic() + PATIENCE
-        while pod.readlink() == own.readlink():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: pod.readlink() != own.readlink())
         veth = f"veth{len(self._processes)}"
         run(f"ip link add {veth} type veth peer name eth0 netns {process.pid}")
         run(f"ip link set {veth} up")
-        self.inside(process.pid, "ip link set eth0 addrgenmode none up")
+        self.inside(process.pid, "ip link set eth0 addrgenmode none")  # before it is up, when the kernel gives it one
+        self.inside(process.pid, "ip link set eth0 up")
+        wait_until(lambda: "state UP" in self.inside(process.pid, "ip link show eth0"))
         for address in addresses:
             length, dad = ("128", " nodad") if ":" in address else ("32", "")
             self.inside(process.pid, f"ip addr add {address}/{length} dev eth0{dad}")
