@@ -28,7 +28,11 @@ _SYSCTLS = ("net/ipv4", "net/ipv6")
 _SYSCTLS_OF_NODES = ("net/ipv4/conf/all", "net/ipv4/vs", "net/ipv6/conf/all", "net/netfilter", "net/bridge")
 _CHANGES_BY_ITSELF = frozenset({"nf_conntrack_count"})
 _LISTEN, _UNCONNECTED, _SCTP_LISTENING = "0A", "07", "10"
-_NFT_GETTABLE, _NFTA_TABLE_NAME = 10 << 8 | 1, 1
+_NFT_GETTABLE, _NFT_GETRULE = 10 << 8 | 1, 10 << 8 | 7
+_NFTA_TABLE = 1
+"""The name of a table, in itself and in its rules."""
+_OF_IPTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
+"""The tables that iptables-nft makes for a first rule, and leaves behind the last one."""
 _IPSET_LIST = 6 << 8 | CMD_LIST
 _GENERIC_HEADER = struct.Struct("=BBH")
 """struct nfgenmsg: family, version, resource."""
@@ -87,13 +91,20 @@ def _endpoint(text: str) -> str:
 def _nft_tables(namespace: Namespace) -> list[str]:
     with open_netlink(namespace, NETLINK_NETFILTER) as netlink:
         try:
-            found = list(dump(netlink, _NFT_GETTABLE, _GENERIC_HEADER.pack(0, 0, 0)))
+            tables = {_table(it) for it in dump(netlink, _NFT_GETTABLE, _GENERIC_HEADER.pack(0, 0, 0))}
+            with_rules = {_table(it) for it in dump(netlink, _NFT_GETRULE, _GENERIC_HEADER.pack(0, 0, 0))}
         except OSError:  # this kernel has no nf_tables
             return []
     return [
-        f"nft table of family {it[0]}: {to_text(attributes(it, _GENERIC_HEADER.size)[_NFTA_TABLE_NAME])}"
-        for it in found
+        f"nft table of family {family}: {name}"
+        for family, name in tables
+        if name not in _OF_IPTABLES or (family, name) in with_rules
     ]
+
+
+def _table(content: bytes) -> tuple[int, str]:
+    """The family and the name of the table that a message is about."""
+    return content[0], to_text(attributes(content, _GENERIC_HEADER.size)[_NFTA_TABLE])
 
 
 def _legacy(namespace: Namespace) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """S16: kroute writes its deleted objects again, and leaves foreign objects alone."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,6 @@ from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import NFTABLES, backend, has_legacy, has_nf_tables, tool
 from tests.lab.firewall_state import flush_rules, flush_sets
-from tests.lab.host_firewalls import neighbours_tables
 from tests.lab.kernel_state import Snapshot
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, Family, World
@@ -103,29 +101,19 @@ async def test_s16_everything_is_back_in_time(
     assert len(await node1.spread(family.service_ip, 8080, 6)) == 3
 
 
-@contextmanager
-def foreign_entries(node: Node) -> Iterator[None]:
-    with neighbours_tables(node), ExitStack() as stack:
-        for address in ("10.254.0.10:9999", f"{node.ip}:7777"):
-            node.run("ipvsadm", "-A", "-t", address, "-s", "wlc")
-            stack.callback(node.run, "ipvsadm", "-D", "-t", address)
-        if has_nf_tables():
-            node.run("nft", "add table ip foreign; add set ip foreign theirs { type ipv4_addr; }")
-            stack.callback(node.run, "nft", "delete table ip foreign")
-        if has_legacy():
-            node.run("ipset", "create", "FOREIGN", "hash:ip")
-            stack.callback(node.run, "ipset", "destroy", "FOREIGN")
-        rule = ("POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
-        node.run(tool("IPv4"), "-t", "nat", "-A", *rule)
-        stack.callback(node.run, tool("IPv4"), "-t", "nat", "-D", *rule)
-        yield
-
-
 async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, deployment: Deployment) -> None:
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
     await deployment.start(nodes=("node1",))
     node1 = world.cluster.node("node1")
-    with foreign_entries(node1):
+    node1.run("ipvsadm", "-A", "-t", "10.254.0.10:9999", "-s", "wlc")
+    node1.run("ipvsadm", "-A", "-t", f"{node1.ip}:7777", "-s", "rr")
+    if has_nf_tables():
+        node1.run("nft", "add table ip foreign")
+        node1.run("nft", "add set ip foreign theirs { type ipv4_addr; }")
+    if has_legacy():
+        node1.run("ipset", "create", "FOREIGN", "hash:ip")
+    node1.run(tool("IPv4"), "-t", "nat", "-A", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
+    try:
         before = node1.snapshot()
         virtual_server_deleted(node1, FAMILIES[0])
 
@@ -134,3 +122,11 @@ async def test_s16_foreign_entries_added_meanwhile_are_untouched(world: World, d
             assert not changed, changed
 
         await eventually(is_as_before, 2 * RESYNC_PERIOD)
+    finally:
+        node1.run("ipvsadm", "-D", "-t", "10.254.0.10:9999")
+        node1.run("ipvsadm", "-D", "-t", f"{node1.ip}:7777")
+        if has_nf_tables():
+            node1.run("nft", "delete table ip foreign")
+        if has_legacy():
+            node1.run("ipset", "destroy", "FOREIGN")
+        node1.run(tool("IPv4"), "-t", "nat", "-D", "POSTROUTING", "-s", "198.51.100.1", "-j", "ACCEPT")
