@@ -1,7 +1,6 @@
 """networking 147 to 280 and 471: pods, nodes and endpoints reach a Service by its ClusterIP and its node ports."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +10,6 @@ from tests.conformance.table import row
 from tests.lab.allocation import Allocator
 from tests.lab.deployment import Deployment
 from tests.lab.firewall import tool
-from tests.lab.host_firewalls import neighbours_tables
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.world import Family, World
@@ -111,10 +109,11 @@ async def test_networking_635_create_a_pod_with_sctp_host_port(
     command = tool(family.name)
     to = family.at(family.of(pod), 9090)
     rule = ("PREROUTING", "-d", family.of(node1), "-p", "sctp", "--dport", "5060", "-j", "DNAT", "--to-destination", to)
-    with neighbours_tables(node1), ExitStack() as stack:
-        node1.run(command, "-t", "nat", "-A", *rule)
-        stack.callback(node1.run, command, "-t", "nat", "-D", *rule)
+    node1.run(command, "-t", "nat", "-A", *rule)
+    try:
         await served_by(world.cluster.client, family.of(node1), 5060, {pod.name}, "sctp")
         await granular.serves([world.visitor], family, "sctp", WEB)
         node1.run(command, "-t", "nat", "-C", *rule)
         assert not any(":5060" in key for key in node1.ipvs())
+    finally:
+        node1.run(command, "-t", "nat", "-D", *rule)

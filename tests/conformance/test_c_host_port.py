@@ -11,7 +11,6 @@ from tests.lab.allocation import Allocator
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment
 from tests.lab.firewall import tool
-from tests.lab.host_firewalls import neighbours_tables
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.world import Family, World
 
@@ -35,21 +34,20 @@ def portmap(node: Node, family: Family, *host_ports: HostPort) -> Iterator[str]:
     """Write the rules that portmap writes; yield the command that edits their tables."""
     command = tool(family.name)
     local = ("-m", "addrtype", "--dst-type", "LOCAL", "-j", CHAIN)
-    with neighbours_tables(node):
-        node.run(command, "-t", "nat", "-N", CHAIN)
+    node.run(command, "-t", "nat", "-N", CHAIN)
+    for hook in ("PREROUTING", "OUTPUT"):
+        node.run(command, "-t", "nat", "-A", hook, *local)
+    for protocol, host_ip, pod, target in host_ports:
+        match = ("-p", protocol, "-d", host_ip, "--dport", str(HOST_PORT))
+        to = ("--to-destination", family.at(family.of(pod), target))
+        node.run(command, "-t", "nat", "-A", CHAIN, *match, "-j", "DNAT", *to)
+    try:
+        yield command
+    finally:
         for hook in ("PREROUTING", "OUTPUT"):
-            node.run(command, "-t", "nat", "-A", hook, *local)
-        for protocol, host_ip, pod, target in host_ports:
-            match = ("-p", protocol, "-d", host_ip, "--dport", str(HOST_PORT))
-            to = ("--to-destination", family.at(family.of(pod), target))
-            node.run(command, "-t", "nat", "-A", CHAIN, *match, "-j", "DNAT", *to)
-        try:
-            yield command
-        finally:
-            for hook in ("PREROUTING", "OUTPUT"):
-                node.run(command, "-t", "nat", "-D", hook, *local)
-            node.run(command, "-t", "nat", "-F", CHAIN)
-            node.run(command, "-t", "nat", "-X", CHAIN)
+            node.run(command, "-t", "nat", "-D", hook, *local)
+        node.run(command, "-t", "nat", "-F", CHAIN)
+        node.run(command, "-t", "nat", "-X", CHAIN)
 
 
 @row("C15")

@@ -27,7 +27,11 @@ COMMANDS = (
     ("ipvsadm -A -t 198.51.100.1:80", "ipvsadm -C", "virtual servers: + TCP  C6336401:0050"),
 )
 """What is done to node1, how it is undone, and what is said about it."""
-NFTABLES = (("nft add table ip6 lab", "nft delete table ip6 lab", "firewall: + nft table of family 10: lab"),)
+NFTABLES = (
+    ("nft add table ip6 lab", "nft delete table ip6 lab", "firewall: + nft table of family 10: lab"),
+    ("iptables-nft -t nat -A OUTPUT -j ACCEPT", "iptables-nft -t nat -F", "firewall: + nft table of family 2: nat"),
+    ("ip6tables-nft -t nat -N LAB", "ip6tables-nft -t nat -X LAB", "firewall: + nft table of family 10: nat"),
+)
 LEGACY = (
     ("iptables-legacy -t nat -A OUTPUT -j ACCEPT", "iptables-legacy -t nat -F", "ip, table nat: 1 rules and chains"),
     ("ip6tables-legacy -N LAB", "ip6tables-legacy -X LAB", "ip6, table filter: 2 rules and chains"),

@@ -4,14 +4,12 @@ Sources: moby's daemon/libnetwork/drivers/bridge (28), ufw's conf/before.rules a
 the same chains for each family. Rules that only log, or that concern broadcasts and DHCP, are left out.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.lab.cluster import Node
-from tests.lab.firewall import has_legacy, variant
+from tests.lab.firewall import has_legacy
 
-_OF_IPTABLES_NFT = re.compile("table ip6? (?:filter|nat|mangle|raw|security)")
 DOCKER_JUMPS = ("DOCKER-FORWARD", "DOCKER-USER")
 """The chains to which docker puts jumps at the head of FORWARD, one after the other, whenever it starts."""
 
@@ -118,23 +116,6 @@ def ufw_allow(node: Node, rules: Iterable[str]) -> None:
         tools = TOOLS if not any(it in rule for it in ("-s ", "-d ")) else TOOLS[":" in rule :][:1]
         for tool in tools:
             node.run(f"{tool}-legacy", "-A", "ufw-user-input", *rule.split(), "-j", "ACCEPT")
-
-
-@contextmanager
-def neighbours_tables(node: Node) -> Iterator[None]:
-    """Remove the tables that iptables-nft makes for rules in a `with`, and that it leaves when they are deleted."""
-    before = _tables_of_iptables(node)
-    try:
-        yield
-    finally:
-        for table in _tables_of_iptables(node) - before:
-            node.run("nft", "delete", *table.split())
-
-
-def _tables_of_iptables(node: Node) -> set[str]:
-    if variant() != "nft":
-        return set()
-    return {line for line in node.run("nft", "list", "tables").splitlines() if _OF_IPTABLES_NFT.fullmatch(line)}
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from tests.lab.cluster import Node
 from tests.lab.firewall import tool
-from tests.lab.host_firewalls import neighbours_tables
 
 LINK_LOCAL = "169.254.20.10"
 INTERFACE = "nodelocaldns"
@@ -20,11 +19,6 @@ _COMMENT = ("-m", "comment", "--comment", "NodeLocal DNS Cache: allow DNS traffi
 @contextmanager
 def node_local_dns(node: Node, cluster_ips: Sequence[str]) -> Iterator[None]:
     """Set the interface and the rules up for the length of a `with`."""
-    with neighbours_tables(node):
-        yield from _set_up(node, cluster_ips)
-
-
-def _set_up(node: Node, cluster_ips: Sequence[str]) -> Iterator[None]:
     addresses = [LINK_LOCAL, *cluster_ips]
     rules = [_accept(address, protocol) for address in addresses for protocol in ("tcp", "udp")]
     node.run("nft", "-f", "-", stdin="".join(_untracked(address) for address in addresses))

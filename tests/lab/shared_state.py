@@ -28,14 +28,15 @@ _SYSCTLS = ("net/ipv4", "net/ipv6")
 _SYSCTLS_OF_NODES = ("net/ipv4/conf/all", "net/ipv4/vs", "net/ipv6/conf/all", "net/netfilter", "net/bridge")
 _CHANGES_BY_ITSELF = frozenset({"nf_conntrack_count"})
 _LISTEN, _UNCONNECTED, _SCTP_LISTENING = "0A", "07", "10"
-_NFT_GETTABLE, _NFT_GETRULE = 10 << 8 | 1, 10 << 8 | 7
-_NFTA_TABLE = 1
-"""The name of a table, in itself and in its rules."""
+_NFT_GETTABLE, _NFT_GETCHAIN, _NFT_GETRULE = 10 << 8 | 1, 10 << 8 | 4, 10 << 8 | 7
+_NFTA_TABLE, _NFTA_CHAIN_HOOK = 1, 4
+"""The name of a table, in itself, its chains and its rules; where packets meet a chain that belongs to no rule."""
 _OF_IPTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 """The tables that iptables-nft makes for a first rule, and leaves behind the last one."""
 _IPSET_LIST = 6 << 8 | CMD_LIST
 _GENERIC_HEADER = struct.Struct("=BBH")
 """struct nfgenmsg: family, version, resource."""
+_ALL = _GENERIC_HEADER.pack(0, 0, 0)
 _GET_INFO, _INFO = 64, struct.Struct("=32s13I")
 """IPT_SO_GET_INFO, IP6T_SO_GET_INFO and struct ipt_getinfo: the table's name, a bit for each hook, …, entries, size."""
 
@@ -91,20 +92,16 @@ def _endpoint(text: str) -> str:
 def _nft_tables(namespace: Namespace) -> list[str]:
     with open_netlink(namespace, NETLINK_NETFILTER) as netlink:
         try:
-            tables = {_table(it) for it in dump(netlink, _NFT_GETTABLE, _GENERIC_HEADER.pack(0, 0, 0))}
-            with_rules = {_table(it) for it in dump(netlink, _NFT_GETRULE, _GENERIC_HEADER.pack(0, 0, 0))}
+            tables, chains, rules = (
+                [(content[0], attributes(content, _GENERIC_HEADER.size)) for content in dump(netlink, kind, _ALL)]
+                for kind in (_NFT_GETTABLE, _NFT_GETCHAIN, _NFT_GETRULE)
+            )
         except OSError:  # this kernel has no nf_tables
             return []
-    return [
-        f"nft table of family {family}: {name}"
-        for family, name in tables
-        if name not in _OF_IPTABLES or (family, name) in with_rules
-    ]
-
-
-def _table(content: bytes) -> tuple[int, str]:
-    """The family and the name of the table that a message is about."""
-    return content[0], to_text(attributes(content, _GENERIC_HEADER.size)[_NFTA_TABLE])
+    own_chains = [(family, found) for family, found in chains if _NFTA_CHAIN_HOOK not in found]
+    in_use = {(family, to_text(found[_NFTA_TABLE])) for family, found in rules + own_chains}
+    names = [(family, to_text(found[_NFTA_TABLE])) for family, found in tables]
+    return [f"nft table of family {it[0]}: {it[1]}" for it in names if it[1] not in _OF_IPTABLES or it in in_use]
 
 
 def _legacy(namespace: Namespace) -> Iterator[str]:

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import has_legacy, has_nf_tables, tool
-from tests.lab.host_firewalls import neighbours_tables
 from tests.lab.kroute_process import KrouteProcess
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import FAMILIES, World
@@ -43,7 +42,7 @@ FOREIGN = (
 
 @contextmanager
 def foreign_things(node: Node) -> Iterator[None]:
-    with neighbours_tables(node), ExitStack() as stack:
+    with ExitStack() as stack:
         for add, delete in FOREIGN:
             node.run(*add.split())
             if delete:

@@ -21,7 +21,6 @@ from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import tool
 from tests.lab.flows import End, Flow, conntrack, ipvs_connections
-from tests.lab.host_firewalls import neighbours_tables
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.udp_client import UdpClient
@@ -92,12 +91,11 @@ def translated(node: Node, asked: End, to: End, family: Family) -> Iterator[None
     command = tool(family.name)
     rule = f"PREROUTING -d {asked.address} -p udp --dport {asked.port} -j DNAT --to-destination"
     rule += f" {family.at(to.address, to.port)}"
-    with neighbours_tables(node):
-        node.run(command, "-t", "nat", "-A", *rule.split())
-        try:
-            yield
-        finally:
-            node.run(command, "-t", "nat", "-D", *rule.split())
+    node.run(command, "-t", "nat", "-A", *rule.split())
+    try:
+        yield
+    finally:
+        node.run(command, "-t", "nat", "-D", *rule.split())
 
 
 def leads_to(node: Node, asked: End) -> set[End]:
