@@ -179,9 +179,7 @@ class NodeSysctls:
         if row.name == IPV6_FORWARDING:
             self._go_on_hearing_routers()
         disturbed = {name: self._sysctls.read(name) for name in row.disturbs}
-        self._ledger.record([SysctlChanged(row.name, old, row.value)])
-        self._sysctls.write(row.name, row.value)
-        log.info("sysctl.set", sysctl=row.name, value=row.value, was=old)
+        self._change(row.name, old, row.value)
         changed = disturbed | ({row.name: row.value} if row.at_least else {})  # the kernel may have rounded it up
         self._ledger.record(
             SysctlChanged(name, before, after)
@@ -200,6 +198,10 @@ class NodeSysctls:
         for interface in self._sysctls.hearing_routers():
             name = f"net.ipv6.conf.{interface}.accept_ra"
             if (old := self._sysctls.read(name)) == "1":
-                self._ledger.record([SysctlChanged(name, old, "2")])
-                self._sysctls.write(name, "2")
-                log.info("sysctl.set", sysctl=name, value="2", was=old)
+                self._change(name, old, "2")
+
+    def _change(self, name: str, old: str, new: str) -> None:
+        """Set a sysctl. The ledger has the old value before it is gone."""
+        self._ledger.record([SysctlChanged(name, old, new)])
+        self._sysctls.write(name, new)
+        log.info("sysctl.set", sysctl=name, value=new, was=old)
