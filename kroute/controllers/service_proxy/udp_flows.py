@@ -4,8 +4,7 @@ With net.ipv4.vs.conntrack, IPVS leaves a conntrack entry for every flow. A UDP 
 its entry for as long as it sends. If the entry was made while the virtual server did not exist or the address was not
 bound, the client is not masqueraded, and replies are translated to a wrong port: the client is never served. So kroute
 deletes the entries whose real server does not serve, also when an address was bound, and the client's next packet
-begins a new flow. TCP and SCTP
-clients notice the failure and reconnect, so their entries are never deleted.
+begins a new flow. TCP and SCTP clients notice the failure and reconnect, so their entries are never deleted.
 
 IPVS deletes its own entries of a deleted real server, and conntrack's with them (net.ipv4.vs.expire_nodest_conn). Only
 entries that another proxy has made are left then; where this sysctl cannot be set, all of them are.
