@@ -94,10 +94,10 @@ async def update(cluster: Cluster, api: ApiServer, web: Deployment, visitor: Pod
             numbers = range(start, start + AT_ONCE)
             await asyncio.gather(*(web.replace(old[number], api, number) for number in numbers))
 
-    def is_over(load: Load) -> bool:
-        return all(load.answered[pod.name] for pod in web.pods)
+    def everybody_answered(load: Load) -> bool:
+        return all(load.answered[pod.name] for pod in web.pods) and all(load.calls[way] for way in ways)
 
-    return await rolling_update(ways, node2, replace_all, is_over)
+    return await rolling_update(ways, node2, replace_all, everybody_answered)
 
 
 async def heal(node: Node, agent: KrouteProcess, *damage: str) -> bool:

@@ -24,7 +24,7 @@ heard of it by then. 30 s is what Kubernetes gives a pod by default."""
 PACE = 0.05
 INTERVAL = 2.0
 """Seconds between two reports, and between two of `kroute show -w`."""
-LONGEST = 150.0
+LONGEST = 300.0
 """Seconds after which the update has failed: each of its three steps takes `LONGEST_GRACE` at most."""
 READY = {"ready": True, "serving": True, "terminating": False}
 TERMINATING = {"ready": False, "serving": True, "terminating": True}
@@ -124,10 +124,21 @@ def verdict(load: Load, seconds: float) -> bool:
     return calls > 0 and not load.failures
 
 
+async def _hear_from_everybody(everybody_answered: Callable[[Load], bool], load: Load) -> None:
+    while not everybody_answered(load):  # noqa: ASYNC110  nothing signals that a pod was asked
+        await asyncio.sleep(0.1)
+
+
 async def rolling_update(
-    ways: Sequence[Way], node: Node, replace_all: Callable[[], Awaitable[object]], is_over: Callable[[Load], bool]
+    ways: Sequence[Way],
+    node: Node,
+    replace_all: Callable[[], Awaitable[object]],
+    everybody_answered: Callable[[Load], bool],
 ) -> bool:
-    """Call on all `ways` while every pod is replaced, and report; return whether no call failed."""
+    """Call on all `ways` while every pod is replaced, and report; return whether no call failed.
+
+    It begins and ends when each pod of that moment has answered, so it shows as much in a machine that is slow.
+    """
     command("kroute show -w", "   (on node2, meanwhile)")
     began = time.monotonic()
     with Terminal.opened() as terminal:
@@ -135,9 +146,9 @@ async def rolling_update(
         async with constant_load(ways, pace=PACE) as load:
             reporting = asyncio.create_task(Report(load, terminal).keep_reporting())
             async with asyncio.timeout(LONGEST):
+                await _hear_from_everybody(everybody_answered, load)
                 await replace_all()
-                while not is_over(load):  # noqa: ASYNC110  nothing signals that a pod was asked
-                    await asyncio.sleep(0.1)
+                await _hear_from_everybody(everybody_answered, load)
             reporting.cancel()
             with suppress(asyncio.CancelledError):
                 await reporting
