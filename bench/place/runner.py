@@ -95,7 +95,7 @@ class Runner:
         """End the agent by SIGTERM. Returns its exit code."""
         agent = self._running()
         agent.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(agent.wait, 60)
+        return await asyncio.to_thread(agent.wait, 600)
 
     async def do_question(self, question: str) -> Any:
         """Pass a question on to the agent's socket."""

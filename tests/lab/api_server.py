@@ -17,7 +17,7 @@ PORT = 6443
 SERVICES = "/api/v1/namespaces/default/services"
 ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-_START_WITHIN = 60.0
+_START_WITHIN = 600.0
 
 
 class RequestRefusedError(Exception):
@@ -129,8 +129,8 @@ class ApiServer:
 
     def _connection(self, address: str) -> http.client.HTTPConnection:
         if self._tls is None:
-            return http.client.HTTPConnection(address, PORT, timeout=30)
-        return http.client.HTTPSConnection(address, PORT, timeout=30, context=self._tls)
+            return http.client.HTTPConnection(address, PORT, timeout=300)
+        return http.client.HTTPSConnection(address, PORT, timeout=300, context=self._tls)
 
     def _request(self, method: str, path: str, body: Any = None) -> str:
         with self._node.namespace.inside():

@@ -19,7 +19,8 @@ from tests.lab.places import PROJECT
 
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 """Where the kubelet mounts it. The usual /var/run is a link in the image."""
-PATIENCE = 120.0
+PATIENCE = 600.0
+"""Seconds for what a container is to say or do: only one that hangs takes so long."""
 
 
 class NoImageError(Exception):

@@ -12,33 +12,29 @@ from tests.lab.cluster import Cluster, Node
 from tests.lab.feed import Feed, feed_for
 from tests.lab.hosts import OpenStream
 from tests.lab.kroute_process import KrouteProcess
+from tests.lab.patience import Looks
 
 T = TypeVar("T")
 
 SLOWNESS = 5 if "User Mode Linux" in Path("/proc/cpuinfo").read_text() else 1
 """Times in scenarios are those of a native kernel. In the lab's machine they may be five times as long."""
 POLL = 0.05
-LOOKS = 10
-"""How often `eventually` looks at least: while a machine stands still, its clock goes on."""
 
 
 async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0) -> T:
     """Return the result of `check` once it raises no AssertionError or OSError, within that many native seconds.
 
-    The last check begins after them: one that began before may have looked long ago on a busy machine. There are at
-    least `LOOKS` checks.
+    The last check begins after them: one that began before may have looked long ago on a busy machine. They are
+    counted as `Looks` counts them: neither stalls nor slow checks use them up.
     """
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + within * SLOWNESS
-    looks = 0
+    looks = Looks(within * SLOWNESS, asyncio.get_running_loop().time)
     while True:
-        began = clock()
-        looks += 1
+        is_last = looks.are_over()
         try:
             result = check()
             return await result if isinstance(result, Awaitable) else result
         except (AssertionError, OSError):
-            if began > deadline and looks >= LOOKS:
+            if is_last:
                 raise
             await asyncio.sleep(POLL)
 

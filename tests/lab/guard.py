@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.lab.deployment import POLL, SLOWNESS
+from tests.lab.patience import Looks
 from tests.lab.shared_state import State, client_state, node_state, server_state
 from tests.lab.world import World
 
@@ -30,8 +31,8 @@ class Guard:
     def __init__(self, world: World) -> None:
         self._world = world
         self._before = self._look(with_agents=False)
-        deadline = time.monotonic() + SETTLES_WITHIN
-        while self._before != (now := self._look(with_agents=False)) and time.monotonic() < deadline:
+        looks = Looks(SETTLES_WITHIN)
+        while self._before != (now := self._look(with_agents=False)) and not looks.are_over():
             self._before = now
         self._files: dict[str, list[str]] = {host: [] for host in now}
 
@@ -48,9 +49,9 @@ class Guard:
         """
         if not any(self._files.values()):
             return
-        deadline = time.monotonic() + SETTLES_WITHIN
+        looks = Looks(SETTLES_WITHIN)
         while changed := difference(self._before, now := self._look(with_agents=agents_go_on)):
-            if time.monotonic() > deadline:
+            if looks.are_over():
                 break
             time.sleep(POLL)
         files = dict.fromkeys(file for host in changed for file in self._files[host])

@@ -8,7 +8,7 @@ from typing import Self
 
 from tests.lab.calls import PATIENCE, Connection, Stream, ask_http, ask_status, ask_udp
 from tests.lab.kernel_state import Snapshot, VirtualServer, addresses, local_routes, virtual_servers
-from tests.lab.namespaces import Namespace
+from tests.lab.namespaces import COMMANDS_END_WITHIN, Namespace
 from tests.lab.servers import Answer, Server
 from tests.lab.traffic import Traffic
 
@@ -119,7 +119,7 @@ class Host:
 
     # ---- the kernel ----------------------------------------------------------------------------------------------
 
-    def run(self, *argv: str, stdin: str = "", timeout: float = 60) -> str:
+    def run(self, *argv: str, stdin: str = "", timeout: float = COMMANDS_END_WITHIN) -> str:
         """Run a command here and return its stdout. Raises CommandError with its stderr."""
         return self.namespace.run(*argv, stdin=stdin, timeout=timeout)
 

@@ -18,8 +18,8 @@ from typing import Self
 
 from tests.lab.namespaces import Namespace
 
-STARTS_WITHIN = 120.0
-"""Seconds in which kroute must be ready, also in a slow machine."""
+STARTS_WITHIN = 600.0
+"""Seconds in which kroute must be ready, or end: in the slowest machine, too, only one that hangs takes so long."""
 
 
 class KrouteEndedError(Exception):

@@ -17,6 +17,8 @@ from pathlib import Path
 NAMED = Path("/run/netns")
 """Where `ip netns` looks for names, too: `ip netns exec NAME ...` works for every namespace of the lab."""
 
+COMMANDS_END_WITHIN = 300.0
+"""Seconds that only a command takes that hangs."""
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 4096
 _MNT_DETACH = 2
@@ -60,7 +62,7 @@ class Namespace:
         made.setblocking(False)
         return made
 
-    def run(self, *argv: str, stdin: str = "", timeout: float = 60) -> str:
+    def run(self, *argv: str, stdin: str = "", timeout: float = COMMANDS_END_WITHIN) -> str:
         """Run a command in the namespace and return what it wrote to stdout.
 
         Raises:

@@ -26,8 +26,8 @@ table {family} lab-trace {{
     }}
 }}
 """
-PATIENCE = 20.0
-"""Seconds in which nft must have started to listen."""
+PATIENCE = 300.0
+"""Seconds in which nft has started to listen, unless it hangs."""
 _FIRST_PACKETS = "tcp flags & (syn | ack) == syn", "meta l4proto udp"
 _KROUTES = re.compile(r'^trace id \w+ ip6? kroute \S+ rule .* comment "([^"]*)"', re.MULTILINE)
 

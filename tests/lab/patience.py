@@ -1,4 +1,4 @@
-"""Time-outs of calls that a machine's stalls do not use up.
+"""Time-outs that a machine's stalls do not use up.
 
 A machine of the lab is a process of a busy host, and at times it stands still for seconds while its clock goes on. An
 answer then comes, by the clock, after a time-out in which the network had no time to deliver it.
@@ -6,12 +6,32 @@ answer then comes, by the clock, after a time-out in which the network had no ti
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 TURN = 0.1
 """Seconds between two looks at the clock."""
 MOST_OF_A_TURN = 0.2
 """Seconds that count of a turn. What it took beyond them, this process was kept from running."""
+
+
+class Looks:
+    """Counts the seconds of looks at one state, again and again. A look counts as `MOST_OF_A_TURN` at most.
+
+    So looks that are slow, as all is in a slow machine, are not fewer for it.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left = seconds
+        self._clock = clock
+        self._looked = clock()
+
+    def are_over(self) -> bool:
+        """Whether the look that begins now is the last one."""
+        now = self._clock()
+        self._left -= min(now - self._looked, MOST_OF_A_TURN)
+        self._looked = now
+        return self._left <= 0
 
 
 class _Turns:

@@ -18,8 +18,8 @@ from tests.lab.vm.machine import Machine, MachineError
 
 pytestmark = pytest.mark.machine
 
-TOLD_WITHIN = 120.0
-"""Seconds within which a machine that does nothing must be reported, on a busy host, too."""
+TOLD_WITHIN = 600.0
+"""Seconds within which a machine that does nothing must be reported, on the slowest host, too."""
 
 
 @pytest.fixture(params=usable(), ids=lambda kernel: kernel.name)
@@ -68,8 +68,11 @@ def test_a_kernel_that_panics_before_its_first_process(machine: Machine) -> None
 
 
 def test_a_kernel_that_hangs_before_its_first_process(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "BOOT_SILENCE", 10.0)
     start(machine, "true", words=("root=/dev/nowhere", "rootfstype=ext4", "rootwait"))
+    while "Waiting for root device" not in machine.last_lines():  # what it says last, after a silence or not
+        machine.check()
+        time.sleep(0.05)
+    monkeypatch.setattr(machine_module, "BOOT_SILENCE", 1.0)
     with pytest.raises(MachineError, match=r"did not come up: .*without a word.*root file system is not there"):
         machine.wait(TOLD_WITHIN)
     assert not machine.running
@@ -82,7 +85,7 @@ def test_a_kernel_that_panics_in_the_middle(machine: Machine) -> None:
 
 
 def test_a_machine_that_is_killed_in_the_middle(machine: Machine) -> None:
-    start(machine, "sleep", "60")
+    start(machine, "sleep", "infinity")
     wait_until_up(machine)
     kernel = machine.kernel.binary.resolve()
     victims = [pid for pid in processes_below(machine.pid) if executes(pid, kernel)]

@@ -19,7 +19,7 @@ def test_a_machine_that_ends_in_a_test_costs_that_test_alone() -> None:
         env={**os.environ, "KROUTE_LAB": "vm", "KROUTE_LAB_MACHINES": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 1, done.stdout

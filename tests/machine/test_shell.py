@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from tests.lab.places import PROJECT
 
 pytestmark = pytest.mark.machine
 
-PATIENCE = 120.0
+PATIENCE = 1200.0
+"""Seconds in which the program prints what a test waits for: only one that hangs takes so long."""
 
 
 class Terminal:
@@ -42,7 +44,7 @@ class Terminal:
 
 @contextmanager
 def lab_shell(*node: str) -> Iterator[Terminal]:
-    """Run `make lab` on its own terminal; it must exit with 0."""
+    """Run `make lab` on its own terminal; it must exit with 0. A test that fails in between interrupts it."""
     pid, descriptor = pty.fork()
     if pid == 0:
         os.chdir(PROJECT)
@@ -53,6 +55,9 @@ def lab_shell(*node: str) -> Iterator[Terminal]:
     try:
         yield terminal
         terminal.until("(nothing more)")
+    except BaseException:
+        os.kill(pid, signal.SIGINT)
+        raise
     finally:
         _, status = os.waitpid(pid, 0)
         os.close(descriptor)

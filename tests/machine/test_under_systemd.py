@@ -13,8 +13,8 @@ from tests.machine.whole_machine import run_alone
 
 pytestmark = pytest.mark.machine
 
-WITHIN = 1500.0
-"""Seconds."""
+WITHIN = 3600.0
+"""Seconds, which only a machine that hangs takes."""
 
 
 @pytest.mark.skipif(PACKAGED not in usable(), reason="KROUTE_KERNEL asks for another kernel")

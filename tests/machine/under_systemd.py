@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.machine.one_service import SERVICE, SLICE, VIP, answers, eventually, run, serve_pod
+from tests.machine.one_service import SERVICE, SLICE, VIP, WITHIN, answers, eventually, run, serve_pod
 
 CAPABILITIES = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW", 16: "CAP_SYS_MODULE"}
 _START = """
@@ -80,7 +80,7 @@ class Systemd:
 
     def end(self) -> None:
         os.kill(self.pid, signal.SIGRTMIN + 3)  # systemd(1): halt
-        self._unshare.wait(60)
+        self._unshare.wait(WITHIN)
 
 
 def _command(pid: str) -> bytes:
@@ -124,7 +124,7 @@ def check_a_start_that_fails(systemd: Systemd) -> None:
     manifests.rename(systemd.root / "etc/away")
     systemd.ask("systemctl", "enable", "--now", "--no-block", "kroute")
     eventually("it is tried more often than systemd's limit", lambda: int(systemd.property("NRestarts") or 0) > 6)
-    assert systemd.property("ActiveState") == "activating"
+    eventually("it is not given up", lambda: systemd.property("ActiveState") == "activating")
     (systemd.root / "etc/away").rename(manifests)
     eventually("the agent is ready", systemd.is_ready)
     eventually("the Service answers", answers)
@@ -145,7 +145,7 @@ def check_repair_and_restart(systemd: Systemd) -> None:
 def check_upgrade(systemd: Systemd) -> None:
     """A package of a newer version restarts the agent, and keeps the settings and the open connections."""
     before = systemd.property("MainPID")
-    connection = http.client.HTTPConnection(VIP, 80, timeout=10)
+    connection = http.client.HTTPConnection(VIP, 80, timeout=WITHIN)
     connection.request("GET", "/")
     assert connection.getresponse().read()
     socket = connection.sock

@@ -181,7 +181,7 @@ async def test_what_somebody_deletes_is_back_at_once(damage: str, world: World, 
         assert '"repair"' in log.read_text()
         assert {table: text_of(node1, table) for table in OURS if table in tables(node1)} == before
 
-    await eventually(is_repaired, within=2)
+    await eventually(is_repaired)
     for family in FAMILIES:
         await answers(world, node1, family)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.lab.patience import MOST_OF_A_TURN, patience
+from tests.lab.patience import MOST_OF_A_TURN, Looks, patience
 from tests.virtual_time import in_virtual_time
 
 
@@ -62,6 +62,16 @@ def test_after_a_stall_it_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         return loop.time() - began
 
     assert in_virtual_time(time(), 0) == pytest.approx(30 + 0.9 - MOST_OF_A_TURN, abs=MOST_OF_A_TURN)
+
+
+def test_neither_stalls_nor_slow_looks_use_up_the_time_for_looks() -> None:
+    now = 0.0
+    taken = [*[0.05] * 10, 30.0, *[2.0] * 9]  # seconds that each look takes, and the pause after it
+    looks = Looks(0.4 + 10 * MOST_OF_A_TURN, lambda: now)
+    for seconds in taken:
+        assert not looks.are_over()
+        now += seconds
+    assert looks.are_over()
 
 
 def test_other_errors_and_a_cancellation_from_outside_pass_through() -> None:
