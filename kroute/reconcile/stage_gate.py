@@ -90,6 +90,10 @@ def _always(_revisions: Iterable[Revision]) -> bool:
     return True
 
 
+def _never() -> bool:
+    return False
+
+
 class _Waiter(NamedTuple):
     """A controller that waits for a stage. It is woken if it `needs` that."""
 
@@ -100,13 +104,15 @@ class _Waiter(NamedTuple):
 class _Passage:
     """The state of one stage.
 
-    `waker` wakes the controller that says it. `passed` has the newest generation of each owner that has passed it,
-    `candidates` the revisions that have yet to pass it, `retracted` the owners that have lost it.
+    `waker` wakes the controller that says it, which `works` while it is in a pass. `passed` has the newest generation
+    of each owner that has passed it, `candidates` the revisions that have yet to pass it, `retracted` the owners that
+    have lost it.
     """
 
-    def __init__(self, waker: asyncio.Event, has_passed: HasPassed) -> None:
+    def __init__(self, waker: asyncio.Event, has_passed: HasPassed, works: Callable[[], bool]) -> None:
         self.waker = waker
         self.has_passed = has_passed
+        self.works = works
         self.passed: dict[ObjectKey, int] = {}
         self.candidates: dict[ObjectKey, Revision] = {}
         self.retracted: set[ObjectKey] = set()
@@ -133,18 +139,20 @@ class StageGate:
         says: Mapping[Stage, HasPassed],
         waits_for: Iterable[Stage] = (),
         needs: Needs = _always,
+        works: Callable[[], bool] = _never,
     ) -> None:
         """Add a controller. `waker` is set when a stage that it waits for is passed, or one that it says is retracted.
 
         `says` has a predicate for each stage that the controller says: whether a candidate has passed it. `needs`
-        returns whether anything of the controller's waits for these revisions: else it is not woken by them. A
-        controller may join again, to wait for other stages in another way. Raises ValueError if another controller says
+        returns whether anything of the controller's waits for these revisions: else it is not woken by them. `works`
+        returns whether the controller is in a pass now, so that what waits for it is not given up. A controller
+        may join again, to wait for other stages in another way. Raises ValueError if another controller says
         the stage.
         """
         for stage, has_passed in says.items():
             if stage in self._passages:
                 raise ValueError(f"two controllers say the stage {stage}")
-            self._passages[stage] = _Passage(waker, has_passed)
+            self._passages[stage] = _Passage(waker, has_passed, works)
         for stage in waits_for:
             self._waiting[stage].append(_Waiter(waker, needs))
 
@@ -212,6 +220,11 @@ class StageGate:
             if self._passages[stage].passed.get(owner, -1) < generation:
                 return False
         return True
+
+    @property
+    def is_worked(self) -> bool:
+        """Whether any controller that prepares plans is in a pass."""
+        return any(passage.works() for passage in self._passages.values())
 
     def proceed(self, now: float) -> None:
         """Note that a controller has written something at `now`, in seconds; `progress` keeps the last such time."""

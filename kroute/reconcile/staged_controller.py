@@ -51,8 +51,14 @@ class StagedController(Controller, Generic[K, V]):
         self.gate = gate
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._seen: tuple[int, ...] = ()
-        says = {self.stage: self._is_prepared}
-        gate.join(self.wake, says=says, waits_for=self.waits_for, needs=lambda _: desired.has_doubts)
+        self._is_in_step = False
+        gate.join(
+            self.wake,
+            says={self.stage: self._is_prepared},
+            waits_for=self.waits_for,
+            needs=lambda _: desired.has_doubts,
+            works=lambda: self._is_in_step,
+        )
 
     @abstractmethod
     def wanted_by(self, plan: ServicePlan) -> Mapping[K, V]:
@@ -85,6 +91,13 @@ class StagedController(Controller, Generic[K, V]):
 
     def accept_node(self, plan: NodePlan) -> None:
         self._want(plan, self.wanted_by_node(plan))
+
+    async def step(self) -> None:
+        self._is_in_step = True
+        try:
+            await super().step()
+        finally:
+            self._is_in_step = False
 
     async def write(self) -> None:
         """Write the deltas that may be written now, then say which plans are prepared."""

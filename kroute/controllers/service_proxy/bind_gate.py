@@ -14,7 +14,9 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = 5.0
 """Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Each write of any
-controller restarts the count: at the start of a large cluster every controller is busy for longer than this."""
+controller restarts the count, and so does each look at the clock at which a controller that prepares plans is in a
+pass: at the start of a large cluster every controller is busy for longer than this, and on a slow node the first rules
+take longer."""
 
 LONGEST_PATIENCE = 60.0
 """Seconds after which a wait ends even if controllers write, for instance when the kernel refuses a set entry while
@@ -46,6 +48,8 @@ class BindGate:
 
     def look_at_clock(self, now: float) -> None:
         """Find the Services that were waited for long enough. Call this first in a pass."""
+        if self._since and self._gate.is_worked:
+            self._gate.proceed(now)
         due = self.next_due()
         if due is not None and now >= due:
             self._overdue.update(key for key, since in self._since.items() if now >= self.due(since))

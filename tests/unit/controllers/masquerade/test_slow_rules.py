@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kroute.controllers.service_proxy.bind_gate import PATIENCE, BindGate
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import NodePlan
-from kroute.reconcile.stage_gate import ENTRIES_PREPARED
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, ROUTES_PREPARED
 from tests.unit.controllers.masquerade.test_any_firewall import CLUSTER_IPS, PORT, WEB, Node
 from tests.unit.fake_node import node_plan, plan, server
 
@@ -57,6 +58,29 @@ async def test_nothing_is_prepared_while_the_first_rules_wait() -> None:
         assert node.firewall.sets[CLUSTER_IPS] == {PORT, LATE_PORT}
         assert not any(node.gate.has_passed(it, ENTRIES_PREPARED) for it in (WEB, LATE))
     assert all(node.gate.has_passed(it, ENTRIES_PREPARED) for it in (WEB, LATE))
+
+
+async def test_no_vip_goes_live_before_the_first_rules_however_long_they_take() -> None:
+    """On a slow node they take longer than a VIP waits for a controller that does nothing."""
+    node = Node()
+    node.publish(WEB)
+    await node.masquerade.start()
+    node.gate.join(asyncio.Event(), says={ROUTES_PREPARED: lambda _: True})
+    node.gate.say(ROUTES_PREPARED, [WEB])
+    bind_gate = BindGate(node.gate)
+    bind_gate.await_(WEB)
+
+    async def looks() -> None:
+        bind_gate.look_at_clock(node.clock())
+        await bind_gate.settle(lambda _: True, node.clock())
+
+    async with waiting(node, node_plan()):
+        for _ in range(4):
+            await looks()
+            node.clock.now += PATIENCE
+        assert not bind_gate.is_ready(WEB.key)
+    await looks()
+    assert bind_gate.is_ready(WEB.key)
 
 
 async def test_facts_that_change_while_rules_wait_are_written_after_it() -> None:

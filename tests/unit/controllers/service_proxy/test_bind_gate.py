@@ -1,5 +1,7 @@
 """How long a Service waits for set entries and routes."""
 
+import asyncio
+
 import pytest
 
 from kroute.controllers.service_proxy.bind_gate import LONGEST_PATIENCE, PATIENCE, BindGate
@@ -73,3 +75,24 @@ async def test_a_newer_plan_has_waited_for_as_long_as_the_one_before() -> None:
     await pass_(bind_gate, 104.0)
     assert bind_gate.next_due() == 100.0 + PATIENCE
     assert not bind_gate.is_ready(ObjectKey("default", "web"))
+
+
+async def test_patience_does_not_begin_before_the_controllers_that_prepare_have_ended_their_passes() -> None:
+    gate, bind_gate = await waiting(100.0)
+    is_at_work = True
+    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, works=lambda: is_at_work)
+    for now in (105.0, 120.0):
+        await pass_(bind_gate, now)
+        assert bind_gate.next_due() == now + PATIENCE
+    is_at_work = False
+    await pass_(bind_gate, 120.0 + PATIENCE - 0.1)
+    assert not bind_gate.is_ready(WEB.key)
+    await pass_(bind_gate, 120.0 + PATIENCE)
+    assert bind_gate.is_ready(WEB.key)
+
+
+async def test_patience_has_an_end_whoever_is_at_work() -> None:
+    gate, bind_gate = await waiting(100.0)
+    gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, works=lambda: True)
+    await pass_(bind_gate, 100.0 + LONGEST_PATIENCE)
+    assert bind_gate.is_ready(WEB.key)
