@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from kroute import standard_error
 from kroute.printable import printable
 from kroute.recent_events import RecentEvents
 
@@ -61,7 +62,8 @@ def _as_json(_logger: object, _method: str, event: structlog.typing.EventDict) -
 class _Lines:
     """Standard error for structlog. A line that cannot be written (the disk is full, the reader is gone) is lost.
 
-    It must not end kroute; the status page has the newest lines all the same.
+    It must not end kroute; the status page has the newest lines all the same. It must not stop it either, where the
+    reader takes no more: see `never_wait`.
     """
 
     def __init__(self, *_names: object) -> None:
@@ -92,4 +94,18 @@ def configure(log_format: str, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=_Lines,
         cache_logger_on_first_use=True,
+    )
+
+
+def never_wait() -> None:
+    """Let no line wait for its reader from now on. For programs that serve; a command's output may wait for a pager."""
+    standard_error.never_wait(_tell_of_dropped)
+
+
+def _tell_of_dropped(lines: int) -> None:
+    structlog.get_logger(__name__).warning(
+        "log.lines_dropped",
+        lines=lines,
+        reason="nobody read standard error, and no more could be kept",
+        next_step="look at the container runtime or the journal: it stood still",
     )

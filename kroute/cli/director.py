@@ -191,6 +191,7 @@ def director(**values: Any) -> int:
     """Own the external IPs on a machine outside the cluster, and route them directly to its nodes, until SIGTERM."""
     chosen = director_settings(values)
     logs.configure(chosen.common.log_format, chosen.common.log_level)
+    logs.never_wait()
     log_settings(text.differing(chosen.common, DEFAULTS.common) | _own_flags(chosen))
     tell_of_unused_fields(click.get_current_context())
     return run_to_the_end(serve(chosen))

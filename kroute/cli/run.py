@@ -21,6 +21,7 @@ def run(**values: Any) -> int:
     """Serve this node until SIGTERM; the data path stays in place afterwards, unless told otherwise."""
     settings = settings_of(values)
     logs.configure(settings.log_format, settings.log_level)
+    logs.never_wait()
     log_settings(text.differing(settings))
     tell_of_unused_fields(click.get_current_context())
     loop_watch = LoopWatch()

@@ -125,6 +125,10 @@ WORK_ROWS: tuple[Row, ...] = (
         lambda it: [((), it.statistics.loop.longest)],
     ),
     (
+        Metric("kroute_log_lines_dropped_total", "counter", "Log lines that were dropped because nobody read them."),
+        lambda it: [((), it.process.dropped_lines)],
+    ),
+    (
         Metric("kroute_netlink_messages_total", "counter", "Messages sent to the kernel.", _CLIENT),
         lambda it: [((name,), each.messages) for name, each in it.statistics.sockets.items()],
     ),
