@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.lab.cluster import Node, Pod
 from tests.lab.flows import End, ipvs_connections
+from tests.lab.patience import patience
 from tests.lab.servers import NO_LINGER
 
 NETWORKS = ("198.18.0.0/20", "fd00:198:18::/116")
@@ -76,7 +77,7 @@ def _socket(pod: Pod, address: str, source: tuple[str, int]) -> socket.socket:
 
 
 async def _connect(made: socket.socket, asked: End) -> None:
-    async with asyncio.timeout(30):
+    async with patience(30):
         await asyncio.get_running_loop().sock_connect(made, asked)
 
 

@@ -19,6 +19,8 @@ T = TypeVar("T")
 SLOWNESS = 5 if "User Mode Linux" in Path("/proc/cpuinfo").read_text() else 1
 """Times in scenarios are those of a native kernel. In the lab's machine they may be five times as long."""
 POLL = 0.05
+EVENTS_ALONE = ("--resync-period", "1h")
+"""Flags of kroute with which no resync comes during a test: whatever changes is noticed by an event, or not at all."""
 
 
 async def eventually(check: Callable[[], T | Awaitable[T]], within: float = 10.0) -> T:

@@ -12,6 +12,9 @@ from tests.lab.namespaces import COMMANDS_END_WITHIN, Namespace
 from tests.lab.servers import Answer, Server
 from tests.lab.traffic import Traffic
 
+PINGS_END_WITHIN = "60"
+"""Seconds in which a ping is answered, as busybox takes them: also in a machine that stands still meanwhile."""
+
 
 class Host:
     """A namespace with addresses, from which calls are made and in which servers run.

@@ -8,7 +8,7 @@ import pytest
 from tests.lab import objects
 from tests.lab.api_server import EVENTS, ApiServer
 from tests.lab.deployment import eventually
-from tests.lab.hosts import Host
+from tests.lab.hosts import PINGS_END_WITHIN, Host
 from tests.lab.objects import Object
 from tests.lab.topology import POD_RANGE, POD_RANGE6, SERVICE_RANGE, SERVICE_RANGE6
 from tests.lab.world import FAMILIES, Family, World
@@ -117,4 +117,6 @@ def _are_told_of(api: ApiServer, names: set[str]) -> None:
 async def _is_reached(caller: Host, node: Host, family: Family) -> None:
     """Expect an answer from the node's own server, not from a pod behind a Service, and an answer to a ping."""
     assert (await caller.http(family.of(node), SSH)).host == node.name
-    caller.run("busybox", "ping6" if family.name == "IPv6" else "ping", "-c", "1", "-W", "5", family.of(node))
+    caller.run(
+        "busybox", "ping6" if family.name == "IPv6" else "ping", "-c", "1", "-W", PINGS_END_WITHIN, family.of(node)
+    )

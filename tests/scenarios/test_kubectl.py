@@ -93,10 +93,10 @@ def kubectl_kroute(world: World, api: ApiServer, *arguments: str) -> tuple[int, 
     """Run it on the client's machine; return its exit code and its output."""
     program = [sys.executable, "-c", "from kroute.cli.kubectl.command import main; main()"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/tmp"}
-    command = [*program, *arguments, "--kubeconfig", str(api.kubeconfig), "--timeout", "60s"]
+    command = [*program, *arguments, "--kubeconfig", str(api.kubeconfig), "--timeout", "600s"]
     with world.cluster.client.namespace.inside():
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240, check=False
+            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=800, check=False
         )
     return done.returncode, done.stdout + done.stderr
 
@@ -127,7 +127,7 @@ async def test_a_node_says_on_one_screen_that_all_is_well_and_gives_a_whole_bund
     world: World, agents: dict[str, str], tmp_path: Path
 ) -> None:
     node = world.cluster.node("node1")
-    code, status = await ask_json(node, "status", "--wait", "30s")
+    code, status = await ask_json(node, "status", "--wait", "600s")
     assert (code, status["state"], status["pending"], status["problems"]) == (0, "ready", 0, [])
     assert (status["served"]["services"], status["served"]["virtualServers"], status["served"]["missing"]) == (1, 2, 0)
     target = tmp_path / "bundle.tar.gz"

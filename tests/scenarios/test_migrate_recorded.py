@@ -19,6 +19,7 @@ from tests import real_proxies
 from tests.lab.cluster import Cluster, Node
 from tests.lab.deployment import eventually
 from tests.lab.hosts import Host
+from tests.lab.patience import patience
 from tests.lab.recorded_node import RecordedWorld, leave, populate, recorded_cluster
 from tests.lab.servers import Answer
 from tests.lab.udp_client import UdpClient
@@ -37,7 +38,8 @@ WITH_SOURCE_RANGES = ("198.51.100.99", "198.51.100.162", "2001:db8:6::5ebc")
 SINGLE_STACK = VirtualServerKey(Protocol.SCTP, NODE_IPV6, 32593)
 API_SERVER = "10.96.0.1"
 """The ClusterIP of the Service `kubernetes`. Its endpoint is the lab's client, which does not call itself."""
-PATIENCE = 30.0
+PATIENCE = 60.0
+"""Seconds in which one of some hundred calls at once is answered, stalls of the machine not counted."""
 UDP_TIMEOUTS = ("net.netfilter.nf_conntrack_udp_timeout", "net.netfilter.nf_conntrack_udp_timeout_stream")
 LONG = 3600
 """Seconds after which the kernel forgets a UDP flow here. After its own 30 s a slow machine would begin others."""
@@ -107,7 +109,7 @@ async def connected(client: Host, key: VirtualServerKey, stack: AsyncExitStack) 
         return stack.enter_context(UdpClient(client, key.address, key.port, patience=PATIENCE))
     number = socket.IPPROTO_TCP if key.protocol is Protocol.TCP else socket.IPPROTO_SCTP
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with patience(PATIENCE):
             connection = await client.connect(key.address, key.port, number)
     except OSError as error:
         raise AssertionError(f"{client.name} cannot connect to {key}: {error!r}") from None
@@ -145,7 +147,7 @@ async def assert_all_go_on(flows: dict[str, tuple[Askable, str]]) -> None:
 async def answering(flow: Askable) -> str:
     """Return the address of the pod that answers, or the error."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with patience(PATIENCE):
             return (await flow.ask()).address
     except OSError as error:
         return repr(error)

@@ -13,6 +13,7 @@ from tests.lab import objects
 from tests.lab.api_server import EVENTS, ApiServer
 from tests.lab.cluster import Node
 from tests.lab.deployment import eventually
+from tests.lab.hosts import PINGS_END_WITHIN
 from tests.lab.objects import Object
 from tests.lab.world import FAMILIES, World, routed
 from tests.scenarios.expected_state import assert_right
@@ -94,8 +95,8 @@ async def test_the_node_keeps_what_it_needs_and_hears_that_the_attackers_service
         assert not {address.partition("/")[0] for address in node.addresses("kube-ipvs0")} & named(items)
         assert [route for route in routes[node.name] if route not in local_routes(node)] == []
         assert api.answers(node)
-        node.run("busybox", "ping", "-c", "1", "-W", "5", GATEWAY)
-        node.run("busybox", "ping6", "-c", "1", "-W", "5", world.cluster.client.ip6)
+        node.run("busybox", "ping", "-c", "1", "-W", PINGS_END_WITHIN, GATEWAY)
+        node.run("busybox", "ping6", "-c", "1", "-W", PINGS_END_WITHIN, world.cluster.client.ip6)
         assert len(await node.spread(VICTIM_IPS[0], 8080, 6)) == 3
     for item in items:
         api.delete(item)

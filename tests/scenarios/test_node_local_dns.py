@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually
+from tests.lab.deployment import EVENTS_ALONE, Deployment, eventually
 from tests.lab.hosts import Host
 from tests.lab.node_local_dns import DNS, LINK_LOCAL, node_local_dns
 from tests.lab.objects import endpoint_slices, service
@@ -34,7 +34,7 @@ async def cache(node: Node) -> AsyncIterator[None]:
 async def serve(world: World, deployment: Deployment) -> Node:
     for name, addresses in (("kube-dns", DNS_IPS), ("kube-dns-upstream", UPSTREAM_IPS)):
         deployment.apply(service(name, *addresses, ports=PORTS), *endpoint_slices(name, world.web[1:], TARGET_PORTS))
-    await deployment.start()
+    await deployment.start(*EVENTS_ALONE)
     return world.cluster.node("node1")
 
 
@@ -78,7 +78,7 @@ async def test_the_cache_takes_the_address_over_and_gives_it_back(
     def is_back() -> None:
         assert family.service_ip in "".join(node1.addresses("kube-ipvs0"))
 
-    await eventually(is_back, 1.0)
+    await eventually(is_back)
     for caller in (world.visitor, node1):
         await answers(caller, family.service_ip, SERVERS)
     assert node1.local_routes()[family.service_ip] == family.of(node1)

@@ -182,9 +182,10 @@ async def api(world: World, tmp_path: Path) -> AsyncIterator[ApiServer]:
 async def test_an_agent_is_not_ready_before_the_api_server_has_told_everything(world: World, api: ApiServer) -> None:
     """Losing the API server does not make it unhealthy: it goes on serving."""
     node2, family = world.cluster.node("node2"), FAMILIES[0]
-    api.fault(kind="delay", where="any", resource="services", seconds=20, times=1)
+    api.forbid(("watch", "services"), ("list", "services"))
     agent = await node2.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2")
     await eventually(partial(are, world, family, node2, (200, 200, 503)))
+    api.forbid()
     await agent.ready()
     await eventually(partial(are, world, family, node2, (200, 200, 200)))
     api.stop()

@@ -7,15 +7,18 @@ begins to terminate. It still answers for its grace period; then it leaves its s
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from tests.lab.cluster import Pod
 from tests.lab.deployment import SLOWNESS, Deployment, eventually
-from tests.lab.load import Way, constant_load
+from tests.lab.hosts import OpenConnection
+from tests.lab.load import Load, Way, constant_load
 from tests.lab.objects import Endpoint, endpoint_slices, service
 from tests.lab.topology import SERVICE_RANGE, SERVICE_RANGE6
 from tests.lab.world import FAMILIES, World, routed
+from tests.scenarios.test_port_reuse import nobody_new_for
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 NODE_PORT = 30080
@@ -23,7 +26,9 @@ REPLICAS = 30
 AT_ONCE = 10
 """How many pods are replaced at a time: the Deployment's maxSurge; its maxUnavailable is 0."""
 GRACE = 5.0 * SLOWNESS
-"""Seconds for which a terminating pod still answers. They set the pace of the rollout, and grow in a slow machine."""
+"""Seconds for which a terminating pod still answers at least. They set the pace of the rollout."""
+LAST_CALLS = 5
+"""So many calls on each way after a pod got its last one, it has answered that one."""
 FLAGS = ("--cluster-cidr", "172.20.0.0/16,fd00:172:20::/48")
 
 READY = {"ready": True, "serving": True, "terminating": False}
@@ -37,6 +42,7 @@ class Rollout:
     def __init__(self, world: World, deployment: Deployment) -> None:
         self.pods: dict[Pod, dict[str, bool]] = {}
         self.stopped: set[str] = set()
+        self.load = Load()
         self._nodes = world.nodes
         self._deployment = deployment
         self._number = 0
@@ -62,9 +68,13 @@ class Rollout:
         self.write(new, READY)
 
     async def remove(self, pods: list[Pod]) -> None:
-        """Terminate pods: they answer for `GRACE` seconds, leave the slices, and stop."""
+        """Terminate pods: they answer for `GRACE` seconds, leave the slices, and stop.
+
+        A node that is still slower than a grace period is waited for: nobody promises that such a pod gets no call.
+        """
         self.write(pods, TERMINATING)
         await asyncio.sleep(GRACE)
+        await self.get_no_new_calls(pods)
         for pod in pods:
             del self.pods[pod]
         self.write([], {})
@@ -72,6 +82,17 @@ class Rollout:
             self.stopped.add(pod.name)
             await pod.stop_serving()
             pod.node.remove_pod(pod)
+
+    async def get_no_new_calls(self, pods: list[Pod]) -> None:
+        """Wait until no node sends new calls to these pods, and the last ones are answered."""
+        for node in self._nodes:
+            await eventually(partial(nobody_new_for, node, pods), within=60)
+        calls = {way: made + LAST_CALLS for way, made in self.load.calls.items()}
+
+        def made() -> None:
+            assert all(self.load.calls[way] >= count for way, count in calls.items()), self.load.calls
+
+        await eventually(made, within=60)
 
     def write(self, pods: list[Pod], conditions: dict[str, bool]) -> None:
         """Give the pods these conditions and publish every slice."""
@@ -85,9 +106,8 @@ class Rollout:
             pod.node.remove_pod(pod)
 
 
-async def ask_until_the_pod_stops(way: Way, stopped: set[str], pace: float = 0.5) -> None:
-    """Send requests over one connection until its pod closes it; AssertionError if it ends earlier."""
-    connection = await way.client.connect(way.address, way.port)
+async def ask_until_the_pod_stops(way: Way, connection: OpenConnection, stopped: set[str], pace: float = 0.5) -> None:
+    """Send requests over a connection until its pod closes it; AssertionError if it ends earlier."""
     pod = (await connection.ask()).host
     try:
         while True:
@@ -136,9 +156,11 @@ def _routed_to_services(world: World) -> Iterator[None]:
 async def test_nobody_notices_that_every_pod_is_replaced(rollout: Rollout, ways: list[Way]) -> None:
     """No request fails, every new pod gets some, and a long connection lasts until its pod closes it."""
     old = {pod.name for pod in rollout.pods}
+    connections = [(way, await way.client.connect(way.address, way.port)) for way in ways]
     async with asyncio.TaskGroup() as tasks, constant_load(ways) as load:
-        for way in ways:
-            tasks.create_task(ask_until_the_pod_stops(way, rollout.stopped))
+        rollout.load = load
+        for way, connection in connections:
+            tasks.create_task(ask_until_the_pod_stops(way, connection, rollout.stopped))
         await rollout.replace_all()
         new = {pod.name for pod in rollout.pods}
 
@@ -147,6 +169,6 @@ async def test_nobody_notices_that_every_pod_is_replaced(rollout: Rollout, ways:
             for way in ways:
                 assert load.calls[way] > REPLICAS, f"{way} was hardly used: {load.calls}"
 
-        await eventually(everybody_is_asked)
+        await eventually(everybody_is_asked, within=60)
     assert not load.failures, load.failures
     assert rollout.stopped == old, "the rollout was not what it should be"

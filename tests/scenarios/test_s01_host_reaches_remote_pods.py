@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab.allocation import Addresses
-from tests.lab.deployment import Deployment, eventually
+from tests.lab.deployment import EVENTS_ALONE, Deployment, eventually
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.topology import NODES
 from tests.scenarios.conftest import FAMILIES, World
@@ -40,7 +40,7 @@ async def test_s1_a_route_that_another_program_adds_with_another_source_goes_at_
 ) -> None:
     """The metric is that of the IPv6 route. One of 1024 takes the place of ours, a lower one wins over it."""
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
-    await deployment.start("--resync-budget=0%", nodes=("node3",))
+    await deployment.start(*EVENTS_ALONE, nodes=("node3",))
     node3 = world.cluster.node("node3")
     bridge = Addresses(NODES["node3"].pod_ip(1), NODES["node3"].pod_ip6(1))
     for family, how in zip(FAMILIES, (["-4", "route", "prepend"], ["-6", "route", "replace"]), strict=True):
@@ -52,7 +52,7 @@ async def test_s1_a_route_that_another_program_adds_with_another_source_goes_at_
         for family in FAMILIES:
             assert sources[family.service_ip] == family.of(node3)
 
-    await eventually(is_repaired, 1.0)
+    await eventually(is_repaired)
     assert deployment.agents["node3"].log.read_text().count('"repair"') == len(FAMILIES)
 
 

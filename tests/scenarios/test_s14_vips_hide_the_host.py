@@ -13,7 +13,7 @@ from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.firewall_state import add_entries, description, entries, flush_sets
-from tests.lab.hosts import Host
+from tests.lab.hosts import PINGS_END_WITHIN, Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, Family, World
@@ -87,7 +87,7 @@ async def test_s14_a_vip_answers_on_its_services_ports_and_to_ping_only(
     await node_is_there(callers, family)
     for caller in callers:
         for vip in vips(family):
-            caller.run("busybox", "ping", "-c", "1", "-W", "20", vip)
+            caller.run("busybox", "ping", "-c", "1", "-W", PINGS_END_WITHIN, vip)
             assert (await caller.http(vip, 8080)).host.startswith("web-")
             assert (await caller.udp(vip, 5353)).host.startswith("web-")
 

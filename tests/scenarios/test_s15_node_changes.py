@@ -13,7 +13,7 @@ import pytest
 from kroute.model.plan import AddressSet, SetEntry
 from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment, eventually, goes_on
+from tests.lab.deployment import EVENTS_ALONE, Deployment, eventually, goes_on
 from tests.lab.firewall_state import entries
 from tests.lab.objects import Endpoint, Object, endpoint_slices, node, service
 from tests.lab.topology import NODES
@@ -23,7 +23,6 @@ CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 OLD = Addresses(NODES["node3"].ip, NODES["node3"].ip6)
 NEW = Addresses("192.168.123.239", "fd00:192:168:123::239")
 NODE_PORT = 30080
-IN_TIME = 2.0
 
 
 class Cluster3(NamedTuple):
@@ -99,20 +98,20 @@ async def test_s15_an_address_that_leaves_and_comes_back_is_the_source_again_at_
     cluster3: Cluster3, family: Family
 ) -> None:
     """Linux 6.6 and later remove an IPv6 source from the routes when it leaves the node, and send no event."""
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
     await cluster3.has_s1(family, family.of(OLD))
     cluster3.readdress(family, OLD, OLD)
-    await eventually(lambda: cluster3.has_s1(family, family.of(OLD)), IN_TIME)
+    await eventually(lambda: cluster3.has_s1(family, family.of(OLD)))
 
 
 async def test_s15_routes_and_node_ports_follow_the_address_and_the_node_object_follows_later(
     cluster3: Cluster3, family: Family
 ) -> None:
     """A proxy that trusts the Node object keeps a deleted source: nothing that node3 sends to a Service arrives."""
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
     await cluster3.has_s1(family, family.of(OLD))
     cluster3.readdress(family, OLD, NEW)
-    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)), IN_TIME)
+    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)))
     assert f"TCP {family.at(family.of(OLD), NODE_PORT)}" not in cluster3.node.ipvs()
     cluster3.tell("a", readdressed(family))
     await cluster3.knows(zone="a", within=30)  # a watch not yet answered when its address left stalls for 120 s
@@ -123,21 +122,21 @@ async def test_s15_a_node_object_that_is_early_is_not_believed_before_the_addres
     cluster3: Cluster3, family: Family
 ) -> None:
     """The kernel refuses a source that the node does not have: the routes would be lost, or would not change."""
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
     cluster3.tell("a", readdressed(family))
     await cluster3.knows(zone="a")
     await cluster3.has_s1(family, family.of(OLD))
     cluster3.readdress(family, OLD, NEW)
-    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)), IN_TIME)
+    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)))
 
 
 async def test_s15_an_open_connection_to_a_pod_of_the_node_goes_on(cluster3: Cluster3, family: Family) -> None:
     """Every Service is planned again. A virtual server that were created again would lose its connections."""
     visitor, service_ip = cluster3.world.web[2], family.service_ip
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
     stream = await visitor.open_stream(service_ip, 8080, patience=20)
     cluster3.readdress(family, OLD, NEW)
-    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)), IN_TIME)
+    await eventually(lambda: cluster3.has_s1(family, family.of(NEW)))
     await goes_on(stream)
     await stream.close()
 
@@ -169,7 +168,7 @@ async def test_s15_another_zone_moves_the_traffic_of_hinted_endpoints(cluster3: 
     hinted = [Endpoint(pod, {}, for_zones=(zone,)) for pod, zone in zip(cluster3.world.web, "abc", strict=True)]
     cluster3.deployment.apply(*endpoint_slices("web", hinted))
     cluster3.tell("a")
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
 
     def answers_only(name: str) -> Callable[[], object]:
         async def check() -> None:
@@ -187,7 +186,7 @@ async def test_s15_another_zone_moves_the_traffic_of_hinted_endpoints(cluster3: 
 async def test_s15_a_node_with_one_family_serves_that_one_and_says_so(cluster3: Cluster3, family: Family) -> None:
     """A VIP of the other family would answer here, although no backend can be reached."""
     cluster3.tell(None, (family.of(OLD),))
-    await cluster3.deployment.start(nodes=("node3",))
+    await cluster3.deployment.start(*EVENTS_ALONE, nodes=("node3",))
     await cluster3.knows(serves=f"{family.name} only")
     await cluster3.has_s1(family, family.of(OLD))
     assert {("[" in key) for key in cluster3.node.ipvs()} == {family.name == "IPv6"}
