@@ -16,7 +16,10 @@ PATIENCE = 5.0
 """Seconds for which a Service's virtual servers and addresses wait for routes and set entries. Each write of any
 controller restarts the count, and so does each look at the clock at which a controller that prepares plans is in a
 pass: at the start of a large cluster every controller is busy for longer than this, and on a slow node the first rules
-take longer."""
+take longer. So does a look that comes `LATE`: the process stood still, and no controller has had its turn."""
+
+LATE = 1.0
+"""Seconds after its time at which a look at the clock is late."""
 
 LONGEST_PATIENCE = 60.0
 """Seconds after which a wait ends even if controllers write, for instance when the kernel refuses a set entry while
@@ -48,9 +51,10 @@ class BindGate:
 
     def look_at_clock(self, now: float) -> None:
         """Find the Services that were waited for long enough. Call this first in a pass."""
-        if self._since and self._gate.is_worked:
-            self._gate.proceed(now)
         due = self.next_due()
+        if due is not None and (self._gate.is_worked or now > due + LATE):
+            self._gate.proceed(now)
+            due = self.next_due()
         if due is not None and now >= due:
             self._overdue.update(key for key, since in self._since.items() if now >= self.due(since))
 

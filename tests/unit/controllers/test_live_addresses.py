@@ -208,11 +208,11 @@ async def test_a_foreign_virtual_server_in_the_way_holds_the_withdrawal_up_no_lo
     )
     both = plan("web", 1, server(NODE_IPV4, 30080, "10.1.0.1"), server("10.96.0.1", 80, "10.1.0.1"))
     await node.start(both)
-    await node.wait(6)
+    await node.wait(5.1)
     only = web(2, "10.1.0.1")
     await node.apply(only)
     assert ("10.96.0.1", 6, 80) in node.kernel.sets["KROUTE-CLUSTER-IP"].elements
-    await node.wait(6)
+    await node.wait(5.1)
     assert node.stage_gate.has_passed(only, WITHDRAWN)
     assert node.kernel.sets["KROUTE-CLUSTER-IP"].elements == set()
 

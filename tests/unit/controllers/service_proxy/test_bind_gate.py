@@ -91,6 +91,15 @@ async def test_patience_does_not_begin_before_the_controllers_that_prepare_have_
     assert bind_gate.is_ready(WEB.key)
 
 
+async def test_patience_begins_anew_after_a_time_in_which_nobody_had_a_turn() -> None:
+    _, bind_gate = await waiting(100.0)
+    await pass_(bind_gate, 130.0)
+    assert not bind_gate.is_ready(WEB.key)
+    assert bind_gate.next_due() == 130.0 + PATIENCE
+    await pass_(bind_gate, 130.0 + PATIENCE)
+    assert bind_gate.is_ready(WEB.key)
+
+
 async def test_patience_has_an_end_whoever_is_at_work() -> None:
     gate, bind_gate = await waiting(100.0)
     gate.join(asyncio.Event(), says={Stage("slow"): lambda _: False}, works=lambda: True)

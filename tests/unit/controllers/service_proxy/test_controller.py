@@ -376,7 +376,7 @@ class TestGoingLive:
         node = await serving(tmp_path)
         node.broadcaster.publish([plan("new", 2, server("fd00::2", 80, "fd00:1::1"))])
         await node.service_proxy.step()
-        node.clock.now += 6
+        node.clock.now += 5.1
         await node.service_proxy.step()
         routes = node.kernel.links[DUMMY].routes
         assert [route.metric for route in routes["fd00::2"]] == [0]
