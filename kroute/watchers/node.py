@@ -91,7 +91,7 @@ class NodeWatcher:
         self._dns_servers: frozenset[str] = frozenset()
         # By interface, in the kernel's order. An interface keeps its place while it has no address, so that with a new
         # DHCP lease its address is preferred to those of other interfaces as the one before was.
-        self._addresses: dict[str, dict[str, InterfaceAddress]] = {}
+        self._addresses: dict[int, dict[tuple[str, int, str], InterfaceAddress]] = {}
         self._passed_on: NodeInterfaces | None = None
 
     async def run(self) -> None:
@@ -151,7 +151,7 @@ class NodeWatcher:
         found = await self._read_whole()
         self._addresses = {}
         for it in found:
-            self._addresses.setdefault(it.interface, {})[it.address] = it
+            self._addresses.setdefault(it.ifindex, {})[it.identity] = it
         self._pass_on()
 
     async def _read_whole(self) -> list[InterfaceAddress]:
@@ -170,12 +170,15 @@ class NodeWatcher:
         match event:
             case LinkEvent() | AddressEvent() if event.interface in self._except:
                 pass
-            case LinkEvent(gone=True, interface=interface):
-                self._addresses.pop(interface, None)
-            case AddressEvent(gone=True):
-                self._addresses.get(event.interface, {}).pop(event.address, None)
+            case LinkEvent(gone=True, ifindex=ifindex):
+                self._addresses.pop(ifindex, None)
             case AddressEvent():
-                self._addresses.setdefault(event.interface, {})[event.address] = InterfaceAddress(*event[1:])
+                address = InterfaceAddress(*event[1:])
+                of_interface = self._addresses.setdefault(event.ifindex, {})
+                if event.gone:
+                    of_interface.pop(address.identity, None)
+                else:
+                    of_interface[address.identity] = address
 
     def _pass_on(self) -> None:
         addresses = [it for of_interface in self._addresses.values() for it in of_interface.values()]

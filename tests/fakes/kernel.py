@@ -148,7 +148,7 @@ class FakeKernel:
         """Add an address to an interface, with the local route that the kernel adds for it."""
         length = prefix_length if prefix_length is not None else (128 if ":" in address else 32)
         link = self.links[interface]
-        assigned = InterfaceAddress(interface, address, length, scope or "global")
+        assigned = InterfaceAddress(interface, address, length, scope or "global", ifindex=link.index)
         link.addresses[address] = assigned
         self._emit_address(assigned, gone=False)
         self._add_kernel_route(interface, address)

@@ -242,7 +242,7 @@ class MonitorContract:
             events: list[Event | Overrun] = []
             while not any(isinstance(event, AddressEvent) and event.gone for event in events):
                 events += await monitor.next()
-        bound = AddressEvent(False, "d0", VIP, 32, "link", False, False, False)
+        bound = AddressEvent(False, "d0", VIP, 32, "link", False, False, False, await node.links.index("d0") or 0)
         assert bound in events
         assert bound._replace(gone=True) in events
         assert RouteEvent(False, "d0", VIP, VIP, 0) in events
@@ -279,4 +279,6 @@ class MonitorContract:
         async with node.monitor(except_="d0", routes=False) as monitor:
             await node.addresses.write("d0", [BindAddress(VIP)])
             node.add_address("e0", "192.168.9.7/32")
-            assert await monitor.next() == [AddressEvent(False, "e0", "192.168.9.7", 32, "global", False, False, False)]
+            index = await node.links.index("e0") or 0
+            found = AddressEvent(False, "e0", "192.168.9.7", 32, "global", False, False, False, index)
+            assert await monitor.next() == [found]

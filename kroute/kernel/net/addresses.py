@@ -56,7 +56,11 @@ ARRIVAL_TIMEOUT = 2.0
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of an interface. `scope` is global, site, link, host. For IPv6, `secondary` means temporary."""
+    """An address of an interface. `scope` is global, site, link, host. For IPv6, `secondary` means temporary.
+
+    An interface may have an IPv4 address several times, with other prefix lengths or other peers (point-to-point). It
+    may get another name; its `ifindex` stays.
+    """
 
     interface: str
     address: str
@@ -65,6 +69,13 @@ class InterfaceAddress(NamedTuple):
     tentative: bool = False
     deprecated: bool = False
     secondary: bool = False
+    ifindex: int = 0
+    peer: str = ""
+
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        """What tells it apart from the other addresses of its interface (net/ipv4/devinet.c, net/ipv6/addrconf.c)."""
+        return (self.address, 0, "") if ":" in self.address else (self.address, self.prefix_length, self.peer)
 
 
 class BindAddress(NamedTuple):
@@ -244,6 +255,7 @@ def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | N
     packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
     if packed is None:
         return None
+    peer = found.get(IFA_ADDRESS, packed)
     flags = to_u32(found[IFA_FLAGS]) if IFA_FLAGS in found else short_flags
     return InterfaceAddress(
         name,
@@ -253,4 +265,6 @@ def parse_address(payload: bytes, names: dict[int, str]) -> InterfaceAddress | N
         bool(flags & IFA_F_TENTATIVE),
         bool(flags & IFA_F_DEPRECATED),
         bool(flags & IFA_F_SECONDARY),
+        index,
+        "" if peer == packed else unpack_address(peer),
     )

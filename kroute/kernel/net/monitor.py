@@ -74,6 +74,8 @@ class AddressEvent(NamedTuple):
     tentative: bool
     deprecated: bool
     secondary: bool
+    ifindex: int = 0
+    peer: str = ""
 
 
 class RouteEvent(msgspec.Struct, frozen=True):

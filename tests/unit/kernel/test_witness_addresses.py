@@ -122,6 +122,8 @@ def test_an_address_is_read_with_length_scope_and_flags(
         tentative=bool(flags & IFA_F_TENTATIVE),
         deprecated=bool(flags & IFA_F_DEPRECATED),
         secondary=bool(flags & IFA_F_SECONDARY),
+        ifindex=index,
+        peer="" if peer == own else peer,
     )
     assert parse_address(write(ifaddrmsg, told), {index: "a"}) == found, "the eight flags of the header are the same"
     assert parse_address(write(ifaddrmsg, told), {index + 1: "a"}) is None
@@ -131,7 +133,7 @@ def test_an_address_is_read_with_length_scope_and_flags(
 @given(any_address(), st.integers(0, 199), indexes)
 def test_an_address_without_a_peer_has_its_own_scope_by_number(address: str, scope: int, index: int) -> None:
     told = header(address, index) | {"scope": scope, "IFA_ADDRESS": address}
-    expected = InterfaceAddress("a", address, bits_of(address), str(scope) if scope else "global")
+    expected = InterfaceAddress("a", address, bits_of(address), str(scope) if scope else "global", ifindex=index)
     assert parse_address(write(ifaddrmsg, told), {index: "a"}) == expected
 
 
