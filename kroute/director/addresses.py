@@ -66,10 +66,15 @@ class DirectorAddresses:
         self._renewed_at = status.clock()
         self._stood_still_until = self._confirmed_at = -math.inf
 
-    def confirm(self, asked_at: float) -> bool:
-        """Note that the role was known to the Lease after `asked_at`. Returns whether anything has waited for that."""
+    def confirm(self, asked_at: float, *, is_answered: bool) -> bool:
+        """Note that the Lease was asked for at `asked_at`. Returns whether anything has waited for that.
+
+        Without an answer another director may have the addresses. Only when none came for a lifetime is the API server
+        taken to be lost to all (`Election`'s second rule).
+        """
         waited = self._confirmed_at < self._stood_still_until
-        self._confirmed_at = asked_at
+        if is_answered or self._status.clock() - self._stood_still_until >= self._lifetime:
+            self._confirmed_at = asked_at
         return waited and not self._is_in_question()
 
     def _is_in_question(self) -> bool:

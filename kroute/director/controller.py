@@ -104,9 +104,9 @@ class DirectRouting(Controller):
         self._has_withdrawn.clear()
         self.wake.set()
 
-    def confirm(self, asked_at: float) -> None:
+    def confirm(self, asked_at: float, is_answered: bool) -> None:
         """Take note of an attempt at the Lease that began at `asked_at` and has ended; `lead` has said its result."""
-        if self.vips.confirm(asked_at):
+        if self.vips.confirm(asked_at, is_answered=is_answered):
             self.wake.set()
 
     async def withdraw(self) -> None:

@@ -49,8 +49,8 @@ class Election:
     """One candidate. `may_take` says whether it could serve: before that, it only keeps a Lease that it already has.
 
     `new_identity` makes another identity when another process has this one. `announce` is called with each new role, in
-    the event loop, and `attempted` after each attempt, with the time when it began. `clock` gives seconds, `now` the
-    wall clock's time.
+    the event loop, and `attempted` after each attempt, with the time when it began and whether it had an answer.
+    `clock` gives seconds, `now` the wall clock's time.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Election:
         may_take: Callable[[], bool],
         *,
         new_identity: Callable[[], str],
-        attempted: Callable[[float], None] = lambda _: None,
+        attempted: Callable[[float, bool], None] = lambda _began, _is_answered: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -102,7 +102,7 @@ class Election:
             except asyncio.CancelledError:
                 await attempt
                 raise
-            self._attempted(began)
+            self._attempted(began, not self.has_missed)
             await self._sleep(self._pause())
 
     async def attempt(self) -> None:

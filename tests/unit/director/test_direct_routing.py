@@ -107,7 +107,7 @@ class FakeDirector:
 
     async def resync(self) -> None:
         self.clock.now += 100
-        self.routing.confirm(self.clock.now)
+        self.routing.confirm(self.clock.now, True)
         await self.routing.step()
 
     @property
@@ -315,17 +315,35 @@ async def test_one_that_stood_still_for_a_lifetime_looks_at_the_lease_before_it_
     await director.routing.vips.renew()
     director.routing.notice(await director.monitor.next())
     await director.routing.step()
-    director.routing.confirm(asked_before)
+    director.routing.confirm(asked_before, True)
+    await director.routing.step()
+    assert (director.bound, director.announcer.announced) == (set(), [])
+    director.clock.now += 1
+    director.routing.confirm(director.clock.now, False)  # the API server does not answer yet
     await director.routing.step()
     assert (director.bound, director.announcer.announced) == (set(), [])
     if is_other_active:
         director.routing.lead(False)
-    director.routing.confirm(director.clock.now)
+    director.routing.confirm(director.clock.now, True)
     await director.routing.step()
     expected = [] if is_other_active else [VIP]
     assert (director.bound, director.announcer.announced) == (set(expected), expected)
     await director.routing.vips.renew()
     assert director.bound == set(expected)
+
+
+async def test_one_that_stood_still_goes_on_when_the_lease_cannot_be_read_for_a_lifetime(state_dir: Path) -> None:
+    """The API server is lost to all then, as far as anybody can know."""
+    director = await FakeDirector(state_dir).start(plan())
+    director.clock.now += 20
+    director.kernel.delete_address("eth0", VIP)
+    await director.routing.vips.renew()
+    director.routing.notice(await director.monitor.next())
+    for seconds, expected in ((0, set()), (19, set()), (1, {VIP})):
+        director.clock.now += seconds
+        director.routing.confirm(director.clock.now, False)
+        await director.routing.step()
+        assert director.bound == expected
 
 
 async def test_a_refused_address_stops_no_other(state_dir: Path) -> None:

@@ -50,7 +50,7 @@ class Candidates:
         name: str,
         settings: LeaseSettings = LEASE,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        attempted: Callable[[float], None] = lambda _: None,
+        attempted: Callable[[float, bool], None] = lambda _began, _is_answered: None,
     ) -> Election:
         self.roles[name] = []
         lock = LeaseLock(self._api, settings.namespace, settings.name)
@@ -151,18 +151,28 @@ async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates)
 
 
 async def test_each_attempt_is_told_with_its_begin_after_the_role(candidates: Candidates) -> None:
-    told: list[tuple[float, Role]] = []
+    told: list[tuple[float, bool, Role]] = []
 
     async def sleep(seconds: float) -> None:
-        if len(told) == 2:
-            raise asyncio.CancelledError
+        match len(told):
+            case 2:
+                candidates.server.faults.add(kind="answer", status=503)
+            case 3:
+                candidates.server.faults.clear()
+            case 4:
+                raise asyncio.CancelledError
         candidates.clock.now += 15
 
     await candidates.candidate("one").attempt()
-    two = candidates.candidate("two", sleep=sleep, attempted=lambda began: told.append((began, two.role)))
+    two = candidates.candidate("two", sleep=sleep, attempted=lambda *attempt: told.append((*attempt, two.role)))
     with pytest.raises(asyncio.CancelledError):
         await two.run()
-    assert told == [(0.0, Role.STANDBY), (15.0, Role.ACTIVE)]
+    assert told == [
+        (0.0, True, Role.STANDBY),
+        (15.0, True, Role.ACTIVE),
+        (30.0, False, Role.ACTIVE),
+        (45.0, True, Role.ACTIVE),
+    ]
 
 
 async def test_who_has_lost_the_lease_gives_up_as_soon_as_it_writes(candidates: Candidates) -> None:
