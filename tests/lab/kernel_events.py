@@ -15,7 +15,7 @@ from tests.lab.firewall import has_nf_tables
 
 _MARK = "203.0.113.254"
 """An address that nobody else has: a change of its route or table shows that a monitor has reported all before it."""
-PATIENCE = 30.0
+PATIENCE = 300.0
 """Seconds in which a monitor must have reported a change."""
 
 

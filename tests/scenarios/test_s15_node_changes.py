@@ -40,10 +40,10 @@ class Cluster3(NamedTuple):
     async def has_s1(self, family: Family, address: str) -> None:
         """Wait until S1 holds with `address` as the node's own, and until the node port is served there."""
         assert self.node.local_routes()[family.service_ip] == address
-        answers = [await self.node.http(family.service_ip, 8080, timeout=1.0) for _ in range(6)]
+        answers = [await self.node.http(family.service_ip, 8080, timeout=2.0) for _ in range(6)]
         assert {it.host for it in answers} == {"web-1", "web-2", "web-3"}
         assert {it.peer for it in answers if it.host != "web-3"} == {address}
-        assert (await self.world.cluster.client.http(address, NODE_PORT, timeout=1.0)).host.startswith("web-")
+        assert (await self.world.cluster.client.http(address, NODE_PORT, timeout=2.0)).host.startswith("web-")
 
     def readdress(self, family: Family, before: Addresses, after: Addresses) -> None:
         """Change the address as a DHCP client does, and the routes as a CNI plugin does."""
