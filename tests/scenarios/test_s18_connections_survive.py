@@ -23,8 +23,8 @@ async def test_s18_a_connection_to_a_draining_pod_lives(world: World, deployment
         assert set(await world.visitor.spread(family.service_ip, 8080, 4)) == {"web-3"}
         await goes_on(stream)
         await stream.close(reset=True)
-    for family in FAMILIES:
-        await eventually(lambda family=family: _weights_are(node1, family, {"web-3": 1}, world))
+    for family in FAMILIES:  # kroute looks whether a drain is over at growing intervals, of up to 30 s
+        await eventually(lambda family=family: _weights_are(node1, family, {"web-3": 1}, world), within=30)
 
 
 async def test_s18_a_pod_that_comes_back_while_draining_keeps_its_connection(
