@@ -49,7 +49,9 @@ async def test_a_run_has_every_figure_and_they_agree():
     assert warm["writes"] == 0, "nothing had changed"
     counted = figures["update"]["measured"]
     assert 0 < counted <= LENGTHS.changes, "where the host is slow, several changes may be done at once"
-    assert 0 < figures["update"]["p50_from_watcher"] <= figures["update"]["p50"] <= figures["update"]["p99"]
+    assert 0 < figures["update"]["p50"] <= figures["update"]["p99"]
+    if counted == LENGTHS.changes:  # else what is measured from the API server is of fewer changes
+        assert 0 < figures["update"]["p50_from_watcher"] <= figures["update"]["p50"]
     assert figures["update"]["ipvs_messages"] >= 2 * LENGTHS.changes, "one real server comes, another one goes"
     assert figures["update"]["rss"] > 0
     assert figures["weights"]["messages_each"] == 1, "only that real server has another weight"

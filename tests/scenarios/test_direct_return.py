@@ -171,8 +171,7 @@ async def test_source_ranges_hold_and_a_hash_keeps_a_client_on_its_pod(deploymen
     deployment.apply(open_to_all, *endpoint_slices("web", pods, PORTS))
     await deployment.start("--direct-return")
     for vip in VIPS:
-        await eventually(partial(client.http, vip, 8080))
-        assert len(await client.spread(vip, 8080, 6)) == 1
+        await eventually(partial(_kept_on_one, client, vip))
     deployment.apply(
         service(
             "web", *CLUSTER_IPS, annotations=TUNNEL, **balanced, loadBalancerSourceRanges=["192.0.2.0/24", "fd01::/64"]
@@ -182,8 +181,7 @@ async def test_source_ranges_hold_and_a_hash_keeps_a_client_on_its_pod(deploymen
         await eventually(partial(_is_dropped, client, vip))
     deployment.apply(service("web", *CLUSTER_IPS, annotations=TUNNEL, **balanced, sessionAffinity="ClientIP"))
     for vip in VIPS:
-        await eventually(partial(client.http, vip, 8080))
-        assert len(await client.spread(vip, 8080, 6)) == 1
+        await eventually(partial(_kept_on_one, client, vip))
     before = [inside(pod) for pod in pods]
     await deployment.cleanup()
     assert all("kroute" in it for it in before)
@@ -212,6 +210,10 @@ async def test_a_pod_that_cannot_be_prepared_gets_no_connection_and_costs_no_oth
 async def _answered_by(client: Host, names: set[str]) -> bool:
     assert set(await client.spread(VIP, 8080, 9)) == names
     return True
+
+
+async def _kept_on_one(client: Host, vip: str) -> None:
+    assert len(await client.spread(vip, 8080, 6)) == 1
 
 
 async def _is_dropped(client: Host, vip: str) -> bool:
