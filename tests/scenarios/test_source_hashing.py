@@ -52,7 +52,9 @@ async def drain_one(world: World, deployment: Deployment, family: Family) -> tup
     key = f"TCP {family.at(family.service_ip, 8080)}"
 
     def drains() -> None:
-        assert node1.ipvs()[key].real_servers[family.at(leaving, 8080)].weight == 0
+        row = node1.ipvs().get(key)
+        assert row is not None
+        assert row.real_servers[family.at(leaving, 8080)].weight == 0
 
     await eventually(drains)
     return connection, leaving
@@ -78,9 +80,10 @@ async def test_nobody_is_refused_while_a_real_server_drains_and_the_others_keep_
         await connection.reset()
 
         def has_left() -> None:
-            assert set(node1.ipvs()[key].real_servers) == {
-                family.at(family.of(it), 8080) for it in world.web if family.of(it) != leaving
-            }
+            row = node1.ipvs().get(key)
+            staying = {family.at(family.of(it), 8080) for it in world.web if family.of(it) != leaving}
+            assert row is not None
+            assert set(row.real_servers) == staying
 
         await eventually(has_left, within=60)
         after = by_client(await targets(pod, address, 8080, clients(family.name, CLIENTS)))

@@ -46,10 +46,14 @@ def crowd(stage: Stage) -> Iterator[Host]:
 
 
 async def pods_of(client: Host, address: str) -> dict[str, str]:
-    """Which pod answers each address of the crowd."""
+    """Which pod answers each address of the crowd, as soon as all are answered."""
     sources = [source for source, _ in clients("IPv6" if ":" in address else "IPv4", CLIENTS)]
-    answers = await asyncio.gather(*(client.http(address, 8080, source=(it, 0)) for it in sources))
-    return {source: answer.host for source, answer in zip(sources, answers, strict=True)}
+
+    async def all_are_answered() -> dict[str, str]:
+        answers = await asyncio.gather(*(client.http(address, 8080, source=(it, 0)) for it in sources))
+        return {source: answer.host for source, answer in zip(sources, answers, strict=True)}
+
+    return await eventually(all_are_answered)
 
 
 async def with_mh(stage: Stage) -> tuple[DirectorMachine, DirectorMachine]:
@@ -59,7 +63,8 @@ async def with_mh(stage: Stage) -> tuple[DirectorMachine, DirectorMachine]:
 
     def all_have_mh() -> None:
         hosts = [*stage.nodes, first.host, second.host]
-        assert {host.ipvs()[key_of(IPV4)].scheduler for host in hosts} == {"mh"}
+        rows = [host.ipvs().get(key_of(IPV4)) for host in hosts]
+        assert {row and row.scheduler for row in rows} == {"mh"}
 
     await eventually(all_have_mh)
     return first, second

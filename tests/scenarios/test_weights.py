@@ -78,6 +78,8 @@ class Served:
 
     async def until(self, scheduler: str, weights: dict[str, int]) -> None:
         def has_both() -> None:
+            bound = {it.partition("/")[0] for it in self.node.addresses("kube-ipvs0")}
+            assert bound.issuperset(self.addresses), "an address goes live last"
             for address in self.addresses:
                 row = self.node.ipvs()[f"TCP {f'[{address}]' if ':' in address else address}:8080"]
                 assert (row.scheduler, self.weights(address)) == (scheduler, weights)
