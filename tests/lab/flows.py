@@ -2,10 +2,15 @@
 
 import ipaddress
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tests.lab.namespaces import Namespace
 
+UDP_TIMEOUTS = ("net.netfilter.nf_conntrack_udp_timeout", "net.netfilter.nf_conntrack_udp_timeout_stream")
+LONG = 3600
+"""Seconds. After 30, the kernel's own time-out, a slow machine would begin other flows."""
 _TUPLE = re.compile(r"src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+)")
 _ID = re.compile(r" id=(\d+)")
 
@@ -49,6 +54,20 @@ def conntrack(namespace: Namespace, protocol: str = "udp") -> list[Flow]:
         (identity,) = _ID.findall(line)
         found.append(Flow(int(identity), _end(source, sport), _end(asked, dport), _end(answers, answers_port)))
     return found
+
+
+@contextmanager
+def long_tracked_udp(namespace: Namespace) -> Iterator[None]:
+    """Let the conntrack entries of UDP last for `LONG`, whether datagrams come or not, until the end of a `with`."""
+    before = {name: namespace.sysctl(name) for name in UDP_TIMEOUTS}
+    for name in before:
+        namespace.sysctl(name, LONG)
+    try:
+        yield
+    finally:
+        for name, seconds in before.items():
+            namespace.sysctl(name, seconds)
+        namespace.run("conntrack", "-F")
 
 
 def ipvs_connections(namespace: Namespace) -> list[IpvsConnection]:

@@ -20,7 +20,7 @@ from tests.lab.allocation import Addresses
 from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.firewall import tool
-from tests.lab.flows import End, Flow, conntrack, ipvs_connections
+from tests.lab.flows import End, Flow, conntrack, ipvs_connections, long_tracked_udp
 from tests.lab.hosts import Host
 from tests.lab.objects import Object, endpoint_slices, service
 from tests.lab.udp_client import UdpClient
@@ -46,6 +46,13 @@ def frontends(world: World, family: Family) -> tuple[End, ...]:
     """Return the Service's ClusterIP, node port and external IP, as callers on node1 use them."""
     node1 = family.of(world.nodes[0])
     return End(family.service_ip, PORT), End(node1, NODE_PORT), End(family.of(EXTERNAL), PORT)
+
+
+@pytest.fixture(autouse=True)
+def _tracked(world: World) -> Iterator[None]:
+    """An entry of node1 ends when kroute or IPVS ends it, and at no other time."""
+    with long_tracked_udp(world.nodes[0].namespace):
+        yield
 
 
 @pytest.fixture
@@ -257,7 +264,7 @@ async def test_clients_that_began_while_their_vip_was_away_are_served_when_it_is
     deployment.apply(dns(), *endpoints(world.web[1]))
     await deployment.start(*FLAGS, nodes=("node1",))
     agent, elsewhere = deployment.agents["node1"], family.of(world.cluster.client)
-    with UdpClient(world.visitor, vip, PORT, patience=0.2) as client, routed(node1, vip, elsewhere):
+    with UdpClient(world.visitor, vip, PORT, patience=1.0) as client, routed(node1, vip, elsewhere):
         agent.signal(signal.SIGSTOP)
         try:
             node1.run("ip", "link", "delete", DEFAULTS.dummy_interface)
