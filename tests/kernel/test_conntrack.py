@@ -25,11 +25,12 @@ from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6,
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import eventually
 from tests.lab.firewall import tool
+from tests.lab.patience import patience
 
 CONNECTIONS = Path("/proc/net/ip_vs_conn")
 TARGET_PORT = 5353
 PATIENCE = 10.0
-"""Seconds within which a call is answered, even if the machine stalls."""
+"""Seconds within which a call is answered, stalls of the machine not counted."""
 SILENCE = 1.0
 """Seconds without an answer after which there is none."""
 
@@ -61,7 +62,7 @@ class Client:
         """Return who answers within so many seconds, or None."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(within):
+            async with patience(within):
                 await loop.sock_sendall(self._socket, b"?")
                 return (await loop.sock_recv(self._socket, 100)).decode()
         except (TimeoutError, ConnectionRefusedError):
