@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from kroute.kernel.errors import KernelError
-from kroute.kernel.netlink.chunks import CHUNK_MESSAGES
+from kroute.kernel.netlink.chunks import CHUNK_MESSAGES, LEAST_MESSAGES
 from kroute.kernel.netlink.message import HEADER, NLM_F_DUMP, NLM_F_REQUEST, message
 from kroute.kernel.netlink.netlink_socket import NETLINK_ROUTE, NetlinkSocket
 from kroute.kernel.netlink.rtnetlink import LINK_HEADER, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK
@@ -39,7 +39,8 @@ async def test_refusals_are_matched_to_their_messages_over_many_chunks(node: Rea
     await netlink.close()
     assert refused == dict.fromkeys(places, errno.ENODEV)
     assert again == {}
-    assert (netlink.statistics.messages, netlink.statistics.sends) == (len(messages) + 1, 4)
+    assert netlink.statistics.messages == len(messages) + 1
+    assert 4 <= netlink.statistics.sends <= 2 + len(messages) / LEAST_MESSAGES, "the slower, the smaller a chunk"
 
 
 async def test_a_refused_request_carries_its_errno(node: RealNode) -> None:
