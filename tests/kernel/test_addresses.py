@@ -2,9 +2,13 @@
 
 import asyncio
 import ipaddress
+from collections.abc import Iterable
+
+import pytest
 
 from kroute.kernel.errors import Failure
-from kroute.kernel.net.addresses import BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
+from kroute.kernel.net import addresses as net_addresses
+from kroute.kernel.net.addresses import Addresses, BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.routes import SetLocalRoute
 from tests.kernel.nodes import NODE_IP6, RealNode, run
 
@@ -43,6 +47,22 @@ async def test_many_ipv6_addresses_keep_no_kernel_route(node: RealNode) -> None:
     assert await node.addresses.read("d0") == set(vips)
     routes = await node.routes.read("d0")
     assert {vip: [route.source for route in routes[vip]] for vip in vips} == {vip: [NODE_IP6] for vip in vips}
+
+
+async def test_a_slow_machine_keeps_no_kernel_route_either(node: RealNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's route is there, and to delete it takes longer than all waits for more of them."""
+    delete = Addresses._delete_kernel_routes
+
+    async def slowly(addresses: Addresses, index: int, routes: Iterable[str]) -> None:
+        await asyncio.sleep(net_addresses.ARRIVAL_WAIT * net_addresses.ARRIVAL_WAITS * 2)
+        await delete(addresses, index, routes)
+
+    monkeypatch.setattr(net_addresses, "ARRIVAL_WAIT", 0.05)
+    monkeypatch.setattr(Addresses, "_delete_kernel_routes", slowly)
+    for vip in ("fd00::1", "fd00::2"):
+        assert await node.routes.write("d0", [SetLocalRoute(vip, NODE_IP6)]) == []
+        assert await node.addresses.write("d0", [BindAddress(vip)]) == []
+        assert [it.source for it in (await node.routes.read("d0"))[vip]] == [NODE_IP6]
 
 
 async def test_an_address_with_a_lifetime_goes_by_itself_and_is_nobodys_source(node: RealNode) -> None:

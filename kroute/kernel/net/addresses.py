@@ -1,6 +1,7 @@
 """Interface addresses: reads those of one interface or of the whole node, and writes VIPs in batches."""
 
 import asyncio
+import contextlib
 import errno
 import socket
 import struct
@@ -51,8 +52,10 @@ _CACHE_INFO = struct.Struct("=IIII")
 """preferred and valid lifetime in seconds, then two time stamps that only the kernel sets."""
 
 WRITE_SLICE = 512
-ARRIVAL_TIMEOUT = 2.0
-"""Seconds to wait for the kernel's route after an IPv6 address was bound."""
+ARRIVAL_WAIT = 0.5
+"""Seconds to wait for the kernel's next route after IPv6 addresses were bound."""
+ARRIVAL_WAITS = 4
+"""How many waits in a row may be in vain. A machine that stands still for long costs one of them."""
 
 
 class InterfaceAddress(NamedTuple):
@@ -189,14 +192,15 @@ class Addresses(NetlinkClient):
         return [Failure(changes[at], number) for at, number in refused.items()]
 
     async def _delete_arriving_kernel_routes(self, index: int, pending: set[str], arrivals: AddressArrivals) -> None:
-        """Delete the kernel's routes as they appear. One that appears after the timeout stays until a resync."""
-        try:
-            async with asyncio.timeout(ARRIVAL_TIMEOUT):
-                while pending:
-                    arrived = await arrivals.next() & pending
-                    pending = pending - arrived
+        """Delete the kernel's routes as they appear. One that appears after the last wait stays until a resync."""
+        waits = 0
+        with contextlib.suppress(OSError, *UNINTELLIGIBLE):
+            while pending and waits < ARRIVAL_WAITS:
+                if arrived := await _next_of(pending, arrivals):
                     await self._delete_kernel_routes(index, arrived)
-        except (TimeoutError, OSError, *UNINTELLIGIBLE):
+                    pending = pending - arrived
+                waits = 0 if arrived else waits + 1
+        if pending:
             await self._delete_kernel_routes(index, pending)
 
     async def _delete_kernel_routes(self, index: int, addresses: Iterable[str]) -> None:
@@ -207,6 +211,16 @@ class Addresses(NetlinkClient):
         names = {number: name for number, name in socket.if_nameindex() if name not in leave_out}
         found = await self._netlink.request(_dump_of(index), lambda _, payload: parse_address(payload, names))
         return [address for address in found if not index or address.interface == names.get(index)]
+
+
+async def _next_of(pending: set[str], arrivals: AddressArrivals) -> set[str]:
+    """The next of these addresses that arrive; none if a wait is in vain."""
+    arrived: set[str] = set()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ARRIVAL_WAIT):
+            while not arrived:
+                arrived = await arrivals.next() & pending
+    return arrived
 
 
 def _dump_of(index: int) -> bytes:
