@@ -1,12 +1,14 @@
 """Requests under load while the pods of a Service are replaced."""
 
+from functools import partial
+
 from tests.conformance.conftest import AddPod
-from tests.conformance.expect import served_by
+from tests.conformance.expect import WITHIN, served_by
 from tests.conformance.table import row
 from tests.lab.allocation import Allocator
-from tests.lab.cluster import Pod
+from tests.lab.cluster import Node, Pod
 from tests.lab.deployment import Deployment, eventually
-from tests.lab.load import Load, Way, constant_load
+from tests.lab.load import Way, constant_load
 from tests.lab.objects import Endpoint, Object, endpoint_slices, service
 from tests.lab.world import Family, World, routed
 
@@ -16,29 +18,30 @@ TERMINATING = {"ready": False, "serving": True, "terminating": True}
 ENOUGH = 0.95
 """The share of requests that must be answered during a rolling update, as in the end-to-end tests."""
 
-CALLS = 40
-"""How many calls are made in each state of a rollout."""
+CALLS = 20
+"""How many calls each of the two callers makes in each state of a rollout."""
 
 PACE = 0.02
-"""Seconds between two calls of one caller; there are two callers."""
+"""Seconds between two calls of one caller."""
 
 
-async def goes_on(load: Load) -> None:
-    """Wait until `CALLS` more calls have ended."""
-    enough = load.answered.total() + len(load.failures) + CALLS
-
-    def has_gone_on() -> None:
-        assert load.answered.total() + len(load.failures) >= enough
-
-    await eventually(has_gone_on, within=60)
+def has_chosen(node: Node, server: str, chosen: set[str]) -> None:
+    """Expect that these real servers of a virtual server, and no others, get new connections."""
+    row = node.ipvs().get(server)
+    assert row is not None
+    assert {name for name, it in row.real_servers.items() if it.weight} == chosen
 
 
 async def rolling_update(
     policy: str, world: World, kroute: Deployment, family: Family, free: Allocator, add_pod: AddPod
 ) -> None:
-    """Replace the pods on node1, which gets the load balancer's traffic, one after the other."""
+    """Replace the pods on node1, which gets the load balancer's traffic, one after the other.
+
+    Callers are faster than a node that hears of changes may be, so each state begins when node1 has come to it.
+    """
     ingress, client, others = free.external_ips(), world.cluster.client, world.web[1:]
     vip = family.of(ingress)
+    server = f"TCP {family.at(vip, 8080)}"
 
     def endpoints(conditions: dict[Pod, dict[str, bool]]) -> list[Object]:
         members = [*(Endpoint(pod, state) for pod, state in conditions.items()), *others]
@@ -55,7 +58,11 @@ async def rolling_update(
                 new = await add_pod("node1", f"rolled-{number}", http=8080)
                 for conditions in ({old: READY, new: STARTING}, {old: TERMINATING, new: READY}, {new: READY}):
                     kroute.apply(*endpoints(conditions))
-                    await goes_on(load)
+                    ready = [pod for pod, state in conditions.items() if state == READY]
+                    members = {*ready, *(others if policy == "Cluster" else ())}
+                    chosen = {family.at(family.of(pod), 8080) for pod in members}
+                    await eventually(partial(has_chosen, world.nodes[0], server, chosen), within=WITHIN)
+                    await load.goes_on(CALLS)
                 old.node.remove_pod(old)
                 old = new
     answered, failed = load.answered.total(), len(load.failures)
@@ -88,12 +95,12 @@ async def test_pod_lifecycle_110_zero_failed_requests_during_a_blue_green_deploy
     kroute.apply(service("coloured", *ips), *endpoint_slices("coloured", blue))
     await served_by(world.visitor, family.of(ips), 8080, {pod.name for pod in blue})
     async with constant_load([Way(world.visitor, family.of(ips), 8080)] * 2, PACE) as load:
-        await goes_on(load)
+        await load.goes_on(CALLS)
         kroute.apply(*endpoint_slices("coloured", green))
         await served_by(world.web[0], family.of(ips), 8080, {pod.name for pod in green})
-        await goes_on(load)
+        await load.goes_on(CALLS)
         for pod in blue:
             pod.node.remove_pod(pod)
-        await goes_on(load)
+        await load.goes_on(CALLS)
     assert load.failures == []
     assert load.answered.keys() == {pod.name for pod in (*blue, *green)}

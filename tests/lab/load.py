@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
+from tests.lab.deployment import eventually
 from tests.lab.hosts import Host
 
 CALL_TIMEOUT = 20.0
@@ -23,15 +25,26 @@ class Way(NamedTuple):
 class Load:
     """The results of calls.
 
-    `answered` counts by answering host, `calls` counts answers by way. `failures` are sentences.
+    `answered` counts by answering host, `calls` counts answers by way, `ended` the calls of each caller, answered or
+    not. `failures` are sentences.
     """
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
         self.calls: Counter[Way] = Counter()
+        self.ended: list[int] = []
         self.failures: list[str] = []
 
-    async def keep_calling(self, way: Way, pace: float) -> None:
+    async def goes_on(self, calls: int) -> None:
+        """Wait until every caller has ended this many more calls. All but the first of them began after this moment."""
+        enough = [ended + calls for ended in self.ended]
+
+        def has_gone_on() -> None:
+            assert all(map(operator.ge, self.ended, enough)), self.failures
+
+        await eventually(has_gone_on, within=60)
+
+    async def keep_calling(self, caller: int, way: Way, pace: float) -> None:
         """Call repeatedly, `pace` seconds after each answer, until cancelled."""
         while True:
             try:
@@ -41,15 +54,17 @@ class Load:
             else:
                 self.answered[answer.host] += 1
                 self.calls[way] += 1
+            self.ended[caller] += 1
             await asyncio.sleep(pace)
 
 
 @contextlib.asynccontextmanager
 async def constant_load(ways: Iterable[Way], pace: float = 0.2) -> AsyncIterator[Load]:
     """Call on each of `ways` for the length of an `async with`."""
-    load = Load()
+    load, ways = Load(), list(ways)
+    load.ended = [0] * len(ways)
     async with asyncio.TaskGroup() as tasks:
-        callers = [tasks.create_task(load.keep_calling(way, pace)) for way in ways]
+        callers = [tasks.create_task(load.keep_calling(number, way, pace)) for number, way in enumerate(ways)]
         try:
             yield load
         finally:
