@@ -53,6 +53,7 @@ class EffectiveWeights:
     def want(self, revision: Revision, servers: Mapping[VirtualServerKey, VirtualServer]) -> None:
         """Desire what a plan names, and no longer what its previous version named. Some are watched from now on."""
         for server in servers.values():
+            self._slow_starts.want(server)
             self._ejections.want(server)
         self._servers.want(revision, servers)
 

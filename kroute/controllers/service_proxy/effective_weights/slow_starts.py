@@ -35,6 +35,11 @@ class SlowStarts:
         self._seconds: dict[VirtualServerKey, int] = {}
         """The length of each virtual server's slow starts; those without have none."""
 
+    def want(self, desired: VirtualServer) -> None:
+        """Note for how long climbs take from now on, also those that have begun: a time alone is no reason to write."""
+        if desired.slow_start and desired.key in self._seconds:
+            self._seconds[desired.key] = desired.slow_start
+
     def begin(
         self, applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey], now: float
     ) -> None:

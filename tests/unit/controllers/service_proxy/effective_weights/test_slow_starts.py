@@ -77,6 +77,21 @@ async def test_many_new_ones_climb_together(tmp_path: Path) -> None:
     assert weights(node) == [WHOLE] * 40
 
 
+async def test_another_time_counts_at_once_for_those_that_climb_and_none_goes_back(tmp_path: Path) -> None:
+    node = await serving(tmp_path, WHOLE)
+    await node.apply(plan("web", 2, web(WHOLE, WHOLE)))
+    await climb(node, SECONDS / 4)
+    assert weights(node) == [WHOLE, WHOLE // 4]
+    await node.apply(plan("web", 3, web(WHOLE, WHOLE, slow_start=10 * SECONDS)))
+    await climb(node, SECONDS)
+    assert weights(node) == [WHOLE, WHOLE // 4]
+    await node.apply(plan("web", 4, web(WHOLE, WHOLE, slow_start=2 * SECONDS)))
+    await climb(node, 0)
+    assert weights(node) == [WHOLE, WHOLE * 5 // 8]
+    await climb(node, SECONDS)
+    assert weights(node) == [WHOLE, WHOLE]
+
+
 async def test_when_nobody_is_left_who_is_not_new_none_is_spared(tmp_path: Path) -> None:
     node = await serving(tmp_path, WHOLE)
     await node.apply(plan("web", 2, web(WHOLE, WHOLE)))
