@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+from tests.lab.answers import ask_json
+from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.objects import Object, endpoint_slices, port, service
 from tests.scenarios.conftest import FAMILIES, Family, World
@@ -39,6 +42,13 @@ async def more(hosts: list[str], calls_: int) -> None:
     await eventually(have_come)
 
 
+async def has_heard_of(node: Node, name: str) -> None:
+    """Expect that the node's agent knows the Service's port by this name."""
+    code, report = await ask_json(node, "show", "service", "default/web")
+    assert code == 0
+    assert [it["name"] for it in report["service"]["spec"]["ports"]] == [name]
+
+
 def named(name: str) -> Object:
     return service("web", *CLUSTER_IPS, ports=[port(name, 8080)])
 
@@ -69,11 +79,13 @@ async def test_a_renamed_port_loses_no_call_while_slices_carry_both_names(
     async with calls(world, family) as hosts:
         deployment.apply(*endpoint_slices("web", world.web, ports=both[1:], name="new"))
         deployment.apply(named("web"))
+        await eventually(partial(has_heard_of, node1, "web"))
         await more(hosts, 6)
         deployment.delete(*endpoint_slices("web", world.web, name="old"))
         await more(hosts, 6)
         deployment.apply(*endpoint_slices("web", world.web, ports=both, name="new"))
         deployment.apply(named("http"))
+        await eventually(partial(has_heard_of, node1, "http"))
         await more(hosts, 6)
     await goes_on(stream)
     await stream.close()

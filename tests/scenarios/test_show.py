@@ -1,6 +1,5 @@
 """`kroute show` on a node under load: all Services, one Service in full with its clients, and rates."""
 
-import asyncio
 import json
 import re
 import signal
@@ -90,9 +89,9 @@ async def test_rates_are_shown_until_interrupted(world: World, deployment: Deplo
     def has_seen_the_stream() -> None:
         lines = watching.log.read_text().splitlines()
         busiest = [json.loads(line)["items"][0] for line in lines if line.endswith("]}")]
-        assert any(it["address"] == CLUSTER_IPS[0] and it["packets"] > 1 and it["active"] == 1 for it in busiest)
+        assert any(it["address"] == CLUSTER_IPS[0] and it["packets"] > 0 and it["active"] == 1 for it in busiest)
 
     await eventually(has_seen_the_stream)
     watching.signal(signal.SIGINT)
-    assert await asyncio.wait_for(watching.wait(), 30) == 0
+    assert await watching.wait() == 0
     await stream.close()
