@@ -3,9 +3,9 @@
 The holder renews the Lease every `retry_period`. Every other candidate waits until it has seen no renewal for
 `duration` on its own clock, so the clocks of two machines need not agree. A released Lease is taken at once.
 
-First rule: a standby that could not read the Lease for that long has seen nothing, and waits again from the moment when
-it can read it. Otherwise both directors would find the Lease expired when a lost API server comes back, and the VIPs
-would move for no reason.
+First rule: a standby that could not read the Lease for that long, or stood still, has seen nothing, and waits again
+from the moment when it can read it. Otherwise both would find the Lease expired when a lost API server comes back, or
+their host goes on after a pause, and the VIPs would move for no reason.
 
 Second rule: a director that cannot renew the Lease goes on. client-go's leader stops at its deadline, because two
 leaders that write are worse than none. Two directors that both answer for a VIP do no harm: both have the same virtual
@@ -17,6 +17,7 @@ the same identity, from a copied state directory. This one takes a new identity 
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import deque
@@ -85,6 +86,7 @@ class Election:
         self._seen: LeaseSpec | None = None
         self._seen_at = clock()
         self._read_at = clock()
+        self._due = math.inf  # when the attempt was to begin
         self.has_missed = False  # whether the last attempt had no answer that it could use
         self._renewed_at = clock()
         self._is_overdue = False
@@ -103,7 +105,9 @@ class Election:
                 await attempt
                 raise
             self._attempted(began, not self.has_missed)
-            await self._sleep(self._pause())
+            pause = self._pause()
+            self._due = self._clock() + pause
+            await self._sleep(pause)
 
     async def attempt(self) -> None:
         """Renew the Lease, or take it if it is free.
@@ -207,7 +211,8 @@ class Election:
     def _observe(self, lease: Lease) -> None:
         now = self._clock()
         could_not_look = self.has_missed and now - self._read_at >= self._promised(lease)
-        if lease.spec != self._seen or could_not_look:
+        stood_still = now - self._due >= self._promised(lease)
+        if lease.spec != self._seen or could_not_look or stood_still:
             self._seen, self._seen_at = lease.spec, now
         self._lease, self._read_at, self.has_missed = lease, now, False
 

@@ -150,6 +150,23 @@ async def test_a_standby_is_there_when_the_lease_expires(candidates: Candidates)
     assert candidates.lease["acquireTime"].startswith("2026-01-01T00:00:15.0")
 
 
+async def test_a_standby_that_stood_still_waits_again_for_a_renewal(candidates: Candidates) -> None:
+    """The active one may have stood still with it, on one host, and then goes on as well."""
+    roles: list[Role] = []
+
+    async def sleep(seconds: float) -> None:
+        if two.role is Role.ACTIVE:
+            raise asyncio.CancelledError
+        roles.append(two.role)
+        candidates.clock.now += seconds if roles[1:] else 60.0
+
+    await candidates.candidate("one").attempt()
+    two = candidates.candidate("two", sleep=sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await two.run()
+    assert candidates.lease["acquireTime"].startswith("2026-01-01T00:01:15.0")
+
+
 async def test_each_attempt_is_told_with_its_begin_after_the_role(candidates: Candidates) -> None:
     told: list[tuple[float, bool, Role]] = []
 
