@@ -113,18 +113,28 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(backoff.delay())
 
 
+TURN = 5.0
+"""Seconds in which what fell due has its turn, though it has to wait for another controller first."""
+
+
 class _Wait(msgspec.Struct, frozen=True):
+    """When the key is due; or, once it was, since when it has had its turn."""
+
     backoff: Backoff
     due: float
 
 
 class Retries(Generic[K]):
-    """A backoff for each key alone. All times are seconds, on the caller's clock."""
+    """A backoff for each key alone. All times are seconds, on the caller's clock.
+
+    Keys that fail for long come due together, every half of `limit`: a caller may read much before it tries again.
+    """
 
     def __init__(self, first: float = 0.5, limit: float = 30.0) -> None:
         self._first = first
         self._limit = limit
         self._waits: dict[K, _Wait] = {}
+        self._tried: dict[K, _Wait] = {}
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -134,23 +144,33 @@ class Retries(Generic[K]):
 
     def failed(self, key: K, now: float) -> bool:
         """Note a failure; the wait before the next attempt doubles. Returns whether it is the key's first in a row."""
-        before = self._waits.get(key)
+        before = self._waits.get(key) or self._tried.pop(key, None)
         backoff = before.backoff if before else Backoff(self._first, self._limit)
-        self._waits[key] = _Wait(backoff, now + backoff.delay())
+        delay = backoff.delay()
+        due = now + delay
+        if delay >= self._limit:
+            due -= due % (self._limit / 2)
+        self._waits[key] = _Wait(backoff, due)
         return before is None
 
     def succeeded(self, key: K) -> None:
         """Forget the key's failures. Call this also when the key is no longer desired."""
         self._waits.pop(key, None)
+        self._tried.pop(key, None)
 
     def expire(self, now: float) -> None:
-        """Forget the keys that were due by `now` and did not fail again: they succeeded, or are no longer desired."""
+        """Forget the keys that were due by `now` and did not fail again: they succeeded, or are no longer desired.
+
+        Or what they need was not ready yet. So a key that fails within the next TURN seconds goes on where it was.
+        """
+        self._tried = {key: wait for key, wait in self._tried.items() if now < wait.due + TURN}
         for key in [key for key, wait in self._waits.items() if wait.due <= now]:
-            del self._waits[key]
+            self._tried[key] = _Wait(self._waits.pop(key).backoff, now)
 
     def clear(self) -> None:
         """Forget all failures; call this when their cause has ended."""
         self._waits.clear()
+        self._tried.clear()
 
     def is_waiting(self, key: K, now: float) -> bool:
         """Whether the key has failed and is not due yet."""

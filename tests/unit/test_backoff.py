@@ -1,6 +1,7 @@
 """Retries: exponential backoff for each key separately, and patience while the system lacks a resource."""
 
 import os
+from collections.abc import Callable
 from errno import EACCES, EIO, EMFILE, ENFILE, ENOBUFS, ENOMEM
 
 import pytest
@@ -40,6 +41,38 @@ def test_keys_wait_alone() -> None:
     assert retries.is_waiting("x", 0.5)
     assert not retries.is_waiting("y", 0.5)
     assert not retries.is_waiting("x", 1)
+
+
+def test_keys_that_fail_for_long_come_due_together_and_no_later_than_alone() -> None:
+    for moment in range(1000, 2000):
+        retries: Retries[str] = Retries(first=30, limit=30)
+        retries.failed("x", now := moment * 0.73)
+        due = retries.next_due()
+        assert due is not None
+        assert due % 15 == 0
+        assert now + 15 < due <= now + 30
+
+
+@pytest.mark.parametrize(("later", "is_new", "wait"), [(4, False, 2), (6, True, 1)])
+def test_a_key_that_fails_soon_after_its_turn_goes_on_where_it_was(later: float, is_new: bool, wait: float) -> None:
+    retries: Retries[str] = Retries(first=1)
+    retries.failed("x", 100)
+    retries.expire(101)
+    assert not retries
+    retries.expire(101 + later)
+    assert retries.failed("x", 101 + later) is is_new
+    assert retries.next_due() == 101 + later + wait
+
+
+@pytest.mark.parametrize("forget", [lambda it: it.clear(), lambda it: it.succeeded("x")], ids=["cleared", "succeeded"])
+def test_a_key_that_is_known_to_have_succeeded_is_new_when_it_fails_again(
+    forget: Callable[[Retries[str]], None],
+) -> None:
+    retries: Retries[str] = Retries(first=1)
+    retries.failed("x", 100)
+    retries.expire(101)
+    forget(retries)
+    assert retries.failed("x", 102)
 
 
 def test_a_key_that_was_due_and_did_not_fail_again_is_forgotten() -> None:

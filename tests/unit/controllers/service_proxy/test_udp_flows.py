@@ -180,7 +180,8 @@ async def test_a_kernel_that_cannot_tell_is_asked_again_later_and_later_with_one
             node.clock.now = due
             assert node.udp_flows.is_due
             await node.end_stale()
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert waits[:6] == [0.5, 1, 2, 4, 8, 16]
+    assert all(15 < wait <= 30 for wait in waits[6:]), waits
     assert [(line["event"], line["log_level"], line["virtual_servers"]) for line in logs] == [
         ("flows.not_ended", "warning", 2)
     ]
