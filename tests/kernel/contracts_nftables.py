@@ -35,7 +35,7 @@ from kroute.kernel.nftables.objects import (
     TableState,
 )
 from kroute.kernel.set_elements import element_text
-from tests.kernel.nodes import Node
+from tests.kernel.nodes import HANG, Node
 
 T4, T6 = Table(socket.AF_INET, "kroute"), Table(socket.AF_INET6, "kroute")
 VIPS = SetDefinition("vip", ("ip",))
@@ -353,5 +353,5 @@ class NftablesContract:
                 async with asyncio.timeout(0.05):
                     await changes.next()
             await node.other_nftables.write(T4, [DeleteElements(VIPS, (("10.0.0.1",),))])
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG):
                 assert "(process " in await changes.next()

@@ -33,6 +33,9 @@ from tests.fakes.xtables import FakeXtables
 NODE_IP, OTHER_NODE_IP = "192.168.9.1", "192.168.9.2"
 NODE_IP6, OTHER_NODE_IP6 = "fd99::1", "fd99::2"
 
+HANG = 300.0
+"""Seconds that only a test that hangs takes, however slow the machine is."""
+
 MSG_CT_NEW = 0
 CTA_TIMEOUT = 7
 FLOW_TIMEOUT = 300

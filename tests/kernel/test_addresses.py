@@ -10,7 +10,7 @@ from kroute.kernel.errors import Failure
 from kroute.kernel.net import addresses as net_addresses
 from kroute.kernel.net.addresses import Addresses, BindAddress, InterfaceAddress, RenewAddress, UnbindAddress
 from kroute.kernel.net.routes import SetLocalRoute
-from tests.kernel.nodes import NODE_IP6, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP6, RealNode, run
 
 
 async def test_a_vip_makes_no_route_in_table_main(node: RealNode) -> None:
@@ -74,7 +74,7 @@ async def test_an_address_with_a_lifetime_goes_by_itself_and_is_nobodys_source(n
     assert "src 192.168.9.1 " in run("ip route get 192.168.9.201")
     assert "src fd99::200 " not in run("ip -6 route get fd99::201")
     await node.addresses.write("e0", [RenewAddress(vip, 3) for vip in vips])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG):
         while await node.addresses.read("e0") & set(vips):  # noqa: ASYNC110  # the kernel's timer is waited for
             await asyncio.sleep(0.2)
 

@@ -25,7 +25,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.reconcile.pass_status import PassStatus
 from kroute.reconcile.resync_schedule import DigestPace
 from kroute.settings import Settings
-from tests.kernel.nodes import NODE_IP, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP, RealNode, run
 from tests.lab.firewall import backend
 from tests.unit.fake_node import node_plan, plan, server
 
@@ -170,7 +170,7 @@ async def served(state_dir: Path) -> AsyncIterator[tuple[NodeControllers, Broadc
     ):
         group.create_task(controllers.run())
         broadcaster.publish(plans)
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(HANG):
             await controllers.live()
         yield controllers, broadcaster
         controllers.stop()
@@ -230,7 +230,7 @@ async def resynced(controllers: NodeControllers) -> None:
     """Return once every controller has read all of its part of the kernel."""
     began = time.time()
     resync(controllers)
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(HANG):
         while True:
             if all(it.status.counters.last_resync > began for it in controllers.kernel_writers):
                 break

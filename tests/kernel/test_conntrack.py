@@ -21,7 +21,7 @@ from kroute.kernel.ipvs.client import (
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.pass_status import PassStatus
-from tests.kernel.nodes import NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, OTHER_NODE_IP, OTHER_NODE_IP6, RealNode, run
 from tests.lab.cluster import Cluster
 from tests.lab.deployment import eventually
 from tests.lab.firewall import tool
@@ -249,7 +249,7 @@ async def test_a_tcp_connection_to_the_same_address_and_port_goes_on(balancer: B
     tcp, real_server = balancer.key._replace(protocol=Protocol.TCP), (balancer.first, TARGET_PORT)
     await balancer.serve(balancer.first)
     await balancer.change(AddVirtualServer(tcp, VirtualServerOptions()), AddRealServer(tcp, real_server, 1))
-    async with asyncio.timeout(30), await asyncio.start_server(echo, *real_server):
+    async with asyncio.timeout(HANG), await asyncio.start_server(echo, *real_server):
         reader, writer = await asyncio.open_connection(balancer.vip, 53)
         await balancer.end_stale()
         writer.write(b"x")

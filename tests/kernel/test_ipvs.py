@@ -19,7 +19,7 @@ from kroute.kernel.ipvs.outlines import parse_outline, parse_outline_key
 from kroute.kernel.modules import kernel_version
 from kroute.kernel.net.addresses import BindAddress
 from kroute.kernel.netlink.chunks import LEAST_MESSAGES
-from tests.kernel.nodes import NODE_IP, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP, RealNode, run
 
 KEY = (6, "10.0.0.1", 80)
 REAL = (NODE_IP, 8080)
@@ -37,7 +37,7 @@ async def test_an_open_connection_survives_edits_of_its_virtual_server(node: Rea
         await writer.wait_closed()
         served.set()
 
-    async with asyncio.timeout(60), await asyncio.start_server(echo, *REAL):
+    async with asyncio.timeout(HANG), await asyncio.start_server(echo, *REAL):
         reader, writer = await asyncio.open_connection(KEY[1], KEY[2])
         edits: list[IpvsChange] = [
             SetVirtualServer(KEY, VirtualServerOptions("mh", FLAG_SCHEDULER_1)),
@@ -73,7 +73,7 @@ async def test_what_goes_through_a_virtual_server_is_counted(node: RealNode) -> 
     async def of_real_server() -> Traffic:
         return (await node.ipvs.real_server_traffic([KEY]))[KEY][REAL].traffic
 
-    async with asyncio.timeout(60), await asyncio.start_server(answer, *REAL):
+    async with asyncio.timeout(HANG), await asyncio.start_server(answer, *REAL):
         for _ in range(2):
             reader, writer = await asyncio.open_connection(KEY[1], KEY[2])
             writer.write(bytes(1000))

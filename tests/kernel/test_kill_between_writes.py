@@ -31,7 +31,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings import Settings
 from tests.kernel.conftest import MODULES
-from tests.kernel.nodes import NODE_IP, NODE_IP6, run
+from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, run
 from tests.kernel.test_warm_restart import snapshot
 from tests.lab.firewall import backend
 from tests.unit.fake_node import node_plan, plan, server
@@ -122,7 +122,7 @@ async def serve(state_dir: Path, *rounds: list[Plan]) -> None:
         for plans in rounds:
             broadcaster.publish(plans)
             await controllers.live()
-        async with asyncio.timeout(60), Ipvs() as ipvs:
+        async with asyncio.timeout(HANG), Ipvs() as ipvs:
             while not (await _is_served(ipvs) and await _rests(controllers)):
                 pass
         controllers.stop()

@@ -7,7 +7,7 @@ import pytest
 from kroute.kernel.net.addresses import BindAddress
 from kroute.kernel.net.next_hops import NextHops
 from kroute.kernel.net.routes import SetLocalRoute
-from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, RealNode, run
 
 ROUTES = {
     "a gateway": ("ip route add 203.0.113.0/24 via 192.168.9.9", {"192.168.9.9"}),
@@ -29,7 +29,7 @@ async def test_the_next_hops_of(node: RealNode, command: str, expected: set[str]
         before = await next_hops.read()
         run(command)
         assert await next_hops.read() - before == expected
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG):
             await next_hops.changed()
 
 
@@ -43,6 +43,6 @@ async def test_vips_are_no_news_and_a_route_that_goes_is(node: RealNode) -> None
         await asyncio.sleep(0.1)  # every event of the kernel has arrived by now
         assert not news.done()
         run("ip route del 203.0.113.0/24")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG):
             await news
         assert "192.168.9.9" not in await next_hops.read()

@@ -35,7 +35,7 @@ from tests.kernel.contracts_nftables import (
     make,
     port,
 )
-from tests.kernel.nodes import RealNode, run
+from tests.kernel.nodes import HANG, RealNode, run
 
 pytestmark = pytest.mark.nftables
 
@@ -276,7 +276,7 @@ async def test_a_change_among_many_of_another_table_is_told_and_those_alone_wake
         assert received() is not None, "the other generation"
         assert received() is None
         run_nft(f"{add}add element ip kroute vip {{ 10.0.0.1 }}\n{flush}{add}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG):
             assert (await changes.next()).startswith("nft (process ")
 
 
@@ -288,10 +288,10 @@ async def test_lost_events_count_as_a_change(node: RealNode) -> None:
         for number in range(12):
             ports = tuple((f"10.0.{number}.1", 6, it) for it in range(1, 20_000))
             await node.other_nftables.write(T4, [AddElements(other, ports)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG):
             assert "lost" in await changes.next()
         await node.other_nftables.write(T4, [AddElements(VIPS, (("10.0.0.1",),))])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG):
             assert "(process " in await changes.next()
 
 

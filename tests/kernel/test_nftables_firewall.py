@@ -19,7 +19,7 @@ from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Exemption, Settings
 from tests.kernel import documented_ruleset
 from tests.kernel.contracts_firewall import NODE, ONE_OF_EACH, PORT, SETTINGS, everything
-from tests.kernel.nodes import run
+from tests.kernel.nodes import HANG, run
 
 pytestmark = pytest.mark.nftables
 
@@ -246,7 +246,7 @@ async def test_while_it_is_followed_only_changes_of_its_own_tables_count(firewal
             assert await firewall.is_untouched()
             assert not changed.is_set()
             run(damage)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG):
                 await changed.wait()
             assert not await firewall.is_untouched()
         following.cancel()

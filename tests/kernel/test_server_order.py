@@ -22,7 +22,7 @@ from kroute.kernel.ipvs.client import (
 from kroute.kernel.net.addresses import BindAddress
 from kroute.kernel.sysctl import Sysctls
 from kroute.model.plan import Protocol, RealServer, VirtualServer, VirtualServerKey
-from tests.kernel.nodes import NODE_IP, RealNode
+from tests.kernel.nodes import HANG, NODE_IP, RealNode
 from tests.lab import hash_choices
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -128,7 +128,7 @@ async def served(node: RealNode) -> AsyncIterator[Echo]:
 async def test_a_connection_outlives_the_move_of_its_real_server_with_a_packet_at_the_worst_moment(
     served: Echo,
 ) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         reader, writer = await served.connect()
         writer.write(b"x")
         assert await reader.readexactly(1) == b"x"
@@ -140,7 +140,7 @@ async def test_a_connection_outlives_the_move_of_its_real_server_with_a_packet_a
 
 
 async def test_without_care_the_same_packet_ends_the_connection(served: Echo) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         reader, writer = await served.connect()
         writer.write(b"x")
         assert await reader.readexactly(1) == b"x"
@@ -151,7 +151,7 @@ async def test_without_care_the_same_packet_ends_the_connection(served: Echo) ->
 
 async def test_a_busy_connection_outlives_a_thousand_moves(served: Echo) -> None:
     moves = [DeleteRealServer(served.key, served.real), AddRealServer(served.key, served.real, 1)] * 10
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG):
         reader, writer = await served.connect()
         for _ in range(100):
             with keeping_connections(Sysctls()):

@@ -14,14 +14,11 @@ from kroute.kernel.pods.client import LINKS, Tunnels
 from kroute.kernel.pods.pod_network import PodTunnel
 from tests.kernel import contracts_tunnels
 from tests.kernel.contracts_tunnels import POD, POD6, VIP, VIP6
-from tests.kernel.nodes import run
-
-PATIENCE = 20
-"""Seconds."""
+from tests.kernel.nodes import HANG, run
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + HANG
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

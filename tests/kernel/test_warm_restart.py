@@ -14,7 +14,7 @@ from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Persistence, Plan, Problem, Protocol, RealServer, ServicePlan, VirtualServer
 from kroute.settings import Settings
-from tests.kernel.nodes import NODE_IP, NODE_IP6, RealNode, run
+from tests.kernel.nodes import HANG, NODE_IP, NODE_IP6, RealNode, run
 from tests.lab.firewall import NFTABLES, backend, has_legacy
 from tests.unit.fake_node import node_plan, plan, server
 
@@ -69,7 +69,7 @@ async def serving(plans: Sequence[Plan], state_dir: Path) -> AsyncIterator[tuple
     ):
         running = asyncio.create_task(controllers.run())
         broadcaster.publish(plans)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG):
             await controllers.live()
         for _ in range(10):  # time for any write that follows the last plan; a stall takes one turn of it
             await asyncio.sleep(0.1)
