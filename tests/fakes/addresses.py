@@ -8,6 +8,7 @@ from kroute.kernel.errors import Failure
 from kroute.kernel.net.addresses import AddressChange, BindAddress, InterfaceAddress, RenewAddress
 from kroute.kernel.net.routes import LocalRoute
 from tests.fakes.client import FakeClient
+from tests.fakes.sysctl import disable_ipv6
 
 
 class FakeAddresses(FakeClient):
@@ -40,12 +41,10 @@ class FakeAddresses(FakeClient):
         return failures
 
     def _make(self, interface: str, change: AddressChange) -> int:
-        link = self.kernel.links.get(interface)
-        if link is None:
-            return errno.ENODEV
         is_ipv6 = ":" in change.address
-        if is_ipv6 and not self.kernel.ipv6:
-            return errno.EOPNOTSUPP
+        if number := self._refuses(interface, is_ipv6=is_ipv6):
+            return number
+        link = self.kernel.links[interface]
         bound = change.address in link.addresses
         if isinstance(change, RenewAddress):
             link.lifetimes[change.address] = change.lifetime
@@ -64,3 +63,11 @@ class FakeAddresses(FakeClient):
         if is_ipv6 and not change.keep_kernel_route and kernel_route in link.routes.get(change.address, ()):
             self.kernel.drop_route(interface, kernel_route)
         return errno.EEXIST if bound else 0
+
+    def _refuses(self, interface: str, *, is_ipv6: bool) -> int:
+        """The errno with which an interface refuses any address of a family; 0: it does not."""
+        if interface not in self.kernel.links:
+            return errno.ENODEV
+        if is_ipv6 and not self.kernel.ipv6:
+            return errno.EOPNOTSUPP
+        return errno.EACCES if is_ipv6 and self.kernel.sysctls.get(disable_ipv6(interface)) == "1" else 0

@@ -8,6 +8,11 @@ BUCKETS = "net.netfilter.nf_conntrack_buckets"
 BUCKETS_A_PAGE = 512
 
 
+def disable_ipv6(interface: str) -> str:
+    """The name of the sysctl that takes IPv6 from an interface. A new link takes it over from `default`."""
+    return f"net.ipv6.conf.{interface}.disable_ipv6"
+
+
 class FakeSysctls:
     """Same shape as kroute.kernel.sysctl.Sysctls; a sysctl that a test did not set does not exist."""
 

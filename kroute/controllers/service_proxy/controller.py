@@ -18,7 +18,7 @@ from kroute.controllers.service_proxy.conntrack_sysctls import conntrack_rows
 from kroute.controllers.service_proxy.looks.table_look import TableLook
 from kroute.controllers.service_proxy.ownership import adopt_what_is_ours, delete_what_is_ours
 from kroute.controllers.service_proxy.restrictions import Restrictions
-from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances, NodeSysctls, estimation_rows
+from kroute.controllers.service_proxy.sysctls import Circumstances, NodeSysctls, node_rows
 from kroute.controllers.service_proxy.timeouts import Timeouts
 from kroute.controllers.service_proxy.udp_flows import UdpFlows, behind
 from kroute.controllers.service_proxy.vip_addresses import VipAddresses
@@ -82,7 +82,7 @@ class ServiceProxy(Controller):
         self._addresses = addresses
         self._kernel_version = kernel_version
         conntrack_limits = conntrack_rows(settings.conntrack, os.cpu_count() or 1)
-        self._sysctls = NodeSysctls(sysctls, ledger, (*SYSCTLS, *estimation_rows(settings), *conntrack_limits))
+        self._sysctls = NodeSysctls(sysctls, ledger, (*node_rows(settings), *conntrack_limits))
         self._timeouts = Timeouts(ipvs, ledger, settings.ipvs_timeouts)
         pace = DigestPace(settings.resync_period, settings.resync_budget, self.status.counters)
         self._vips = VipAddresses(self.status, addresses, interface, pace)

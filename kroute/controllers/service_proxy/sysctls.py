@@ -108,7 +108,21 @@ SYSCTLS = (
 )
 
 
-def estimation_rows(settings: Settings) -> tuple[Row, ...]:
+def node_rows(settings: Settings) -> tuple[Row, ...]:
+    """All rows for a node with these settings."""
+    return (*SYSCTLS, _ipv6_of_the_link(settings.dummy_interface), *_estimation_rows(settings))
+
+
+def _ipv6_of_the_link(interface: str) -> Row:
+    """The row that lets the VIPs' link have IPv6 addresses where `default.disable_ipv6` gives new links none.
+
+    The kernel refuses each with EACCES there (net/ipv6/addrconf.c, addrconf_add_dev). Without IPv6 it has no such file.
+    """
+    name = f"net.ipv6.conf.{interface.replace('.', '/')}.disable_ipv6"
+    return Row(name, "0", _serves_ipv6, "the VIPs' link can have IPv6 addresses", optional=True)
+
+
+def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
     """The rows for IPVS's estimation; only those that the settings name.
 
     Every two seconds the kernel sums up the counters of each virtual and real server and computes their rates. Only

@@ -10,8 +10,8 @@ from kroute.controllers.service_proxy.sysctls import SYSCTLS as ROWS
 from kroute.controllers.service_proxy.sysctls import Circumstances
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import IpvsTimeouts
-from tests.fakes.sysctl import FakeSysctls
-from tests.unit.fake_node import SYSCTLS, FakeNode, new_kernel, plan, server
+from tests.fakes.sysctl import FakeSysctls, disable_ipv6
+from tests.unit.fake_node import DUMMY, SYSCTLS, FakeNode, new_kernel, plan, server
 
 REUSE = "net.ipv4.vs.conn_reuse_mode"
 FACTOR = "net.ipv4.vs.conn_lfactor"
@@ -89,6 +89,17 @@ async def test_ipv6_forwards_when_an_ipv6_service_is_served(tmp_path: Path) -> N
     assert node.kernel.sysctls[IPV6] == "0"
     await node.apply(plan("six", 2, server("fd00::1", 80)))
     assert node.kernel.sysctls[IPV6] == "1"
+
+
+async def test_ipv6_is_switched_on_for_the_link_of_the_vips_when_they_need_it(tmp_path: Path) -> None:
+    kernel, own = new_kernel(), disable_ipv6(DUMMY)
+    kernel.sysctls |= {own: "1", disable_ipv6("eth0"): "1"}
+    node = await FakeNode(tmp_path, kernel).start(plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    assert kernel.sysctls[own] == "1"
+    await node.apply(plan("six", 2, server("fd00::1", 80, "fd00:1::1")))
+    assert kernel.sysctls[own] == "0"
+    assert "fd00::1" in kernel.links[DUMMY].addresses
+    assert kernel.sysctls[disable_ipv6("eth0")] == "1"
 
 
 async def test_a_failure_names_the_sysctl_once_and_the_others_go_on(tmp_path: Path) -> None:
