@@ -15,6 +15,19 @@ MOST_OF_A_TURN = 0.2
 """Seconds that count of a turn. What it took beyond them, this process was kept from running."""
 
 
+class CountedTime:
+    """The seconds between looks at a clock, of which `MOST_OF_A_TURN` count at most."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked = clock()
+
+    def since_last_look(self) -> float:
+        """Look, and return the seconds that count since the look before, or since this was made."""
+        before, self._looked = self._looked, self._clock()
+        return min(self._looked - before, MOST_OF_A_TURN)
+
+
 class Looks:
     """Counts the seconds of looks at one state, again and again. A look counts as `MOST_OF_A_TURN` at most.
 
@@ -23,14 +36,11 @@ class Looks:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._left = seconds
-        self._clock = clock
-        self._looked = clock()
+        self._time = CountedTime(clock)
 
     def are_over(self) -> bool:
         """Whether the look that begins now is the last one."""
-        now = self._clock()
-        self._left -= min(now - self._looked, MOST_OF_A_TURN)
-        self._looked = now
+        self._left -= self._time.since_last_look()
         return self._left <= 0
 
 
@@ -41,20 +51,18 @@ class _Turns:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._left = seconds
-        self._looked = self._loop.time()
+        self._time = CountedTime(self._loop.time)
         self._turn = self._next()
 
     def _next(self) -> asyncio.TimerHandle:
         return self._loop.call_later(min(self._left, TURN), self._look)
 
     def _look(self) -> None:
-        now = self._loop.time()
-        self._left = round(self._left - min(now - self._looked, MOST_OF_A_TURN), 6)  # no rest that takes no time
-        self._looked = now
+        self._left = round(self._left - self._time.since_last_look(), 6)  # no rest that takes no time
         if self._left > 0:
             self._turn = self._next()
         else:
-            self._limit.reschedule(now)
+            self._limit.reschedule(self._loop.time())
 
     def cancel(self) -> None:
         self._turn.cancel()

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from tests.lab.directors import Capture, DirectorMachine, who_has
 from tests.lab.firewall import tool
 from tests.lab.hosts import Host, OpenStream
 from tests.lab.objects import Object
-from tests.lab.patience import MOST_OF_A_TURN, TURN
+from tests.lab.patience import TURN, CountedTime
 
 IPV4, IPV6 = VIPS = ("192.168.123.201", "fd00:192:168:123::201")
 CLUSTER_IPS = ("10.254.0.80", "fd00:10:254::80")
@@ -296,10 +295,10 @@ class Calls:
 
     async def keep_time(self) -> None:
         """Count the time until cancelled."""
+        counted = CountedTime()
         while True:
-            looked = time.monotonic()
             await asyncio.sleep(TURN)
-            self.time += min(time.monotonic() - looked, MOST_OF_A_TURN)
+            self.time += counted.since_last_look()
 
 
 @asynccontextmanager

@@ -164,6 +164,17 @@ def _cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", refuse)
 
 
+def read_what_is_kept(reader: int, stream: NonBlockingStream) -> bytes:
+    """Read the pipe while the stream writes what it has kept, until nothing more comes."""
+    os.set_blocking(reader, False)
+    seen = b""
+    for _ in range(1000):
+        with suppress(BlockingIOError):
+            seen += os.read(reader, 1 << 16)
+        stream.flush()
+    return seen
+
+
 @pytest.mark.parametrize("prepare", [lambda _: None, _cannot_be_opened_again], ids=["opened again", "polled"])
 def test_lines_are_whole_however_long_they_are(
     prepare: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, made: Made, pipe: Pipe
@@ -175,12 +186,7 @@ def test_lines_are_whole_however_long_they_are(
     lines = [f"{number} {'x' * number * 997}\n" for number in range(200)]
     for line in lines:
         stream.write(line)
-    os.set_blocking(reader, False)
-    seen = b""
-    for _ in range(1000):
-        with suppress(BlockingIOError):
-            seen += os.read(reader, 1 << 16)
-        stream.flush()
+    seen = read_what_is_kept(reader, stream)
     kept = seen.decode().splitlines(keepends=True)
     assert kept == lines[: len(kept)]
     assert stream.dropped == len(lines) - len(kept) == sum(told)
@@ -232,12 +238,7 @@ def test_lines_are_written_again_after_those_that_are_missing(made: Made, pipe: 
     line = "x" * 9999 + "\n"
     while not stream.dropped:
         stream.write(line)
-    os.set_blocking(reader, False)
-    seen = b""
-    for _ in range(1000):
-        with suppress(BlockingIOError):
-            seen += os.read(reader, 1 << 16)
-        stream.flush()
+    seen = read_what_is_kept(reader, stream)
     stream.write("again\n")
     seen += os.read(reader, 1 << 16)
     assert seen.replace(line.encode(), b"") == b"1 missing\nagain\n"
