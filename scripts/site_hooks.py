@@ -8,22 +8,22 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": "index.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
-"""The pages at the root of the repository, and what they are called in the site."""
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+"""The pages at the root of the repository that the site has too. The README is not one: docs/index.md is the home."""
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for name, called in PAGES.items():
-        files.append(File.generated(config, called, content=(ROOT / name).read_text()))
+    for name in PAGES:
+        files.append(File.generated(config, name, content=(ROOT / name).read_text()))
     for picture in sorted((ROOT / "bench/results").glob("*.svg")):
         files.append(File.generated(config, f"bench/results/{picture.name}", abs_src_path=str(picture)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    at_the_root = page.file.src_uri in PAGES.values()
+    at_the_root = page.file.src_uri in PAGES
     return LINK.sub(lambda link: link_in_site(link, at_the_root=at_the_root), indented_by_four(markdown))
 
 
@@ -31,7 +31,7 @@ def link_in_site(link: re.Match[str], *, at_the_root: bool) -> str:
     """Return a link between two files of the repository as it is in the site, where docs/ is the root."""
     path, anchor = link[2], link[3] or ""
     path = path.removeprefix("docs/") if at_the_root else path.removeprefix("../")
-    return f"{link[1]}{PAGES.get(path, path)}{anchor})"
+    return f"{link[1]}{path}{anchor})"
 
 
 def indented_by_four(markdown: str) -> str:
