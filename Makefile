@@ -37,13 +37,13 @@ bench: ## measure kroute, and write docs/performance.md (ONLY=headline: half an 
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.hashing --publish)
 
-lint: ## check style, types and the direction of imports
+lint: ## check style, types, the direction of imports, and the links of the pages
 	@scripts/setup unit
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict kroute tests/fakes
 	.venv/bin/lint-imports
-	.venv/bin/mkdocs build --strict --quiet
+	.venv/bin/mkdocs build --strict
 
 docs: ## write the pages as a web site to .site/
 	@scripts/setup unit

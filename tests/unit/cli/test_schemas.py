@@ -6,6 +6,7 @@ The schemas are in `docs/schemas/`. `KROUTE_WRITE_GOLDEN=1 make unit` writes the
 import json
 import os
 import pkgutil
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_its_schema_is_in_the_docs(kind: str) -> None:
 
 def test_the_docs_have_no_other_schema() -> None:
     assert {path.stem for path in SCHEMAS.iterdir()} == set(KINDS)
+    page = SCHEMAS.with_suffix(".md").read_text()
+    assert set(re.findall(r"\(schemas/(\w+)\.json\)", page)) == set(KINDS)
 
 
 @pytest.mark.parametrize("name", VIEWS)
