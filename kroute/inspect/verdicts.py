@@ -1,4 +1,4 @@
-"""What happens to a client's first packet on this node, in the order of docs/design.md.
+"""What happens to a client's first packet on this node, in the order of docs/firewall-rules.md.
 
 The verdict follows from kroute's rules and from the kernel's state.
 """

@@ -1,4 +1,4 @@
-"""The nf_tables rules of a node with five Services, as nft prints them, commented line by line for docs/design.md.
+"""The nf_tables rules of a node with five Services, as nft prints them, commented line by line for docs/firewall-rules.md.
 
 `python -m tests.kernel.documented_ruleset` lets nft print them in the lab, and writes them into the page.
 """
@@ -19,7 +19,7 @@ from tests.builders import LISTED, endpoint, endpoint_slice, port, service
 from tests.kernel.nodes import run
 from tests.lab.mode import lab_mode
 
-PAGE = Path(__file__).parents[2] / "docs" / "design.md"
+PAGE = Path(__file__).parents[2] / "docs" / "firewall-rules.md"
 BEGIN, END = "<!-- written by tests/kernel/documented_ruleset.py -->\n\n```\n", "```\n\n<!-- its end -->\n"
 
 ADDRESS = "192.0.2.11"

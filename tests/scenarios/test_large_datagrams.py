@@ -1,6 +1,6 @@
 """UDP datagrams that are larger than the MTU, with br_netfilter on and off.
 
-Over IPv6 the kernel loses those of pods on a bridge while br_netfilter is on (`docs/design.md`, facts of the kernel).
+Over IPv6 the kernel loses those of pods on a bridge while br_netfilter is on (`docs/kernel-facts.md`).
 """
 
 from collections.abc import Iterator
