@@ -26,6 +26,7 @@ from tests.unit.kubernetes_schemas import validate
 BIN = Path(sys.executable).parent
 
 A_CLUSTER = "needs a running cluster with kubelets; what it names is looked up in the rendered manifests"
+A_PROVIDER = "needs an account with a provider; written from the provider's documents"
 ANOTHER_PROGRAM = "shows what other tests look at by netlink; the program is not kroute's"
 
 RUN_BY = {
@@ -74,6 +75,8 @@ RUN_BY = {
     "ln": "not run: it would change this machine; deploy/debian has the same link",
     "cp": "not run: it would change this machine; the file is looked up",
     "vi": "not run: it is for people; tests/scenarios/test_newcomer.py writes the file",
+    "aws eks": A_PROVIDER,
+    "az aks": A_PROVIDER,
     "grep": ANOTHER_PROGRAM,
     "ip address": ANOTHER_PROGRAM,
     "ip rule": ANOTHER_PROGRAM,
