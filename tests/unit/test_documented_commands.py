@@ -77,6 +77,8 @@ RUN_BY = {
     "vi": "not run: it is for people; tests/scenarios/test_newcomer.py writes the file",
     "aws eks": A_PROVIDER,
     "az aks": A_PROVIDER,
+    "firewall-cmd": "not run: there is no firewalld; firewall-offline-cmd 1.3.3 took each line",
+    "ufw": "not run: there is no ufw; tests/scenarios/test_host_firewalls.py has its rules",
     "grep": ANOTHER_PROGRAM,
     "ip address": ANOTHER_PROGRAM,
     "ip rule": ANOTHER_PROGRAM,
