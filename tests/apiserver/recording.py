@@ -93,6 +93,7 @@ def replay(store: Store, name: str) -> None:
     for event in Recording.load(name).events:
         if event["type"] == "DELETED":
             item = event["object"]
+            store.advance(int(item["metadata"]["resourceVersion"]) - 1)
             store.delete(BY_KIND[item["kind"]], key_of(item))
         elif event["type"] in {"ADDED", "MODIFIED"}:
             store.put(event["object"], verbatim=True)

@@ -1,6 +1,7 @@
 """The resources that the stand-in serves."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ class ResourceType:
     """Field labels that a fieldSelector may name, beside metadata.name and metadata.namespace."""
     zero: Object = field(default_factory=dict)
     """What Go writes for an object of this kind that only has metadata: the rest of a BOOKMARK."""
+    zero_annotations: Mapping[str, str] = field(default_factory=dict)
+    """Annotations that the conversion to this version adds even to a BOOKMARK."""
 
     core_inside: bool = False
     """Whether the API server's own type is in the core group, as it then says in what it refuses."""
@@ -75,7 +78,19 @@ EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime
 
 CONFIG_MAPS = ResourceType("ConfigMap", "configmaps", "v1")
 
-TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS)
+DAEMON_SETS = ResourceType(
+    "DaemonSet",
+    "daemonsets",
+    "v1",
+    "apps",
+    zero={
+        "spec": {"selector": None, "template": {"metadata": {}, "spec": {"containers": None}}, "updateStrategy": {}},
+        "status": {"currentNumberScheduled": 0, "numberMisscheduled": 0, "desiredNumberScheduled": 0, "numberReady": 0},
+    },
+    zero_annotations={"deprecated.daemonset.template.generation": "0"},
+)
+
+TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS, DAEMON_SETS)
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 
 _PATH = re.compile(

@@ -123,8 +123,8 @@ class Watch:
         if not self._store.since(self._position):
             self._position = self._store.revision
         metadata: Object = {"resourceVersion": str(self._position)}
-        if annotations:
-            metadata["annotations"] = annotations
+        if annotations or type_.zero_annotations:
+            metadata["annotations"] = {**type_.zero_annotations, **(annotations or {})}
         item = {"kind": type_.kind, "apiVersion": type_.api_version, "metadata": metadata, **type_.zero}
         return {"type": "BOOKMARK", "object": item}
 
