@@ -6,8 +6,8 @@ while a slice is planned goes out with the next slice; nothing waits for a timer
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ from kroute import __version__
 from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
+from kroute.checks.cluster_proxies import Reader
+from kroute.checks.other_proxies import ProxyTraces
+from kroute.checks.ownership import WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import Choice, node_clients, settled
 from kroute.firewall.succession import replace_others
@@ -27,14 +30,14 @@ from kroute.kernel.node_kernel import NodeKernel, open_kernel
 from kroute.model.kinds import watched
 from kroute.model.node_facts import ApiFacts, NodeInterfaces, node_facts
 from kroute.model.objects import Change
-from kroute.model.plan import NodePlan, Plan
+from kroute.model.plan import NodePlan, Plan, Problem
 from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
 from kroute.runtime.on_demand import OnDemand
 from kroute.runtime.runner import opened
-from kroute.runtime.state_dir import StateDirectory
-from kroute.settings import Settings
+from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
+from kroute.settings import WAIT, Settings
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
@@ -47,6 +50,7 @@ from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 if TYPE_CHECKING:
+    from kroute.migration.take_over import TakeOver
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
 log = structlog.get_logger(__name__)
@@ -73,7 +77,8 @@ class Agent:
     `firewall` is the backend that was chosen, which the settings name. `follow` delivers changes. `events` writes
     Events; None: they are only logged. `loop_watch` watches the event loop in which the agent runs. `watches` returns
     the counters of each watch, `requests` those of the requests to the API server. `keep_to` takes the node's own
-    addresses, whenever they change. `faults` says what of the source cannot be read.
+    addresses, whenever they change. `api` asks the cluster which other service proxies are meant for this node.
+    `faults` says what of the source cannot be read.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Agent:
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
         requests: Callable[[], list[RequestSeries]] = list,
         follow_api: FollowApi | None = None,
+        api: Reader | None = None,
         keep_to: Callable[[frozenset[str]], None] | None = None,
         faults: Callable[[], list[str]] = list,
     ) -> None:
@@ -110,8 +116,18 @@ class Agent:
         self._node_watcher = NodeWatcher(settings.dummy_interface, self._take_interfaces, monitor=monitor)
         self._controllers = NodeControllers(settings, self._broadcaster, self._recorder.report, kernel)
         self._controllers.stage_gate.follow(self._changes.passed)
+        self._traces = ProxyTraces(kernel, settings)
+        self._ownership = Ownership(
+            settings,
+            report=self._recorder.report_on_node,
+            take_back=self._proxy_gone,
+            api=api,
+            traces=self._traces.read,
+        )
         parts = self._broadcaster, self._controllers, self._recorder, self._changes
-        self._observation = Observation(settings, *parts, self._statistics, self._catalog, faults)
+        self._observation = Observation(
+            settings, *parts, self._statistics, self._catalog, ownership=self._ownership, faults=faults
+        )
         self._answers = {**self._observation.answers, statistics.NEWEST_QUESTION: self._measured}
         self._other_answers = OnDemand(partial(self._load_answers, firewall))
 
@@ -119,6 +135,7 @@ class Agent:
         """Serve the node until `stop` is set. The kernel's state stays as it is then."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
+            await stack.enter_async_context(self._traces)
             await patiently("following the kernel", lambda: stack.enter_async_context(self._controllers))
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
             await patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))
@@ -134,14 +151,46 @@ class Agent:
                 ]
                 if self._follow_api is not None:
                     background.append(group.create_task(self._follow_api(self._take_api), name="api facts"))
-                serving = group.create_task(self._controllers.run(), name="controllers")
+                serving = group.create_task(self._serve(), name="controllers")
                 await stop.wait()
                 log.info("kroute.stopping")
                 for task in background:
                     task.cancel()
                 self._controllers.stop()
-                await asyncio.wait([serving], timeout=STOP_WITHIN)
+                await asyncio.wait([serving], timeout=STOP_WITHIN if self._ownership.is_ours.is_set() else 0)
                 serving.cancel()
+
+    async def _serve(self) -> None:
+        """Run the controllers, once the node is kroute's. Until then nothing is written to the kernel."""
+        ownership, ledger = self._ownership, self._controllers.ledger
+        ended = await ownership.turn(
+            has_served=ledger.exists, hindrance=lambda names: self._take_over(names).hindrance()
+        )
+        if ended:
+            await patiently("taking over", lambda: self._take_over(ended).adopt(ledger))
+        ownership.is_ours.set()
+        async with asyncio.TaskGroup() as group:
+            rivals = ownership.follow_rivals(self._controllers.restrain, self._remove_leftovers)
+            others = [group.create_task(rivals, name="rivals")]
+            if ended:
+                others.append(group.create_task(self._remove_leftovers(ended), name="leftovers"))
+            await self._controllers.run()
+            for task in others:
+                task.cancel()
+
+    def _take_over(self, names: Collection[str]) -> "TakeOver":
+        from kroute.migration.take_over import TakeOver  # noqa: PLC0415  few starts take a node over
+
+        return TakeOver(self._settings, names)
+
+    async def _remove_leftovers(self, names: Collection[str]) -> None:
+        await self._controllers.live()
+        take_over = self._take_over(names)
+        await patiently("taking over", lambda: take_over.adopt(self._controllers.ledger))  # a rival's, that came later
+        await take_over.remove()
+
+    def _proxy_gone(self, problem: Problem) -> None:
+        self._recorder.take_back_on_node(problem, "ServiceProxyGone", f"{problem.subject} has ended on this node.")
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._changes.read(changes)
@@ -179,7 +228,7 @@ class Agent:
                 self._recorder.forget(plan.key)
             self._recorder.report_all(plan)
         is_first = not self._broadcaster.has_started
-        if not is_first:
+        if not is_first and self._ownership.waits_for is None:
             self._changes.published(plans)
         self._broadcaster.publish(plans, more=self._catalog.has_marked)
         if is_first and self._broadcaster.has_started:
@@ -233,7 +282,9 @@ async def serve(
         return 1
     settings = settled(settings, choice)
     async with AsyncExitStack() as claimed:
-        state_dir = await patiently("locking", lambda: _claim(settings, claimed))
+        state_dir = await patiently("locking", lambda: _claimed(settings, claimed, stop))
+        if state_dir is None:
+            return 0
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
@@ -245,8 +296,25 @@ async def serve(
     return 0 if cleaned else 1
 
 
-async def _claim(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
-    return stack.enter_context(StateDirectory.claim(settings.state_dir))
+async def _claimed(settings: Settings, stack: AsyncExitStack, stop: asyncio.Event) -> StateDirectory | None:
+    """The state directory, as soon as no other kroute runs here; None if `stop` was set before.
+
+    Raises AnotherKrouteError if other proxies are not waited for.
+    """
+    is_said = False
+    while not stop.is_set():
+        try:
+            return stack.enter_context(StateDirectory.claim(settings.state_dir))
+        except AnotherKrouteError as error:
+            if settings.other_proxies != WAIT:
+                raise
+            if not is_said:
+                log.warning("kroute.waiting", proxy="kroute", why=str(error))
+            is_said = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAITING_LOOK):
+                await stop.wait()
+    return None
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:
@@ -293,5 +361,6 @@ async def _agent(
         watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
         requests=api.requests.series,
         follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
+        api=api,
         keep_to=api.peers.keep_to,
     )

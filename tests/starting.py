@@ -6,12 +6,14 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
 
 from kroute import backoff
 from kroute import start as start_of_an_agent
+from kroute.checks import running_proxies
 from kroute.director import director
 from kroute.director.settings import DirectorSettings
 from kroute.settings import ListenAddress, Settings
@@ -70,8 +72,10 @@ async def start(serve: Serve, scratch: Path, openings: Openings, is_served: IsDo
             resync_period=5.0,
             healthz_bind_address=ListenAddress("127.0.0.1", 0),
             metrics_bind_address=ListenAddress("127.0.0.1", 0),
+            own_bind_address=ListenAddress("127.0.0.1", 0),
         )
-        with capture_logs() as logs:
+        # What listens on the machine that runs the test is no other proxy of the agent's node.
+        with capture_logs() as logs, patch.object(running_proxies, "LISTENERS", ()):
             try:
                 await _start(serve, settings, openings, logs, is_served)
             finally:

@@ -81,6 +81,8 @@ def waiting_for(found: Status) -> str:
     serious = next((it for it in found.problems if it.severity is Severity.FAIL), None)
     if serious is not None:
         return f"{serious.message}: {serious.next_step}"
+    if found.state is State.WAITING:
+        return "another service proxy is at work on this node"
     if found.state is State.STARTING:
         return "the initial sync of Services is not served yet"
     return f"changes of {found.pending} Services are not in the kernel yet" if found.pending else ""

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from kroute.controllers.direct_return.controller import DirectReturn
 
 
+REPAIRS_APART = 60.0
+"""Seconds between two repairs of one object that a rival service proxy changes back."""
+
+
 class NodeControllers:
     """An async context manager; inside it, call either `run` or a cleanup.
 
@@ -151,6 +155,11 @@ class NodeControllers:
         """Make `run` return once the current passes are over."""
         for controller in self._all:
             controller.stop()
+
+    def restrain(self, is_rival: bool) -> None:
+        """Let repairs of what others change wait, while a rival service proxy writes the same objects."""
+        for controller in self.kernel_writers:
+            controller.restrain(REPAIRS_APART if is_rival else 0.0)
 
     async def live(self) -> None:
         """Return once every Service of the initial sync is live, or was waited for long enough."""

@@ -23,19 +23,29 @@ Report = Callable[[Problem], None]
 
 
 async def serve(
-    what: str, where: ListenAddress, answer: Answer, report: Report, *, seconds: float | None = None
+    what: str,
+    where: ListenAddress,
+    answer: Answer,
+    report: Report,
+    *,
+    seconds: float | None = None,
+    held: set[int] | None = None,
 ) -> None:
     """Answer HTTP until cancelled.
 
     `what` names the server to operators. A connection lives at most `seconds`, by default the server's limit. A port
-    that cannot be bound (while kube-proxy still has it, for example) is reported and waited for.
+    that cannot be bound, because another program has it for example, is reported and waited for. `held` contains the
+    port while it is bound.
     """
+    held = set() if held is None else held
     server = BriefHttpServer(answer, seconds)
     listening = await _listen(server, what, where, report)
     log.info("port.listening", purpose=what, address=str(where))
+    held.add(where.port)
     try:
         await asyncio.get_running_loop().create_future()
     finally:
+        held.discard(where.port)
         with suppress(OSError):
             await server.close([listening])
         server.cut_connections()

@@ -26,6 +26,8 @@ class State(StrEnum):
     READY = "ready"
     STARTING = "starting"
     """The initial sync is not served yet."""
+    WAITING = "waiting"
+    """Another service proxy is at work on the node: nothing is written to the kernel until it has ended."""
     NO_AGENT = "no agent"
     """Nobody answers: the kernel serves what the last run has left."""
 

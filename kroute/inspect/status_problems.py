@@ -56,6 +56,16 @@ def of_work(complaints: Iterable[str], controllers: Mapping[str, ControllerStati
             )
 
 
+def of_proxies(waits_for: str, rival: str) -> Iterator[StatusProblem]:
+    """The other service proxy of this node, for which kroute waits or which has come later; else empty texts."""
+    if waits_for:
+        step = "remove it from this node, then kroute takes over by itself (docs/one-proxy.md)"
+        yield _of_node("WaitingForServiceProxy", f"waiting: {waits_for}", step)
+    if rival:
+        step = "remove one of the two; until then kroute repairs its own once a minute (docs/one-proxy.md)"
+        yield _of_node("RivalServiceProxy", f"{rival}, beside kroute", step)
+
+
 def of_source(source: Source, denied: Iterable[str]) -> Iterator[StatusProblem]:
     """What keeps the agent from reading Services. `denied` are the kinds that it may not read."""
     for kind in denied:

@@ -100,6 +100,11 @@ class Leftovers(msgspec.Struct, frozen=True):
         return found
 
     @property
+    def may_translate_first(self) -> bool:
+        """Whether rules that translate packets before IPVS are here, and cannot be removed by this process."""
+        return False
+
+    @property
     def are_removed(self) -> bool:
         """Whether nothing is left that a take-over removes or adopts. Sysctls stay, kroute needs most of them."""
         tables = any(table.chains or table.rules for table in self.tables) or self.nft_tables

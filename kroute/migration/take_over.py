@@ -1,19 +1,24 @@
-"""Take a node over from another proxy in two steps. kroute's agent is started between them.
+"""Take a node over from another proxy in two steps, between which kroute begins to serve.
 
-1. While no agent runs, the other proxy's virtual servers are recorded in the ledger; that alone makes them kroute's.
-   Nothing changes in the kernel, except the protocol of source routes on a link that kroute continues to use.
-2. When the agent is ready, so that kroute serves every Service, the other proxy's remaining objects are removed.
+1. The other proxy's virtual servers are recorded in the ledger; that alone makes them kroute's. Nothing changes in the
+   kernel, except the protocol of source routes on a link that kroute continues to use.
+2. When kroute serves every Service, the other proxy's remaining objects are removed.
 
-Each step scans the node again and does what is left of it. So both may be repeated, and repeating an interrupted step
-finishes it.
+An agent takes both steps by itself when its turn has come (`TakeOver`). `kroute migrate` takes them by hand
+(`take_over`): the first while no agent runs, the second beside a running one. Each step scans the node again and does
+what is left of it. So both may be repeated, and repeating an interrupted step finishes it.
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import ClassVar
 
 import msgspec
+import structlog
 
-from kroute.checks.known_proxies import OtherProxy
+from kroute.backoff import Backoff
+from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.checks.running_proxies import LISTENERS, Sign, signs_of_life
 from kroute.kernel.errors import KernelError
 from kroute.kernel.inotify import DirectoryChanges
 from kroute.kernel.net.routes import Routes, SetLocalRoute
@@ -21,14 +26,18 @@ from kroute.migration.leftovers import Leftovers, recognise
 from kroute.migration.node_ports import allocated_node_ports
 from kroute.migration.node_scan import scan_node
 from kroute.migration.removal import remove
-from kroute.migration.running import signs_of_life
-from kroute.migration.take_over_options import TakeOverOptions
+from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions
 from kroute.model.document import Document
 from kroute.reconcile.exclusion import Exclusion
-from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
 from kroute.watchers.initial_sync import InitialSyncError, initial_sync
+
+log = structlog.get_logger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 1.0, 30.0
+"""Seconds until what could not be removed is tried again."""
 
 
 class RefusalError(Exception):
@@ -81,14 +90,23 @@ async def _adopt(proxy: OtherProxy, settings: Settings, options: TakeOverOptions
     if leftovers.are_removed:
         return Outcome([], [], f"nothing of {proxy.name}'s is here: start kroute", leftovers.warnings)
     ledger = Ledger.open(settings.state_dir)
-    links = [settings.dummy_interface] if leftovers.link == settings.dummy_interface else []
-    ledger.adopt([*ledger.virtual_servers, *leftovers.to_adopt], {*ledger.links, *links})
+    done = await adopt(leftovers, ledger, settings.dummy_interface)
     ledger.close()
+    next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
+    return Outcome(done, [], next_step, leftovers.warnings)
+
+
+async def adopt(leftovers: Leftovers, ledger: Ledger, dummy_interface: str) -> list[str]:
+    """Make the other proxy's virtual servers kroute's, and its link if kroute uses one of this name.
+
+    Returns what was done. Raises LedgerError, or KernelError for a route that cannot be adopted.
+    """
+    links = [dummy_interface] if leftovers.link == dummy_interface else []
+    ledger.adopt([*ledger.virtual_servers, *leftovers.to_adopt], {*ledger.links, *links})
     done = [f"adopt virtual server {key}" for key in leftovers.to_adopt]
     for link in links:
         done += [f"adopt link {link} with {len(leftovers.addresses)} addresses", *await _adopt_routes(link)]
-    next_step = f"start kroute, and run this again to remove the rest of {proxy.name}'s"
-    return Outcome(done, [], next_step, leftovers.warnings)
+    return done
 
 
 async def _adopt_routes(link: str) -> list[str]:
@@ -112,6 +130,11 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
     await _wait_for_agent(settings, options)
     if not options.force:
         await _refuse_if_it_runs(proxy, look_at_ports=False)
+    return await _remove(proxy, settings, options)
+
+
+async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOptions) -> Outcome:
+    """Remove the other proxy's objects beside an agent that is ready. Raises RefusalError, KernelError, LedgerError."""
     leftovers = await look(proxy, settings, options.node_ports)
     if leftovers.are_removed:
         return Outcome([], [], f"nothing of {proxy.name}'s is left", leftovers.warnings)
@@ -137,6 +160,60 @@ async def _remove_the_rest(proxy: OtherProxy, settings: Settings, options: TakeO
     return Outcome(report.undone, report.failed, next_step, leftovers.warnings)
 
 
+class TakeOver:
+    """Both steps, for an agent whose turn has come. `names` are the proxies that have ended."""
+
+    def __init__(self, settings: Settings, names: Collection[str]) -> None:
+        self._settings = settings
+        self._proxies = [OTHER_PROXIES[name] for name in sorted(names)]
+
+    async def hindrance(self) -> Sign | None:
+        """Rules of a proxy that would translate packets before IPVS sees them, and cannot be removed; else None."""
+        for proxy in self._proxies:
+            if (await look(proxy, self._settings, NODE_PORT_RANGE)).may_translate_first:
+                why = (
+                    "it has ended, but its legacy iptables rules translate packets before IPVS, and only an image with "
+                    "the iptables tools can remove them: docs/deploy.md"
+                )
+                return Sign(proxy.name, why)
+        return None
+
+    async def adopt(self, ledger: Ledger) -> None:
+        """Adopt what they serve, and say what cannot be seen. Raises as the function `adopt` does."""
+        for proxy in self._proxies:
+            leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
+            for line in leftovers.warnings:
+                log.warning("take_over.incomplete", proxy=proxy.name, what=line)
+            if not leftovers.are_removed:
+                done = await adopt(leftovers, ledger, self._settings.dummy_interface)
+                log.info("take_over.adopted", proxy=proxy.name, objects=len(done))
+
+    async def remove(self) -> None:
+        """Remove what is left of them, once kroute serves. What cannot be removed is tried again, until cancelled."""
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
+        proxies, said = list(self._proxies), set[str]()
+        while proxies:
+            for proxy in list(proxies):
+                reason = await self._removed(proxy)
+                if not reason:
+                    proxies.remove(proxy)
+                elif reason not in said:
+                    said.add(reason)
+                    log.warning("take_over.unfinished", proxy=proxy.name, reason=reason, next_step="trying again")
+            if proxies:
+                await asyncio.sleep(backoff.delay())
+
+    async def _removed(self, proxy: OtherProxy) -> str:
+        """Remove what is left of one proxy. Returns why something stays, or an empty text."""
+        try:
+            outcome = await _remove(proxy, self._settings, TakeOverOptions())
+        except (RefusalError, KernelError, LedgerError) as error:
+            return str(error)
+        for line in outcome.done:
+            log.info("take_over.removed", proxy=proxy.name, what=line)
+        return "; ".join(outcome.failed)
+
+
 async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:
     """Return when the agent serves everything that was listed at its start."""
     try:
@@ -152,8 +229,11 @@ async def _wait_for_agent(settings: Settings, options: TakeOverOptions) -> None:
 
 
 async def _refuse_if_it_runs(proxy: OtherProxy, *, look_at_ports: bool) -> None:
-    if signs := await signs_of_life(proxy, look_at_ports=look_at_ports):
+    """Refuse by the proxy's signs. Beside an agent, which may have kube-proxy's ports, only processes count."""
+    ours = () if look_at_ports else {listener.port for listener in LISTENERS}
+    signs = [sign for sign in await signs_of_life(ours=ours) if sign.proxy == proxy.name]
+    if signs:
         raise RefusalError(
-            f"{proxy.name} still runs on this node ({', '.join(signs)}): stop it first, what it made stays and goes on "
-            "serving. If that is something else, say --force"
+            f"{proxy.name} still runs on this node ({', '.join(sign.why for sign in signs)}): stop it first, what it "
+            "made stays and goes on serving. If that is something else, say --force"
         )

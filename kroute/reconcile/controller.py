@@ -182,9 +182,9 @@ class Controller(ABC):
             self.accept(plans)
         taken, self._events = self._events, []
         events = [event for event in taken if not isinstance(event, Overrun)]
-        if len(events) < len(taken):
+        if len(events) < len(taken) or (events and self._schedule.restraint):
             self.resync_soon()
-        if events:
+        elif events:
             self.notice(events)
 
     async def resync(self) -> None:
@@ -202,6 +202,15 @@ class Controller(ABC):
         counters.last_resync = counters.last_look = time.time()
         counters.resyncs += 1
 
+    def restrain(self, seconds: float) -> None:
+        """Repair what others change once in so many seconds at most, for as long as a rival writes the same objects.
+
+        0 ends that. What plans want is written at once all the same.
+        """
+        self._schedule.restraint = seconds
+        self.resync_soon()
+        self.wake.set()
+
     def resync_soon(self) -> None:
         """Let the next pass begin with a resync."""
         self._schedule.resync_by(self.clock())
@@ -218,11 +227,13 @@ class Controller(ABC):
     async def _pass(self, started: float) -> None:
         retry_due = self.status.retries.next_due()
         is_retry_due = retry_due is not None and started >= retry_due
-        if (
-            not self.has_adopted
-            or is_retry_due
-            or started >= self._schedule.resync_due
-            or (started >= self._schedule.look_due and await self._finds_change(started))
+        if not self.has_adopted or (
+            self._schedule.allows(started)
+            and (
+                is_retry_due
+                or started >= self._schedule.resync_due
+                or (started >= self._schedule.look_due and await self._finds_change(started))
+            )
         ):
             await self._resync_if_readable()
         await self.write()

@@ -53,6 +53,9 @@ class ResyncSchedule:
         self._longest = longest
         self._pause = math.inf
         self._regular = now
+        self._last = -math.inf
+        self.restraint = 0.0
+        """Seconds between two resyncs at least, whatever the reason for one; looks are left out meanwhile. 0: none."""
 
     @property
     def pause(self) -> float:
@@ -61,7 +64,13 @@ class ResyncSchedule:
 
     def next_due(self) -> float:
         """When the next look or resync is due."""
+        if self.restraint:
+            return max(self.resync_due, self._last + self.restraint)
         return min(self.look_due, self.resync_due)
+
+    def allows(self, now: float) -> bool:
+        """Whether a resync may begin, or a look."""
+        return not self.restraint or now >= self._last + self.restraint
 
     def resync_by(self, due: float) -> None:
         """Let a resync be due at this time at the latest."""
@@ -73,6 +82,7 @@ class ResyncSchedule:
 
     def begins(self, now: float, fraction: float = 1.0) -> None:
         """A resync begins. If it is interrupted, the next is due after this fraction of the period."""
+        self._last = now
         self.look_due = self.resync_due = self._regular = now + self._period * fraction
 
     def ends(self, cost: float, *, is_clean: bool) -> None:

@@ -126,7 +126,7 @@ def _is_taken(name: str) -> bool:
 def _sentence(role: Role, holder: _Holder) -> str:
     process = f"process {holder.process}" if holder.process else "a process that is not visible from here"
     return (
-        f"kroute's {role} runs already in this network namespace ({process}), with another state directory: "
+        f"kroute's {role} is already running in this network namespace ({process}), with another state directory: "
         "stop it first, or give its --state-dir"
     )
 

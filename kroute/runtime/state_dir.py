@@ -39,7 +39,11 @@ class StateDirectoryError(Exception):
     """The state directory cannot be used, or another process uses it."""
 
 
-class StateDirectoryInUseError(StateDirectoryError):
+class AnotherKrouteError(StateDirectoryError):
+    """Another kroute of this role runs in the network namespace."""
+
+
+class StateDirectoryInUseError(AnotherKrouteError):
     """Another kroute uses the state directory."""
 
 
@@ -56,7 +60,8 @@ class StateDirectory:
 
         Raises:
             StateDirectoryInUseError: another kroute holds the directory's.
-            StateDirectoryError: another kroute holds the namespace's, or the directory cannot be made.
+            AnotherKrouteError: another kroute holds the namespace's.
+            StateDirectoryError: the directory cannot be made.
         """
         with ExitStack() as stack:
             descriptor = _lock(path)
@@ -67,7 +72,7 @@ class StateDirectory:
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 (path / _READY).unlink(missing_ok=True)
             except NamespaceInUseError as error:
-                raise StateDirectoryError(str(error)) from None
+                raise AnotherKrouteError(str(error)) from None
             except OSError as error:
                 raise StateDirectoryError(f"cannot use the state directory {path}: {error.strerror}") from error
             tell_if_lasting(path)
@@ -101,6 +106,6 @@ def _lock(path: Path) -> int:
         holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise StateDirectoryInUseError(
-            f"kroute runs already with the state directory {path} (process {holder}): stop it first"
+            f"kroute is already running with the state directory {path} (process {holder}): stop it first"
         ) from None
     return descriptor

@@ -20,6 +20,9 @@ AUTO = "auto"
 FIREWALLS = (AUTO, "nftables", "iptables")
 """The backends of `kroute.firewall`; AUTO chooses one that the node has what it needs for."""
 
+WAIT, IGNORE = "wait", "ignore"
+"""What to do while another service proxy is at work on the node, by `--other-proxies`."""
+
 PRIMARY = "primary"
 """In `nodeport_addresses`: the node's own address of each family."""
 
@@ -90,6 +93,9 @@ class Settings(msgspec.Struct, frozen=True):
 
     `resync_budget` is the part of one processor that resyncs may take on average; 0.001 is 0.1 %.
 
+    `other_proxies` is WAIT or IGNORE. `take_over_after` is for how long a proxy that the cluster does not know of must
+    be silent until it counts as ended.
+
     `pod_weights`: whether Pods with the label `kroute.io/weight` are watched.
 
     `max_virtual_servers` and `max_backends` bound what one Service may ask for; the latter counts the real servers and
@@ -99,8 +105,9 @@ class Settings(msgspec.Struct, frozen=True):
     VIPs by it: Calico applies its policies to IPVS's packets only where it exists (docs/neighbours.md).
 
     The default ports of `healthz_bind_address` and `metrics_bind_address` are kube-proxy's, so that probes, scrapers
-    and firewalls need no change. The default protected ports are those of SSH, etcd, the API server, the kubelet, and
-    the health checks of service proxies.
+    and firewalls need no change. kube-proxy holds them until it has ended, and kroute serves them only after that. So
+    `own_bind_address` is a port of kroute's own, for the probes of its Pod. The default protected ports are those of
+    SSH, etcd, the API server, the kubelet, and the health checks of service proxies.
     """
 
     node_name: str
@@ -151,12 +158,15 @@ class Settings(msgspec.Struct, frozen=True):
     conntrack: ConntrackSettings = ConntrackSettings()
     healthz_bind_address: ListenAddress | None = ListenAddress("", 10256)
     metrics_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10249)
+    own_bind_address: ListenAddress | None = ListenAddress("127.0.0.1", 10247)
     metrics_services: int = 1000
     ipvs_estimation: bool | None = None
     ipvs_estimation_nice: int | None = None
     state_dir: Path = Path("/run/kroute")
     proc_sys: Path = Path("/proc/sys")
     cleanup_on_exit: bool = False
+    other_proxies: str = WAIT
+    take_over_after: float = 30.0
     log_format: str = "console"
     log_level: str = "info"
 

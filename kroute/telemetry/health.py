@@ -57,9 +57,16 @@ class Health:
     """Answers probes, and counts the answers by probe and status."""
 
     def __init__(
-        self, workers: Workers, ineligible: Callable[[], str | None], now: Callable[[], float] = time.time
+        self,
+        workers: Workers,
+        ineligible: Callable[[], str | None],
+        waiting: Callable[[], str] = str,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`ineligible` says why this node should get no new traffic, or None. `now` is the Unix time."""
+        """`ineligible` says why this node should get no new traffic, or None. `now` is the Unix time.
+
+        `waiting` says for which other service proxy kroute waits, or is empty.
+        """
         self.answers: dict[tuple[HealthEndpoint, int], int] = {
             (probe, int(status)): 0
             for probe in HealthEndpoint
@@ -67,6 +74,7 @@ class Health:
         }
         self._workers = workers
         self._ineligible = ineligible
+        self._waiting = waiting
         self._now = now
 
     def answer(self, probe: HealthEndpoint) -> ProbeAnswer:
@@ -79,13 +87,16 @@ class Health:
         """The answer to a probe, without counting it.
 
         kroute is healthy while it starts, like kube-proxy: the kernel still serves what an earlier run has left. It is
-        ready once the initial sync is served.
+        ready once the initial sync is served. While it waits for another service proxy to end, it is alive only.
         """
-        causes = self._workers.complaints()
+        waiting = self._waiting()
+        causes = [] if waiting else self._workers.complaints()
+        if waiting and probe is not HealthEndpoint.LIVEZ:
+            causes.append(waiting)
         reason = self._ineligible() if probe is HealthEndpoint.HEALTHZ else None
         if reason is not None:
             causes.append(reason)
-        if probe is HealthEndpoint.READYZ and not self._workers.is_live:
+        if probe is HealthEndpoint.READYZ and not (waiting or self._workers.is_live):
             causes.append("the initial sync of Services is not served yet")
         now = self._now()
         return ProbeAnswer(

@@ -7,6 +7,7 @@ import structlog
 
 from kroute import logs
 from kroute.broadcaster import Broadcaster
+from kroute.checks.ownership import Ownership
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.errors import KernelError
@@ -43,6 +44,7 @@ class MetricsPort:
         status: AgentStatus,
         answers: Mapping[str, Answer],
         only_loopback: bool,
+        ownership: Ownership,
     ) -> None:
         self._settings = settings
         self._broadcaster = broadcaster
@@ -50,6 +52,7 @@ class MetricsPort:
         self._changes = changes
         self._statistics = statistics
         self._health = health
+        self._ownership = ownership
         self._kernel = status.kernel
         self.page = StatusPage(
             catalog, broadcaster, controllers.statistics, health, status.kernel, logs.RECENT, status.status
@@ -71,6 +74,8 @@ class MetricsPort:
             firewall=self._settings.firewall,
             sets=self._controllers.set_fills(),
             ejections=self._controllers.ejections(),
+            waits_for=self._ownership.waits_for,
+            rival=self._ownership.rival,
         )
 
     async def _read_kernel(self) -> KernelSummary | None:

@@ -14,6 +14,7 @@ import structlog
 from kroute import __version__
 from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
+from kroute.checks.ownership import Ownership
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.http import listener
 from kroute.http.messages import Request, Response
@@ -25,7 +26,7 @@ from kroute.settings import ListenAddress, Settings
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder
 from kroute.telemetry.health import Health
-from kroute.telemetry.health_server import HealthServer
+from kroute.telemetry.health_server import HealthServer, probe_response
 from kroute.telemetry.privileges import PrivilegeWatch
 from kroute.telemetry.statistics import QUESTION, Statistics
 
@@ -55,8 +56,11 @@ class Observation:
         changes: ChangeObserver,
         statistics: Callable[[], Statistics],
         catalog: Catalog,
+        *,
+        ownership: Ownership,
         faults: Callable[[], list[str]] = list,
     ) -> None:
+        self._ownership = ownership
         self._changes = changes
         self._statistics = statistics
         self._settings = settings
@@ -64,7 +68,7 @@ class Observation:
         self._controllers = controllers
         self._recorder = recorder
         self._report = recorder.report_on_node
-        self._health = Health(controllers, changes.ineligible)
+        self._health = Health(controllers, changes.ineligible, lambda: ownership.waiting_text)
         self._catalog = catalog
         self._faults = faults
         self._agent = OnDemand(self._load_status)
@@ -82,6 +86,8 @@ class Observation:
             "privileges": self._privileges.run,
             "start": self._announce_start,
         }
+        if self._settings.own_bind_address is not None:
+            parts["own"] = partial(self._serve_own, self._settings.own_bind_address)
         if self._settings.healthz_bind_address is not None:
             parts["healthz"] = partial(self._serve_health, self._settings.healthz_bind_address)
         if self._settings.metrics_bind_address is not None:
@@ -91,13 +97,27 @@ class Observation:
                 group.create_task(_harmless(name, part), name=name)
 
     async def _serve_health(self, where: ListenAddress) -> None:
-        await listener.serve("healthz", where, HealthServer(self._health).answer, self._report)
+        await self._ownership.is_ours.wait()  # until then the port is the other proxy's
+        answer = HealthServer(self._health).answer
+        await listener.serve("healthz", where, answer, self._report, held=self._ownership.held_ports)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
         async def answer(request: Request) -> Response:
             return await (await self.metrics_port()).server.answer(request)
 
-        await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS)
+        await self._ownership.is_ours.wait()
+        held = self._ownership.held_ports
+        await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS, held=held)
+
+    async def _serve_own(self, where: ListenAddress) -> None:
+        """Answer probes without loading what the metrics need."""
+
+        async def answer(request: Request) -> Response:
+            if request.method in {"GET", "HEAD"} and (probe := probe_response(self._health, request.path)) is not None:
+                return probe
+            return await (await self.metrics_port()).server.answer(request)
+
+        await listener.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
 
     async def metrics_port(self) -> "MetricsPort":
         """What the metrics port shows."""
@@ -120,7 +140,7 @@ class Observation:
         def make() -> AgentStatus:
             kernel = KernelReader(lambda: list(self._broadcaster.services.values()), self._settings.metrics_services)
             parts = self._catalog, self._broadcaster, self._controllers, self._changes
-            return AgentStatus(self._settings, *parts, kernel, self._statistics, faults=self._faults)
+            return AgentStatus(self._settings, *parts, kernel, self._statistics, self._ownership, faults=self._faults)
 
         return make
 
@@ -140,6 +160,7 @@ class Observation:
                 status=cast("AgentStatus", self._agent.made),
                 answers=self.answers,
                 only_loopback=where is not None and where.host.startswith(LOOPBACK),
+                ownership=self._ownership,
             )
 
         return make

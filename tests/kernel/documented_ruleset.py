@@ -1,4 +1,4 @@
-"""The nf_tables rules of a node with five Services, as nft prints them, commented line by line for docs/firewall-rules.md.
+"""The nf_tables rules of a node with five Services, as nft prints them, commented for docs/firewall-rules.md.
 
 `python -m tests.kernel.documented_ruleset` lets nft print them in the lab, and writes them into the page.
 """

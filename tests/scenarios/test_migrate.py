@@ -267,7 +267,7 @@ async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
 ) -> None:
     apply_web(world, deployment)
     await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
-    assert "runs already" in await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    assert "already running" in await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
     await deployment.stop()
     before = node1.snapshot()
     refusal = await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)

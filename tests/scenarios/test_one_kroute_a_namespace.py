@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from tests.lab.cluster import Node
-from tests.lab.deployment import Deployment
+from tests.lab.deployment import Deployment, eventually
 from tests.lab.kroute_process import KrouteProcess
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
 
-REFUSAL = "runs already in this network namespace"
+REFUSAL = "already running in this network namespace"
 
 
 async def start_elsewhere(node: Node, state_dir: Path, *argv: str) -> KrouteProcess:
@@ -22,7 +22,11 @@ async def start_elsewhere(node: Node, state_dir: Path, *argv: str) -> KrouteProc
     )
 
 
-async def test_a_second_agent_and_a_cleanup_with_another_directory_are_refused_beside_a_live_one(
+async def waits(process: KrouteProcess) -> None:
+    assert any("kroute.waiting" in line and REFUSAL in line for line in process.log.read_text().splitlines())
+
+
+async def test_beside_a_live_agent_a_second_one_waits_and_a_cleanup_is_refused_whatever_their_directories(
     world: World, deployment: Deployment, tmp_path: Path
 ) -> None:
     node1 = world.cluster.node("node1")
@@ -33,7 +37,7 @@ async def test_a_second_agent_and_a_cleanup_with_another_directory_are_refused_b
     assert "TCP 10.254.3.1:80" in " ".join(before)
 
     argv = ("run", *deployment.source, "--node-name", "node1")
-    for each in (argv, ("cleanup",)):
+    for each in ((*argv, "--other-proxies", "ignore"), ("cleanup",)):
         process = await start_elsewhere(node1, tmp_path / "elsewhere", *each)
         assert await process.wait() == 1, each
         lines = process.log.read_text().splitlines()
@@ -41,10 +45,11 @@ async def test_a_second_agent_and_a_cleanup_with_another_directory_are_refused_b
         assert len(refusals) == 1, refusals
         assert REFUSAL in refusals[0]
         assert str(deployment.agents["node1"].pid) in refusals[0]
+    process = await start_elsewhere(node1, tmp_path / "elsewhere", *argv)
+    await eventually(lambda: waits(process))
     assert node1.ipvs().keys() == before.keys()
 
     await deployment.agents["node1"].kill()  # the kernel frees the lock however the process ends
-    process = await start_elsewhere(node1, tmp_path / "elsewhere", *argv)
     await process.ready()
     assert await process.terminate() == 0
     assert node1.ipvs().keys() == before.keys()

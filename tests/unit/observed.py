@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from kroute.broadcaster import Broadcaster
+from kroute.checks.ownership import Ownership
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.kernel.errors import KernelError
@@ -84,14 +85,19 @@ class Kernel:
         return dict(self.passed)
 
 
+async def _no_traces() -> frozenset[str]:
+    return frozenset()
+
+
 class Observed:
     """An Observation and its sources. `problems` and `created` hold what it reports about the node."""
 
     def __init__(self, **changes: object) -> None:
-        self.health_port, self.metrics_port = free_ports(2)
+        self.health_port, self.metrics_port, self.own_port = free_ports(3)
         chosen = {
             "healthz_bind_address": ListenAddress(LOCALHOST, self.health_port),
             "metrics_bind_address": ListenAddress(LOCALHOST, self.metrics_port),
+            "own_bind_address": ListenAddress(LOCALHOST, self.own_port),
             **changes,
         }
         self.settings = settings(**chosen)
@@ -108,6 +114,14 @@ class Observed:
         self.created: list[dict[str, object]] = []
         self.recorder = EventRecorder(self.settings.node_name, lambda _: "", self)
         self.catalog = Catalog(self.settings, facts(name=self.settings.node_name))
+        self.ownership = Ownership(
+            self.settings,
+            report=self.recorder.report_on_node,
+            take_back=lambda _: None,
+            api=None,
+            traces=_no_traces,
+        )
+        self.ownership.is_ours.set()
         self.observation = Observation(
             self.settings,
             self.broadcaster,
@@ -116,6 +130,7 @@ class Observed:
             self.changes,
             self.statistics,
             self.catalog,
+            ownership=self.ownership,
         )
         self.use_readings(
             KernelReader(

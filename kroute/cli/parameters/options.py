@@ -206,6 +206,13 @@ METRICS_BIND_ADDRESS = option(
     show_default=True,
     help="Where /metrics and the status page are; they name Services and pods.",
 )
+OWN_BIND_ADDRESS = option(
+    "--own-bind-address",
+    type=BIND_ADDRESS,
+    default=write_bind_address(DEFAULTS.own_bind_address),
+    show_default=True,
+    help="Where probes and /metrics are answered from the start, also while another service proxy has its ports.",
+)
 METRICS_SERVICES = option(
     "--metrics-services",
     type=click.IntRange(0, 100_000),

@@ -29,6 +29,7 @@ from kroute.cli.parameters.options import (
     NETWORKS,
     NODE_ADDRESS_RANGE,
     NODE_NAME,
+    OWN_BIND_ADDRESS,
     PROC_SYS,
     PROTECTED_PORTS,
     RESYNC_BUDGET,
@@ -45,7 +46,7 @@ from kroute.cli.parameters.options import (
     option,
 )
 from kroute.schedulers import SCHEDULERS
-from kroute.settings import DEFAULTS, FIREWALLS, LOCAL_MODES, Settings, text
+from kroute.settings import DEFAULTS, FIREWALLS, IGNORE, LOCAL_MODES, WAIT, Settings, text
 from kroute.settings.text import write_duration, write_switch
 
 OPTIONS = (
@@ -221,7 +222,22 @@ OPTIONS = (
     *CONNTRACK_OPTIONS,
     HEALTHZ_BIND_ADDRESS,
     METRICS_BIND_ADDRESS,
+    OWN_BIND_ADDRESS,
     METRICS_SERVICES,
+    option(
+        "--other-proxies",
+        type=click.Choice([WAIT, IGNORE]),
+        default=DEFAULTS.other_proxies,
+        show_default=True,
+        help="While another service proxy is at work on the node: wait until it has ended, or serve beside it.",
+    ),
+    option(
+        "--take-over-after",
+        type=DURATION,
+        default=write_duration(DEFAULTS.take_over_after),
+        show_default=True,
+        help="For how long a proxy that the cluster knows nothing of must be silent until it counts as ended.",
+    ),
     option(
         "--cleanup-on-exit",
         is_flag=True,

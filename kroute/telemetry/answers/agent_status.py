@@ -8,6 +8,7 @@ import msgspec
 
 from kroute import __version__
 from kroute.broadcaster import Broadcaster
+from kroute.checks.ownership import Ownership
 from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.inspect import shared_state, status_problems
@@ -42,6 +43,7 @@ class AgentStatus:
         changes: ChangeObserver,
         kernel: KernelReader,
         statistics: Callable[[], Statistics],
+        ownership: Ownership,
         *,
         faults: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
@@ -53,6 +55,7 @@ class AgentStatus:
         self._changes = changes
         self.kernel = kernel
         self._statistics = statistics
+        self._ownership = ownership
         self._faults = faults
         self._clock = clock
         self._comparing = asyncio.Lock()
@@ -77,7 +80,7 @@ class AgentStatus:
         plans = self._broadcaster.plans
         found = Status(
             node=self._settings.node_name,
-            state=State.READY if self._controllers.is_live else State.STARTING,
+            state=self._state(),
             version=__version__,
             started=rfc3339(process_figures().started),
             firewall=self._settings.firewall,
@@ -93,15 +96,24 @@ class AgentStatus:
         return with_problems(
             found,
             [
+                *status_problems.of_proxies(str(self._ownership.waits_for or ""), str(self._ownership.rival or "")),
                 *status_problems.of_source(source, denied),
                 *status_problems.of_manifests(self._faults()),
-                *status_problems.of_work(self._controllers.complaints(), counted.controllers),
+                *status_problems.of_work(self._complaints(), counted.controllers),
                 *status_problems.of_kernel(served, unreadable, is_settled=found.is_settled),
                 *status_problems.of_eligibility(self._changes.ineligible()),
                 *status_problems.of_sets(self._controllers.set_fills()),
                 *status_problems.of_plans(plans),
             ],
         )
+
+    def _state(self) -> State:
+        if self._ownership.waits_for is not None:
+            return State.WAITING
+        return State.READY if self._controllers.is_live else State.STARTING
+
+    def _complaints(self) -> list[str]:
+        return [] if self._ownership.waits_for is not None else self._controllers.complaints()
 
     def _pending(self, counted: Statistics) -> int:
         """How many Services have changes that are on their way. At least 1 while a change of the node is."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kroute.checks.running_proxies import Sign
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.histogram import Histogram
 from kroute.telemetry.changes import ChangeObserver
@@ -17,7 +18,8 @@ class Scrape(NamedTuple):
     """The values at the moment of a scrape. `kernel` is None if the kernel cannot be read.
 
     `passes` are the durations of passes by controller, `firewall` is the firewall's backend, `sets` are its sets.
-    `ejections` counts real servers that were ejected.
+    `ejections` counts real servers that were ejected. `waits_for` is the other service proxy for whose end kroute
+    waits, `rival` one that is at work on a node that kroute serves.
     """
 
     statistics: Statistics
@@ -30,3 +32,5 @@ class Scrape(NamedTuple):
     firewall: str
     sets: Sequence[SetFill]
     ejections: int
+    waits_for: Sign | None
+    rival: Sign | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from kroute.checks.running_proxies import Sign
 from kroute.histogram import Histogram
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry import changes, loop_watch
@@ -12,11 +13,16 @@ from kroute.telemetry.statistics import WatchStatistics
 
 _CONTROLLER = ("controller",)
 _KIND = ("kind",)
+_PROXY = ("proxy",)
 _CLIENT = ("client",)
 
 
 def _of_controllers(field: Callable[[ControllerStatistics], float]) -> Callable[[Scrape], Samples]:
     return lambda scrape: [((name,), field(each)) for name, each in scrape.statistics.controllers.items()]
+
+
+def _of_proxy(sign: Sign | None) -> Samples:
+    return [((sign.proxy,), 1)] if sign is not None else []
 
 
 def _of_watches(field: Callable[[WatchStatistics], float]) -> Callable[[Scrape], Samples]:
@@ -34,6 +40,14 @@ def _latency(scrape: Scrape) -> Samples:
 
 
 WORK_ROWS: tuple[Row, ...] = (
+    (
+        Metric("kroute_waiting_for_proxy", "gauge", "1 while kroute waits until this service proxy ends.", _PROXY),
+        lambda it: _of_proxy(it.waits_for),
+    ),
+    (
+        Metric("kroute_rival_proxy", "gauge", "1 while this service proxy is at work on kroute's node.", _PROXY),
+        lambda it: _of_proxy(it.rival),
+    ),
     (
         Metric("kroute_queue_depth", "gauge", "Plans that wait for a controller.", _CONTROLLER),
         lambda it: [((queue.subscriber,), queue.depth) for queue in it.statistics.queues],

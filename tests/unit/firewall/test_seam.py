@@ -28,6 +28,7 @@ KNOW_THE_TOOLS = (
     "checks/host_firewall.py",
     "checks/known_proxies.py",
     "checks/other_proxies.py",
+    "checks/running_proxies.py",
 )
 WIRING = (
     "checks/node_checks.py",

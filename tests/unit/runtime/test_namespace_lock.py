@@ -24,7 +24,7 @@ def squat(number: int, stack: ExitStack, *, listening: bool = True) -> None:
 
 
 def test_a_second_one_with_another_directory_is_refused_and_named_the_first(tmp_path: Path) -> None:
-    expected = f"runs already in this network namespace (process {os.getpid()}), with another state directory"
+    expected = f"already running in this network namespace (process {os.getpid()}), with another state directory"
     with (
         StateDirectory.claim(tmp_path / "a"),
         pytest.raises(StateDirectoryError, match=re.escape(expected)) as refused,

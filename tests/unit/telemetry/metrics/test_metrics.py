@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kroute.checks.running_proxies import Sign
 from kroute.controllers.masquerade.set_fills import SetFill
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.addresses import Family
@@ -70,6 +71,7 @@ async def agent() -> Observed:
 
 
 async def test_every_family_of_the_table_has_series(agent: Observed) -> None:
+    agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     found = await scraped(agent)
     for name, metric in SAID_OF_EVERY_AGENT.items():
         assert {"histogram": f"{name}_bucket"}.get(metric.kind, name) in found, name

@@ -1,0 +1,254 @@
+"""Who serves the Services of this node: at any time one service proxy, by one rule.
+
+The rule, which docs/one-proxy.md explains to operators:
+
+1. An agent that served the node before, as its ledger says, owns the node and goes on.
+2. An agent that finds another proxy at work waits: it watches and plans, and writes nothing to the kernel.
+3. A proxy that is silent has ended for good when the cluster says that none of its Pods is meant for this node any
+   more. Until the cluster says so, the agent waits on. Where the cluster has never heard of such a Pod, or does not
+   tell, the proxy has ended after `Settings.take_over_after` seconds of silence.
+4. Then the node is the agent's: it adopts what the other proxy serves, goes live, and removes what is left.
+5. A proxy that comes to a node which the agent owns is a rival. The agent goes on, says so, and repairs what the rival
+   changes once a minute at most.
+
+`--other-proxies ignore` leaves out all of it. `Ownership` decides and tells; it writes nothing to the kernel itself.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+import structlog
+
+from kroute.backoff import patiently
+from kroute.checks.cluster_proxies import ClusterProxies, Reader, proxies_of_node
+from kroute.checks.known_proxies import KUBE_ROUTER, OTHER_PROXIES
+from kroute.checks.running_proxies import Sign, signs_of_life
+from kroute.kernel.errors import KernelError
+from kroute.model.plan import Problem
+from kroute.settings import WAIT, Settings
+from kroute.watchers.kubernetes.errors import ApiError
+
+log = structlog.get_logger(__name__)
+
+WAITING_LOOK, SERVING_LOOK = 2.0, 5.0
+"""Seconds between two looks at the node."""
+ASK_AGAIN, ASK_RARELY = 10.0, 600.0
+"""Seconds until the cluster is asked again: about a silent proxy, about a program whose port alone proves nothing."""
+WAITING, RIVAL = "WaitingForServiceProxy", "RivalServiceProxy"
+"""The reasons of the Events on the Node."""
+
+WAY_OUT = "to serve beside it all the same, give --other-proxies ignore"
+
+Report = Callable[[Problem], None]
+Traces = Callable[[], Awaitable[Collection[str]]]
+"""Finds the proxies of which something is in the kernel."""
+Hindrance = Callable[[frozenset[str]], Awaitable[Sign | None]]
+Remove = Callable[[Collection[str]], Awaitable[None]]
+Look = Callable[..., Awaitable[list[Sign]]]
+
+
+class _Silence:
+    """What is known of proxies that are silent: which were seen at work, which the cluster wanted, since when."""
+
+    def __init__(self) -> None:
+        self.seen: frozenset[str] = frozenset()
+        self.meant = ""
+        self.since: float | None = None
+
+    def broken_by(self, proxy: str, *, is_meant: bool) -> None:
+        self.seen |= {proxy}
+        self.since = None
+        if is_meant:
+            self.meant = proxy
+
+
+class Ownership:
+    """Follows the other proxies of one node.
+
+    `report` and `take_back` get problems of the node as they come and go. `api` asks the cluster; None: there is no API
+    server. `traces` finds what other proxies have in the kernel.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        report: Report,
+        take_back: Report,
+        api: Reader | None,
+        traces: Traces,
+        look: Look = signs_of_life,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.waits_for: Sign | None = None
+        """While the agent waits: for which proxy, and why."""
+        self.rival: Sign | None = None
+        """The proxy that is at work on a node that the agent owns."""
+        self.is_ours = asyncio.Event()
+        """Set by the agent when it begins to write to the kernel."""
+        self.held_ports: set[int] = set()
+        """The ports that this process listens on, which are no sign of another proxy."""
+        self._settings = settings
+        self._report = report
+        self._take_back = take_back
+        self._api = api
+        self._traces = traces
+        self._look = look
+        self._clock = clock
+        self._cluster: ClusterProxies | None = None
+        self._said: ClusterProxies | None = None
+        self._asked_at = -math.inf
+        self._meant_rival = ""
+        self._seen_traces: frozenset[str] = frozenset()
+        self._complaint = ""
+
+    @property
+    def waiting_text(self) -> str:
+        """Why the agent waits, as a sentence; empty while it does not."""
+        return f"waiting: {self.waits_for}" if self.waits_for is not None else ""
+
+    async def turn(self, *, has_served: bool, hindrance: Hindrance) -> frozenset[str]:
+        """Return when the node is this agent's, with the proxies from which it takes over.
+
+        `has_served`: its ledger shows that it was so already. `hindrance` says why it cannot take over from these
+        proxies yet, or None.
+        """
+        adopts: frozenset[str] = frozenset()
+        if self._settings.other_proxies == WAIT and not has_served:
+            adopts = await self._wait(hindrance)
+        return adopts
+
+    async def follow_rivals(self, restrain: Callable[[bool], None], remove: Remove) -> None:
+        """Look for proxies that come later, until cancelled.
+
+        `restrain` is told whether there is one. `remove` deletes what a rival has left that has ended for good. What
+        was in the kernel before and has not gone since is no sign of a rival: kube-proxy's ports may be kroute's by
+        now, so its fresh rules and sets have to show it.
+        """
+        if self._settings.other_proxies != WAIT:
+            return
+        known = await self._traces_now()
+        while True:
+            await asyncio.sleep(SERVING_LOOK)
+            sign = next(iter(await self._signs()), None)
+            is_silent = sign is None
+            traces = await self._traces_now()
+            known &= traces
+            fresh = traces - known
+            if is_silent and fresh:
+                sign = Sign(min(fresh), "it has written rules or sets")
+            if sign is not None and await self._has_ended(sign.proxy) and is_silent:
+                await remove(fresh)
+            else:
+                self._rival_is(sign, restrain)
+
+    async def _has_ended(self, proxy: str) -> bool:
+        """Whether the cluster has wanted a rival here, and does not want it any more."""
+        was_meant = self._meant_rival == proxy
+        cluster = await self._ask(ASK_AGAIN)
+        if cluster is None:
+            return False
+        if proxy in cluster.meant:
+            self._meant_rival = proxy
+        return was_meant and proxy not in cluster.meant
+
+    def _rival_is(self, sign: Sign | None, restrain: Callable[[bool], None]) -> None:
+        before, self.rival = self.rival, sign
+        if sign is not None and (before is None or before.proxy != sign.proxy):
+            log.error("rival.found", proxy=sign.proxy, why=sign.why)
+            self._report(_problem(RIVAL, sign, "both answer for the same addresses: remove one of them from this node"))
+        elif sign is None and before is not None:
+            log.info("rival.gone", proxy=before.proxy)
+            self._take_back(_problem(RIVAL, before, ""))
+        if (sign is None) != (before is None):
+            restrain(sign is not None)
+
+    async def _wait(self, hindrance: Hindrance) -> frozenset[str]:
+        """Look until every other proxy has ended for good; returns those that may have left something."""
+        silence = _Silence()
+        while True:
+            sign = next(iter(await self._signs()), None)
+            if sign is not None:
+                cluster = await self._ask(ASK_RARELY if self._said else ASK_AGAIN)
+                silence.broken_by(sign.proxy, is_meant=cluster is not None and sign.proxy in cluster.meant)
+            else:
+                sign = await self._not_ended(silence)
+            if sign is None:
+                adopts = frozenset(OTHER_PROXIES.keys() & (silence.seen | await self._traces_now()))
+                sign = await hindrance(adopts) if adopts else None
+            self._waits(sign)
+            if sign is None:
+                return adopts
+            await asyncio.sleep(WAITING_LOOK)
+
+    async def _not_ended(self, silence: "_Silence") -> Sign | None:
+        """Why no sign of life does not mean that a proxy has ended for good; None if all have."""
+        now = self._clock()
+        since = silence.since = now if silence.since is None else silence.since
+        cluster = await self._ask(ASK_AGAIN if since < now else 0)
+        if cluster is not None and cluster.meant:
+            proxy, why = next(iter(cluster.meant.items()))
+            silence.meant = proxy
+            return Sign(proxy, f"it is silent, but {why}")
+        if silence.meant:
+            unknown = "it is silent, and the API server does not say whether it is to come back"
+            return Sign(silence.meant, unknown) if cluster is None else None
+        silent = silence.seen | await self._traces_now()
+        rest = self._settings.take_over_after - (now - since)
+        if silent and rest > 0:
+            return Sign(", ".join(sorted(silent)), f"it is silent, and counts as ended in {rest:.0f} s")
+        return None
+
+    def _waits(self, sign: Sign | None) -> None:
+        before, self.waits_for = self.waits_for, sign
+        if sign is not None and (before is None or before.proxy != sign.proxy):
+            log.warning("kroute.waiting", proxy=sign.proxy, why=sign.why, next_step=WAY_OUT)
+            self._report(_problem(WAITING, sign, f"kroute waits and writes nothing; {WAY_OUT}"))
+        elif sign is None and before is not None:
+            log.info("kroute.waited", proxy=before.proxy)
+            self._take_back(_problem(WAITING, before, ""))
+
+    async def _signs(self) -> list[Sign]:
+        """The signs of proxies that serve Services."""
+        found = await patiently("looking for other service proxies", lambda: self._look(ours=self.held_ports))
+        doubtful = [sign for sign in found if not sign.is_proof]
+        if doubtful:
+            await self._ask(ASK_RARELY)
+        return [sign for sign in found if sign.is_proof or await self._serves(sign)]
+
+    async def _serves(self, sign: Sign) -> bool:
+        """Whether a program that may leave Services alone serves them on this node."""
+        if self._cluster is not None:
+            return sign.proxy in self._cluster.meant
+        return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces_now()
+
+    async def _ask(self, pause: float) -> ClusterProxies | None:
+        """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
+        if self._api is None:
+            return None
+        if self._clock() - self._asked_at < pause:
+            return self._said
+        self._asked_at, self._said = self._clock(), None
+        try:
+            self._said = self._cluster = await proxies_of_node(self._api, self._settings.node_name)
+        except ApiError as error:
+            if (complaint := str(error)) != self._complaint:
+                self._complaint = complaint
+                log.warning("other_proxies.unknown", error=complaint, next_step="silence alone counts meanwhile")
+            return None
+        self._complaint = ""
+        return self._said
+
+    async def _traces_now(self) -> frozenset[str]:
+        """What the kernel has, or had when it could be read."""
+        try:
+            self._seen_traces = frozenset(await self._traces())
+        except KernelError as error:
+            log.warning("other_proxies.unreadable", error=str(error))
+        return self._seen_traces
+
+
+def _problem(reason: str, sign: Sign, consequence: str) -> Problem:
+    return Problem(reason, sign.proxy, f"{sign}: {consequence}")

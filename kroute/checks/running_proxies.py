@@ -1,0 +1,168 @@
+"""Find out which other service proxies are at work on this node: by their ports, their links and their processes.
+
+None of this needs a privilege. A port of the node is visible to an agent in the node's network namespace; a process
+only where the agent shares the node's process namespace (`hostPID`). What a proxy that has ended left in the kernel is
+no sign of life.
+
+Some programs serve Services only if they are configured so: kube-router, Cilium and Antrea. Of these a port alone is no
+proof, and the caller decides by what the cluster says (`kroute.checks.cluster_proxies`).
+
+Sources: kubernetes cmd/kube-proxy/app/server.go and pkg/proxy/healthcheck/proxy_health.go; kube-router
+pkg/healthcheck/health_controller.go; cilium daemon (agent-health-port); antrea pkg/apis/ports.go; calico felix/config
+(HealthPort) and felix/dataplane/linux (names of the eBPF links).
+"""
+
+import asyncio
+import socket
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from kroute.backoff import exhaustion
+from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
+
+CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
+UNKNOWN = "another service proxy"
+
+ANSWERS_WITHIN = 2.0
+"""Seconds."""
+LONGEST_ANSWER = 4096
+"""Bytes of an answer that are read."""
+LOOPBACK = ("127.0.0.1", "::1")
+ROUTER_ONLY = frozenset({"--run-service-proxy=false", "--run-service-proxy=0", "--run-service-proxy=f"})
+"""Arguments of a kube-router that goes on as a router or firewall, and does not serve Services."""
+
+
+class Sign(NamedTuple):
+    """A sign that a proxy is at work. `why` is a clause. `is_proof`: the sign alone shows that it serves Services."""
+
+    proxy: str
+    why: str
+    is_proof: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.proxy} is at work on this node ({self.why})"
+
+
+class Listener(NamedTuple):
+    """A TCP port of a proxy. `links`: one of these must exist, too. `path`: the HTTP request that is answered."""
+
+    proxy: str
+    port: int
+    what: str
+    path: str = ""
+    is_proof: bool = True
+    links: tuple[str, ...] = ()
+
+
+LISTENERS = (
+    Listener(KUBE_PROXY, 10249, "metrics port", "/proxyMode"),
+    Listener(KUBE_PROXY, 10256, "health port", "/healthz"),
+    Listener(KUBE_ROUTER, 20244, "health port", is_proof=False),
+    Listener(CILIUM, 9879, "health port", is_proof=False),
+    Listener(ANTREA, 10350, "API port", is_proof=False, links=("antrea-gw0",)),
+    Listener(CALICO, 9099, "health port", links=("bpfin.cali", "bpfnatin")),
+)
+MODES = ("iptables", "ipvs", "nftables", "userspace", "kernelspace")
+"""What kube-proxy answers to `/proxyMode`."""
+
+
+async def signs_of_life(*, ours: Collection[int] = (), processes: Path = Path("/proc")) -> list[Sign]:
+    """The signs of every other proxy, proofs first. Ports in `ours` are this process's own, and are left out."""
+    signs, routers = _by_processes(processes)
+    for listener in LISTENERS:
+        if listener.proxy in routers:
+            continue
+        if listener.port in ours or (listener.links and not any(map(_has_link, listener.links))):
+            continue
+        host = next((host for host in LOOPBACK if listens(host, listener.port)), None)
+        if host is not None and (sign := await _sign(host, listener)) is not None:
+            signs.append(sign)
+    return sorted(signs, key=lambda sign: not sign.is_proof)
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether a socket listens there. The kernel answers at once for a loopback address, and a full queue counts.
+
+    Raises OSError if the resources for the question are exhausted.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect((host, port))
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if exhaustion(error) is not None:
+            raise
+        return False
+    return True
+
+
+def _has_link(name: str) -> bool:
+    try:
+        socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True
+
+
+async def _sign(host: str, listener: Listener) -> Sign | None:
+    """What the program at the port says it is. None if it is none of the proxies."""
+    port = f"its {listener.what} {listener.port}"
+    if not listener.path:
+        return Sign(listener.proxy, f"{port} is open", listener.is_proof)
+    answer = await _answer(host, listener)
+    if answer is None:
+        return Sign(listener.proxy, f"{port} is open, and nothing answers there in time")
+    status, _, rest = answer.partition(b"\r\n")
+    body = rest.partition(b"\r\n\r\n")[2].decode(errors="replace").strip()
+    if not status.startswith(b"HTTP/") or b" 404 " in status:
+        body = ""
+    if listener.path == "/proxyMode":
+        return Sign(listener.proxy, f"{port} answers: mode {body}") if body in MODES else None
+    if '"lastUpdated"' in body:
+        return Sign(listener.proxy, f"{port} answers")
+    return Sign(UNKNOWN, f"something holds the health port of service proxies, {listener.port}")
+
+
+async def _answer(host: str, listener: Listener) -> bytes | None:
+    """The beginning of the answer, empty if the connection breaks; None if the answer does not come in time."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            reader, writer = await asyncio.open_connection(host, listener.port)
+            writer.write(f"GET {listener.path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            answer = b""
+            while len(answer) < LONGEST_ANSWER and (piece := await reader.read(LONGEST_ANSWER - len(answer))):
+                answer += piece
+            return answer
+    except TimeoutError:
+        return None
+    except OSError:
+        return b""
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _by_processes(processes: Path) -> tuple[list[Sign], set[str]]:
+    """The signs, and the programs that run here and leave Services alone, so that their ports are no sign."""
+    signs, idle = [], set()
+    for pid, name, arguments in _command_lines(processes):
+        if name in OTHER_PROXIES and ROUTER_ONLY & set(arguments):
+            idle.add(name)
+        elif name in OTHER_PROXIES:
+            signs.append(Sign(name, f"process {pid}"))
+    return signs, idle - {sign.proxy for sign in signs}
+
+
+def _command_lines(processes: Path) -> Iterator[tuple[str, str, list[str]]]:
+    for directory in processes.iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            program, *arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # the process has ended
+        yield directory.name, PurePath(program).name, arguments
