@@ -244,7 +244,7 @@ class Ownership:
     async def _traces_now(self) -> frozenset[str]:
         """What the kernel has, or had when it could be read."""
         try:
-            self._seen_traces = frozenset(await self._traces())
+            self._seen_traces = frozenset(await patiently("looking for other proxies' rules", self._traces))
         except KernelError as error:
             log.warning("other_proxies.unreadable", error=str(error))
         return self._seen_traces

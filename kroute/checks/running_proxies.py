@@ -13,7 +13,9 @@ pkg/healthcheck/health_controller.go; cilium daemon (agent-health-port); antrea 
 """
 
 import asyncio
+import fcntl
 import socket
+import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from kroute.checks.known_proxies import KUBE_PROXY, KUBE_ROUTER, OTHER_PROXIES
 
 CILIUM, ANTREA, CALICO = "Cilium", "Antrea", "Calico's eBPF data plane"
 UNKNOWN = "another service proxy"
+
+SIOCGIFFLAGS, IFF_UP = 0x8913, 1
 
 ANSWERS_WITHIN = 2.0
 """Seconds."""
@@ -70,33 +74,45 @@ MODES = ("iptables", "ipvs", "nftables", "userspace", "kernelspace")
 async def signs_of_life(*, ours: Collection[int] = (), processes: Path = Path("/proc")) -> list[Sign]:
     """The signs of every other proxy, proofs first. Ports in `ours` are this process's own, and are left out."""
     signs, routers = _by_processes(processes)
-    for listener in LISTENERS:
+    for listener in LISTENERS if _is_loopback_up() else ():
         if listener.proxy in routers:
             continue
         if listener.port in ours or (listener.links and not any(map(_has_link, listener.links))):
             continue
-        host = next((host for host in LOOPBACK if listens(host, listener.port)), None)
-        if host is not None and (sign := await _sign(host, listener)) is not None:
-            signs.append(sign)
+        for host in LOOPBACK:
+            if await listens(host, listener.port):
+                signs += await _signs(host, listener)
+                break
     return sorted(signs, key=lambda sign: not sign.is_proof)
 
 
-def listens(host: str, port: int) -> bool:
-    """Whether a socket listens there. The kernel answers at once for a loopback address, and a full queue counts.
+async def listens(host: str, port: int) -> bool:
+    """Whether a socket listens there. One whose queue is full does not answer, and counts.
 
     Raises OSError if the resources for the question are exhausted.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            probe.connect((host, port))
-    except BlockingIOError:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                await asyncio.get_running_loop().sock_connect(probe, (host, port))
+    except TimeoutError:
         return True
     except OSError as error:
         if exhaustion(error) is not None:
             raise
         return False
     return True
+
+
+def _is_loopback_up() -> bool:
+    """Whether the node reaches its own ports (SIOCGIFFLAGS of netdevice(7)): without, each would seem to be busy."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as question:
+        try:
+            request = fcntl.ioctl(question, SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0))
+        except OSError:
+            return False
+    return bool(struct.unpack("16sh", request[:18])[1] & IFF_UP)
 
 
 def _has_link(name: str) -> bool:
@@ -107,23 +123,23 @@ def _has_link(name: str) -> bool:
     return True
 
 
-async def _sign(host: str, listener: Listener) -> Sign | None:
-    """What the program at the port says it is. None if it is none of the proxies."""
+async def _signs(host: str, listener: Listener) -> list[Sign]:
+    """What the program at the port says it is; nothing if it is none of the proxies."""
     port = f"its {listener.what} {listener.port}"
     if not listener.path:
-        return Sign(listener.proxy, f"{port} is open", listener.is_proof)
+        return [Sign(listener.proxy, f"{port} is open", listener.is_proof)]
     answer = await _answer(host, listener)
     if answer is None:
-        return Sign(listener.proxy, f"{port} is open, and nothing answers there in time")
+        return [Sign(listener.proxy, f"{port} is open, and nothing answers there in time")]
     status, _, rest = answer.partition(b"\r\n")
     body = rest.partition(b"\r\n\r\n")[2].decode(errors="replace").strip()
     if not status.startswith(b"HTTP/") or b" 404 " in status:
         body = ""
     if listener.path == "/proxyMode":
-        return Sign(listener.proxy, f"{port} answers: mode {body}") if body in MODES else None
+        return [Sign(listener.proxy, f"{port} answers: mode {body}")] if body in MODES else []
     if '"lastUpdated"' in body:
-        return Sign(listener.proxy, f"{port} answers")
-    return Sign(UNKNOWN, f"something holds the health port of service proxies, {listener.port}")
+        return [Sign(listener.proxy, f"{port} answers")]
+    return [Sign(UNKNOWN, f"something holds the health port of service proxies, {listener.port}")]
 
 
 async def _answer(host: str, listener: Listener) -> bytes | None:
