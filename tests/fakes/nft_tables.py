@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 
 from kroute.kernel.netlink.message import attributes, to_text
-from kroute.kernel.nftables.expressions import DATA_VERDICT, VERDICT_CHAIN, parse_expression
+from kroute.kernel.nftables.expressions import chain_named_by, parse_expression
 from kroute.kernel.nftables.objects import (
     AddChain,
     AddElements,
@@ -84,7 +84,7 @@ class FakeNftTable:
         yield name
         for _handle, rule in self.rules.get(name, ()):
             for expression in rule.expressions:
-                if target := _target(expression):
+                if target := chain_named_by(expression):
                     yield from self.reached_from(target)
 
     def _add_set(self, definition: SetDefinition) -> int:
@@ -132,7 +132,7 @@ class FakeNftTable:
             begin = _register_byte(parts[2])
             key = range(begin, begin + key_length(self.family, found.definition.parts))
             return 0 if loaded.issuperset(key) else errno.ENODATA
-        if target := _target(expression):
+        if target := chain_named_by(expression):
             if target not in self.chains:
                 return errno.ENOENT
             return errno.EOPNOTSUPP if self.chains[target].hook else 0
@@ -219,7 +219,7 @@ class FakeNftTable:
     def _delete_chain(self, name: str) -> int:
         if name not in self.chains:
             return errno.ENOENT
-        targets = {_target(it) for rule in self._every_rule() for it in rule.expressions}
+        targets = {chain_named_by(it) for rule in self._every_rule() for it in rule.expressions}
         if self.rules[name] or name in targets:
             return errno.EBUSY
         del self.chains[name], self.rules[name]
@@ -260,15 +260,6 @@ def _overlaps(found: FakeNftSet, element: Element) -> bool:
         return False
     network = ip_network(str(element[-1]))
     return any(it[:-1] == element[:-1] and network.overlaps(ip_network(str(it[-1]))) for it in found.elements)
-
-
-def _target(expression: bytes) -> str:
-    """The chain to which an expression jumps; "" if it does not."""
-    name, parts = parse_expression(expression)
-    if name != "immediate":
-        return ""
-    verdict = attributes(attributes(parts[2]).get(DATA_VERDICT, b""))
-    return to_text(verdict.get(VERDICT_CHAIN, b""))
 
 
 def _loaded(name: str, parts: dict[int, bytes]) -> range:

@@ -2,8 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Self, TypeVar
 
 from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.nftables.chains import NftChain
@@ -11,11 +11,13 @@ from kroute.kernel.nftables.objects import (
     FAMILY_NAMES,
     AddElements,
     AddTable,
+    Chain,
     DeleteElements,
     DeleteTable,
     Element,
     ElementChange,
     NftChange,
+    Rule,
     SetDefinition,
     Table,
     TableState,
@@ -23,6 +25,8 @@ from kroute.kernel.nftables.objects import (
 from tests.fakes.client import FakeClient
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.nft_tables import FakeNft, FakeNftTable
+
+T = TypeVar("T")
 
 PART = 500
 
@@ -46,8 +50,12 @@ class FakeNftables(FakeClient):
         self.check_open()
         return [table.listed_as for table in self.kernel.nft.tables]
 
-    async def transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+    async def transact(
+        self, table: Table, changes: Sequence[NftChange], *, generation: int = 0
+    ) -> list[Failure[NftChange]]:
         self.check_open()
+        if generation not in {0, self._nft.generation}:
+            raise KernelError("the kernel refused a transaction", errno=errno.ERESTART)
         failures, state = self._try(table, changes)
         if not failures:
             self._commit(table, changes, state)
@@ -71,6 +79,15 @@ class FakeNftables(FakeClient):
             return None
         rules = [it for chain in found.chains for it in found.rules[chain]]
         return TableState({name: it.definition for name, it in found.sets.items()}, dict(found.chains), rules)
+
+    async def rules(
+        self, table: Table, keep: Callable[[int, Rule], T | None]
+    ) -> tuple[int, dict[str, Chain], list[T]] | None:
+        found = await self.read(table)
+        if found is None:
+            return None
+        kept = [it for handle, rule in found.rules if (it := keep(handle, rule)) is not None]
+        return self._nft.generation, found.chains, kept
 
     async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
         self.check_open()

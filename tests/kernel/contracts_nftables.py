@@ -284,6 +284,45 @@ class NftablesContract:
         state = await node.nftables.read(T4)
         assert state == TableState({it.name: it for it in SETS[1:]}, {}, [])
 
+    async def test_of_the_rules_of_a_table_only_what_is_wanted_is_kept(self, node: Node) -> None:
+        assert await node.nftables.rules(T4, lambda handle, rule: rule) is None
+        jump = Rule("input", (e.verdict(e.Decision.JUMP, "mark-masquerade"),))
+        await make(node, AddChain(INPUT), AddChain(PLAIN), AddRule(jump), AddRule(Rule("mark-masquerade", (ACCEPT,))))
+        found = await node.nftables.rules(T4, lambda handle, rule: (handle, rule) if rule == jump else None)
+        assert found is not None
+        generation, chains, kept = found
+        assert chains == {"input": INPUT, "mark-masquerade": PLAIN}
+        assert [rule for _handle, rule in kept] == [jump]
+        deletion = [DeleteRule("input", kept[0][0]), FlushChain("mark-masquerade"), DeleteChain("mark-masquerade")]
+        assert await node.nftables.transact(T4, deletion, generation=generation) == []
+        assert await rules_of(node) == []
+
+    async def test_a_transaction_is_refused_when_somebody_has_committed_since_its_generation(self, node: Node) -> None:
+        await make(node, AddChain(INPUT))
+        [generation, _chains, _rules] = await node.nftables.rules(T4, lambda handle, rule: None) or (0, {}, [])
+        assert await node.other_nftables.transact(Table(socket.AF_INET, "another"), [AddTable()]) == []
+        with pytest.raises(KernelError) as refused:
+            await node.nftables.transact(T4, [DeleteChain("input")], generation=generation)
+        assert refused.value.errno == errno.ERESTART
+        state = await node.nftables.read(T4)
+        assert state is not None
+        assert "input" in state.chains
+        assert await node.nftables.transact(T4, [DeleteChain("input")], generation=generation + 1) == []
+
+    async def test_chains_are_deleted_in_any_order_once_they_are_empty_but_not_below_anothers_jump(
+        self, node: Node
+    ) -> None:
+        inner = Chain("inner")
+        rules = (
+            Rule("input", (e.verdict(e.Decision.JUMP, "mark-masquerade"),)),
+            Rule("mark-masquerade", (e.verdict(e.Decision.JUMP, "inner"),)),
+        )
+        await make(node, *map(AddChain, (INPUT, PLAIN, inner)), *map(AddRule, rules))
+        flushes, deletions = map(FlushChain, ("inner", PLAIN.name)), map(DeleteChain, ("inner", PLAIN.name))
+        changes = [*flushes, *deletions]
+        assert await refusals(node, *changes) == [("delete chain mark-masquerade", errno.EBUSY)]
+        assert await node.nftables.transact(T4, [FlushChain("input"), *changes]) == []
+
     async def test_a_set_is_made_anew_in_one_transaction(self, node: Node) -> None:
         await make(node, AddElements(VIPS, (("10.0.0.1",),)))
         other = SetDefinition("vip", ("ip", "port"))

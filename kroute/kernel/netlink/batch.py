@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError, describe_errno
-from kroute.kernel.netlink.message import NLM_F_ACK, NLMSG_ERROR, iterate_messages, message, to_i32
+from kroute.kernel.netlink.message import NLM_F_ACK, NLMSG_ERROR, attribute, iterate_messages, message, to_i32
 from kroute.kernel.netlink.netlink_socket import FLAGS_OFFSET, NetlinkSocket
 from kroute.kernel.netlink.socket_filter import Instruction
 
 SO_SNDBUFFORCE = 32
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
+NFNL_BATCH_GENID = 1
 NLM_F_ECHO = 0x8
 _NFGEN = struct.Struct("!BBH")
 """family, version, resource id: the subsystem."""
@@ -49,20 +50,23 @@ class BatchSocket(NetlinkSocket):
         with contextlib.suppress(PermissionError):
             netlink.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, self._send_buffer)
 
-    async def batch(self, subsystem: int, messages: Sequence[bytes], *, commit: bool = True) -> BatchOutcome:
+    async def batch(
+        self, subsystem: int, messages: Sequence[bytes], *, commit: bool = True, generation: int = 0
+    ) -> BatchOutcome:
         """Send the messages as one transaction. Without `commit` the kernel checks them, and changes nothing.
 
-        Raises KernelError: the kernel's errno when it refuses the batch as a whole, and when its answers are lost, so
-        that the outcome is unknown.
+        Raises KernelError: the kernel's errno when it refuses the batch as a whole (ERESTART if `generation` is given,
+        and the kernel has another one), and when its answers are lost, so that the outcome is unknown.
         """
         marker = _NFGEN.pack(0, 0, subsystem)
+        valid_at = attribute(NFNL_BATCH_GENID, generation.to_bytes(4, "big")) if generation else b""
         end = [message(NFNL_MSG_BATCH_END, 0, marker)] if commit else []
         body = list(messages)
         body[-1] = _flagged(body[-1], NLM_F_ACK)
         body[0] = _flagged(body[0], NLM_F_ECHO if commit else 0)
         async with self._busy:
             began = time.monotonic()
-            sequence = await self._send([message(NFNL_MSG_BATCH_BEGIN, 0, marker), *body, *end], 0)
+            sequence = await self._send([message(NFNL_MSG_BATCH_BEGIN, 0, marker + valid_at), *body, *end], 0)
             ended = time.monotonic()
             if commit:
                 self._count_transaction(began, ended)

@@ -7,7 +7,7 @@ else has committed anything.
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
@@ -33,10 +33,12 @@ from kroute.kernel.nftables.messages import (
     type_of,
 )
 from kroute.kernel.nftables.objects import (
+    Chain,
     DeleteElements,
     Element,
     ElementChange,
     NftChange,
+    Rule,
     SetDefinition,
     Table,
     TableState,
@@ -78,13 +80,16 @@ class Nftables(NetlinkClient):
         """The family's name in nft(8) and the name of each table; none as above."""
         return await every_table(self._netlink)
 
-    async def transact(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
+    async def transact(
+        self, table: Table, changes: Sequence[NftChange], *, generation: int = 0
+    ) -> list[Failure[NftChange]]:
         """Make all changes in order, at one moment for packets; or none of them, and return those that are refused.
 
         Of changes of elements every refused element is returned, each as a change of its own. The event loop waits
-        while the kernel works. Raises KernelError when the outcome is unknown.
+        while the kernel works. Raises KernelError ERESTART, and changes nothing, if any program has committed anything
+        since `generation`; and KernelError when the outcome is unknown.
         """
-        refused, _seconds = await self._commit(table, changes)
+        refused, _seconds = await self._commit(table, changes, generation)
         return refused
 
     async def validate(self, table: Table, changes: Sequence[NftChange]) -> list[Failure[NftChange]]:
@@ -111,18 +116,25 @@ class Nftables(NetlinkClient):
 
     async def read(self, table: Table) -> TableState | None:
         """Sets, chains and rules; None if there is no such table. Raises KernelError EINTR if it changes too fast."""
-        for _ in range(ATTEMPTS):
-            before = await self._generation()
-            is_dormant = await self._is_dormant(table)
-            if is_dormant is None:
+        return (await self._at_rest(table, lambda: self._state(table)))[1]
+
+    async def rules(
+        self, table: Table, keep: Callable[[int, Rule], T | None]
+    ) -> tuple[int, dict[str, Chain], list[T]] | None:
+        """The generation that was read, for `transact`; the chains; and what `keep` makes of each handle and rule.
+
+        For tables of other programs, which may have tens of thousands of rules: only what `keep` returns stays in
+        memory. None if there is no such table. Raises KernelError as `read` does.
+        """
+
+        async def chains_and_rules() -> tuple[dict[str, Chain], list[T]] | None:
+            if await self._is_dormant(table) is None:
                 return None
-            sets = await self._dump(Message.GETSET, table, parse_set)
-            chains = await self._dump(Message.GETCHAIN, table, parse_chain)
-            rules = await self._dump(Message.GETRULE, table, parse_rule)
-            if await self._generation() == before:
-                of_table = {chain.name: chain for name, chain in chains if name == table.name}
-                return TableState({it.name: it for it in sets}, of_table, rules, is_dormant)
-        raise KernelError(f"table {table} changes faster than it can be read; trying later", errno=errno.EINTR)
+            rules = await self._dump(Message.GETRULE, table, lambda payload: keep(*parse_rule(payload)))
+            return await self._chains(table), rules
+
+        generation, found = await self._at_rest(table, chains_and_rules)
+        return (generation, *found) if found is not None else None
 
     async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
         """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
@@ -145,12 +157,36 @@ class Nftables(NetlinkClient):
         """Follow changes of these tables that other sockets make. The caller opens what it gets."""
         return TableMonitor(tables, self._netlink.port)
 
-    async def _commit(self, table: Table, changes: Sequence[NftChange]) -> tuple[list[Failure[NftChange]], float]:
+    async def _state(self, table: Table) -> TableState | None:
+        is_dormant = await self._is_dormant(table)
+        if is_dormant is None:
+            return None
+        sets = {it.name: it for it in await self._dump(Message.GETSET, table, parse_set)}
+        chains = await self._chains(table)
+        return TableState(sets, chains, await self._dump(Message.GETRULE, table, parse_rule), is_dormant)
+
+    async def _at_rest(self, table: Table, read: Callable[[], Awaitable[T]]) -> tuple[int, T]:
+        """What `read` returns when nothing has changed meanwhile, with the generation."""
+        for _ in range(ATTEMPTS):
+            before = await self._generation()
+            found = await read()
+            if await self._generation() == before:
+                return before, found
+        raise KernelError(f"table {table} changes faster than it can be read; trying later", errno=errno.EINTR)
+
+    async def _chains(self, table: Table) -> dict[str, Chain]:
+        listed = await self._dump(Message.GETCHAIN, table, parse_chain)
+        return {chain.name: chain for name, chain in listed if name == table.name}
+
+    async def _commit(
+        self, table: Table, changes: Sequence[NftChange], generation: int = 0
+    ) -> tuple[list[Failure[NftChange]], float]:
         """Make all changes or none; returns the refused ones, and the seconds for which the kernel worked."""
         pieces, unfit = await encode(table, changes)
         if unfit or not pieces:
             return unfit, 0.0
-        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, [it.message for it in pieces])
+        messages = [it.message for it in pieces]
+        outcome = await self._netlink.batch(NFNL_SUBSYS_NFTABLES, messages, generation=generation)
         self._commits += sum(type_of(kind) == Message.NEWGEN for kind, _payload in outcome.echoes)
         if not outcome.refused:
             return [], outcome.seconds
@@ -203,7 +239,7 @@ class Nftables(NetlinkClient):
                 return None
             raise
 
-    async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T]) -> list[T]:
+    async def _dump(self, kind: Message, table: Table, parse: Callable[[bytes], T | None]) -> list[T]:
         return await self._netlink.request(table_message(kind, NLM_F_DUMP, table), lambda _, payload: parse(payload))
 
 

@@ -194,6 +194,15 @@ def is_as_wanted(found: bytes, wanted: bytes) -> bool:
     return name == wanted_name and (name == "counter" or known == wanted_parts)
 
 
+def chain_named_by(expression: bytes) -> str:
+    """The chain to which an expression jumps or goes; "" if it does neither."""
+    name, parts = parse_expression(expression)
+    if name != "immediate":
+        return ""
+    verdict = attributes(attributes(parts.get(2, b"")).get(DATA_VERDICT, b""))
+    return to_text(verdict.get(VERDICT_CHAIN, b""))
+
+
 def parse_expression(expression: bytes) -> tuple[str, dict[int, bytes]]:
     """The expression's name, and its attributes by their types."""
     parts = attributes(attributes(expression)[LIST_ELEMENT])
