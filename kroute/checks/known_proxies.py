@@ -30,7 +30,8 @@ class OtherProxy(NamedTuple):
     `lists_every_virtual_server`, they hold those of other programs, too. `node_port_sets` hold its node ports; the
     values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
     `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_table` is
-    the name of its own tables in nf_tables, of the families ip and ip6; "" without any.
+    the name of its own tables in nf_tables, of the families ip and ip6; "" without any. `translating` are the chains in
+    the table nat of iptables that translate packets to endpoints, before IPVS sees them; None without any.
     """
 
     name: str
@@ -44,6 +45,7 @@ class OtherProxy(NamedTuple):
     has_dsr: bool = False
     has_source_routes: bool = False
     nft_table: str = ""
+    translating: re.Pattern[str] | None = None
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
@@ -110,6 +112,7 @@ OTHER_PROXIES = {
             node_port_sets=_KUBE_PROXY_NODE_PORTS,
             sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
             nft_table="kube-proxy",
+            translating=re.compile(r"KUBE-SEP-[A-Z2-7]{16}"),
         ),
         OtherProxy(
             KUBE_ROUTER,

@@ -10,7 +10,7 @@ In networks that are excluded from a clean-up anybody's virtual servers may be. 
 nothing, nor do kube-router's sets, which name every virtual server of the kernel.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import ClassVar
 
 import msgspec
@@ -20,11 +20,12 @@ from kroute.checks.known_proxies import (
     DSR_TABLE,
     EXTERNAL_IP_PRIORITY,
     EXTERNAL_IP_TABLE,
+    OTHER_PROXIES,
     OtherProxy,
 )
 from kroute.comparison.virtual_servers import planned_key
 from kroute.kernel.ipset import Element
-from kroute.kernel.iptables.saved import parse_saved
+from kroute.kernel.iptables.saved import SavedTable
 from kroute.kernel.iptables.tools import VARIANTS
 from kroute.kernel.ipvs.client import VirtualServerKey as KernelKey
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
@@ -36,17 +37,21 @@ from kroute.model.plan import VirtualServerKey
 from kroute.reconcile.exclusion import Exclusion
 from kroute.settings import PortRange
 
+NEEDS_TOOLS = "it takes the iptables tools and the capability NET_RAW (docs/deploy.md)"
+
 
 class NodeScan(msgspec.Struct, frozen=True):
     """All objects in the kernel that a proxy may have made, and what kroute's ledger names.
 
-    `saved` are iptables-save's outputs by variant, None if the tool is missing. `sets` are the sets with the proxy's
-    names, with their elements. `virtual_servers` are with the addresses of their real servers. `link_addresses` are
-    those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces. `nft_tables` are
-    those of nf_tables with the proxy's name.
+    `tables` are the tables of iptables by variant. `unread` are legacy tables that could not be read, such as "IPv4
+    legacy nat", or the variant alone if not even the names of its tables are known. `fixed` are the variants whose
+    tables this process cannot change; of these `tables` has the names of the chains only. `sets` are the sets with the
+    proxy's names, with their elements. `virtual_servers` are with the addresses of their real servers. `link_addresses`
+    are those on its link, None without such a link. `elsewhere` are the addresses on all other interfaces. `nft_tables`
+    are those of nf_tables with the proxy's name.
     """
 
-    saved: Mapping[str, str | None]
+    tables: Mapping[str, Sequence[SavedTable]]
     sets: Mapping[str, Set[Element]]
     virtual_servers: Mapping[KernelKey, Set[str]]
     marks: tuple[tuple[int, int], ...]
@@ -58,6 +63,8 @@ class NodeScan(msgspec.Struct, frozen=True):
     our_virtual_servers: Set[VirtualServerKey]
     our_links: Set[str]
     nft_tables: tuple[Table, ...] = ()
+    unread: tuple[str, ...] = ()
+    fixed: Set[str] = frozenset()
 
 
 class Leftovers(msgspec.Struct, frozen=True):
@@ -66,7 +73,8 @@ class Leftovers(msgspec.Struct, frozen=True):
     `to_adopt` are its virtual servers that are not in kroute's ledger, `adopted` those that are. `others` are virtual
     servers of neither proxy. `in_doubt` are those of `others` that may be the other proxy's, if a Service has their
     port as its node port. `only_there` are addresses of adopted virtual servers that are on no other interface.
-    `unseen` are variants of iptables that could not be read. `no_services` is why the Services could not be read, or
+    `unseen` are legacy tables that exist and could not be read; `fixed` are those of `tables` that this process cannot
+    change, both by names such as "IPv4 legacy nat". `no_services` is why the Services could not be read, or
     "" if they were read or nothing was in doubt.
     """
 
@@ -87,11 +95,18 @@ class Leftovers(msgspec.Struct, frozen=True):
     unseen: tuple[str, ...]
     no_services: str = ""
     nft_tables: tuple[Table, ...] = ()
+    fixed: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
         """What could not be read, and what that means; one line each."""
-        found = [f"cannot look at {it} rules: install the iptables package with its tools" for it in self.unseen]
+        found = []
+        if self.unseen:
+            unseen = ", ".join(self.unseen)
+            found.append(f"legacy iptables tables exist on this node and cannot be read: {unseen}; {NEEDS_TOOLS}")
+        if self.fixed:
+            fixed = ", ".join(self.fixed)
+            found.append(f"this process cannot remove {self.proxy}'s chains from {fixed}: {NEEDS_TOOLS}")
         if self.no_services and self.in_doubt:
             found.append(
                 f"{len(self.in_doubt)} virtual servers on node ports are left alone ({self.in_doubt[0]}), since the "
@@ -101,8 +116,20 @@ class Leftovers(msgspec.Struct, frozen=True):
 
     @property
     def may_translate_first(self) -> bool:
-        """Whether rules that translate packets before IPVS are here, and cannot be removed by this process."""
-        return False
+        """Whether rules that translate packets before IPVS sees them are here and cannot be removed by this process.
+
+        They are in a legacy table nat: kube-proxy's of the mode iptables. One that cannot be read may have them.
+        """
+        translating = OTHER_PROXIES[self.proxy].translating
+        if translating is None:
+            return False
+        if any(name.endswith((" legacy", " nat")) for name in self.unseen):
+            return True
+        return any(
+            f"{table.variant} nat" in self.fixed and any(map(translating.fullmatch, table.chains))
+            for table in self.tables
+            if table.table == "nat"
+        )
 
     @property
     def are_removed(self) -> bool:
@@ -190,7 +217,7 @@ def recognise(
     tables = tuple(
         found
         for variant in map(str, VARIANTS)
-        for table in parse_saved(node.saved.get(variant) or "")
+        for table in node.tables.get(variant, ())
         if (found := leftovers_in(proxy, variant, table)) is not None
     )
     certain = {planned_key(key) for key in node.virtual_servers if _is_theirs(proxy, node, key, node_ports, excluded)}
@@ -219,8 +246,9 @@ def recognise(
         policy_rules=tuple(rule for rule in node.policy_rules if proxy.has_dsr and _leads_to_its_table(rule)),
         routes=tuple(route for route in node.table_routes if proxy.has_dsr and _is_in_its_table(route)),
         sysctls={name: value for name, value in proxy.sysctls.items() if node.sysctls.get(name) == value},
-        unseen=tuple(variant for variant in map(str, VARIANTS) if node.saved.get(variant) is None),
+        unseen=node.unread,
         nft_tables=node.nft_tables,
+        fixed=tuple(f"{it.variant} {it.table}" for it in tables if it.variant in node.fixed),
     )
 
 

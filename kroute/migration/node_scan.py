@@ -1,11 +1,17 @@
 """Read what `leftovers` needs from the kernel and from kroute's ledger. Changes nothing."""
 
-from collections.abc import Set
+import socket
+from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from kroute.checks.known_proxies import DSR_TABLE, EXTERNAL_IP_TABLE, OtherProxy
+from kroute.checks.preflight import CAPABILITY_NUMBERS, has_capability
+from kroute.kernel.errors import KernelError
 from kroute.kernel.ipset import Element, Ipset
-from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
+from kroute.kernel.iptables.nft_rules import TABLES, read_rules
+from kroute.kernel.iptables.saved import SavedTable, parse_saved
+from kroute.kernel.iptables.tools import VARIANTS, Variant, XtablesTools, legacy_tables
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.ipvs.marks import IpvsMarks
 from kroute.kernel.modules import is_present
@@ -18,17 +24,21 @@ from kroute.kernel.sysctl import Sysctls
 from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
 
+_LEGACY_MODULES: dict[int, str] = {socket.AF_INET: "ip_tables", socket.AF_INET6: "ip6_tables"}
+
 
 async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
     """Read everything on this node that the proxy may have made. Raises KernelError or LedgerError."""
     ledger = Ledger.open(state_dir)
-    tools = XtablesTools()
+    rules = {str(variant): await _read_rules(proxy, variant) for variant in VARIANTS}
     async with Ipvs() as ipvs, IpvsMarks() as marks, PolicyRouting() as routing, Links() as links:
         async with Addresses() as addresses:
             has_link = await links.index(proxy.link) is not None
             of_node = await addresses.of_node()
         return NodeScan(
-            saved={str(variant): await tools.save(variant) for variant in VARIANTS},
+            tables={variant: found.tables for variant, found in rules.items()},
+            unread=tuple(f"{variant} {table}".strip() for variant, it in rules.items() for table in it.unread),
+            fixed=frozenset(variant for variant, found in rules.items() if found.are_fixed),
             sets=await _read_sets(proxy.sets),
             virtual_servers={
                 key: {address for address, _ in it.real_servers} for key, it in (await ipvs.read()).items()
@@ -43,6 +53,44 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
             our_links=frozenset(ledger.links),
             nft_tables=await _read_nft_tables(proxy.nft_table),
         )
+
+
+class _Rules(NamedTuple):
+    """The tables of a variant; those that could not be read ("": not even their names); whether none can be changed."""
+
+    tables: Sequence[SavedTable] = ()
+    unread: Sequence[str] = ()
+    are_fixed: bool = False
+
+
+async def _read_rules(proxy: OtherProxy, variant: Variant) -> _Rules:
+    if variant.name == "legacy":
+        return await _read_legacy(variant)
+    async with Nftables() as nftables:
+        there = await nftables.tables()
+        tables = [table for name in TABLES if (table := Table(variant.family, name)).listed_as in there]
+        found = [await read_rules(nftables, table, proxy.chains.fullmatch) for table in tables]
+    return _Rules([each[1] for each in found if each is not None])
+
+
+async def _read_legacy(variant: Variant) -> _Rules:
+    """By the tools, which need a raw socket; without them the kernel shows the chains, and nothing can be changed."""
+    names = legacy_tables(variant.family)
+    if not names and (names is not None or not is_present(_LEGACY_MODULES[variant.family])):
+        return _Rules()
+    if has_capability(CAPABILITY_NUMBERS["NET_RAW"]):
+        saved = await XtablesTools().save(variant)
+        if saved is not None:
+            return _Rules(parse_saved(saved))
+    from kroute.kernel.iptables.table_digest import legacy_chains  # noqa: PLC0415 (loads ctypes)
+
+    tables, unread = [], [] if names else [""]
+    for name in names or ():
+        try:
+            tables.append(SavedTable(name, chains=legacy_chains(variant.family, name)))
+        except KernelError:
+            unread.append(name)
+    return _Rules(tables, unread, are_fixed=True)
 
 
 async def _read_sets(names: Set[str]) -> dict[str, Set[Element]]:

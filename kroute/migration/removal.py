@@ -5,16 +5,37 @@ then they need the other proxy's rules. Rules come before the sets that they loo
 translation is in the connection tracker, and their virtual servers are kroute's by now.
 """
 
-from kroute.kernel.errors import KernelError
+import asyncio
+import errno
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kroute.checks.known_proxies import OTHER_PROXIES, OtherProxy
+from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.ipset import Ipset
+from kroute.kernel.iptables.nft_rules import RuleReader, deletion_of, read_rules
 from kroute.kernel.iptables.tools import VARIANTS, XtablesTools
 from kroute.kernel.ipvs.marks import DeleteMarkServer, IpvsMarks
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting, PolicyRule, TableRoute
 from kroute.kernel.nftables.client import Nftables
-from kroute.kernel.nftables.objects import DeleteTable
-from kroute.migration.leftovers import Leftovers
+from kroute.kernel.nftables.objects import DeleteTable, NftChange, Table
+from kroute.migration.leftovers import NEEDS_TOOLS, Leftovers
+from kroute.migration.saved_rules import ProxyPart, part_of
 from kroute.reconcile.cleanup_report import CleanupReport
+
+ATTEMPTS = 10
+"""How often a table is read that changes before the proxy's part is deleted."""
+WAITS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+"""Seconds, for all sets: the kernel frees deleted rules of nf_tables a little later, and only then their sets."""
+
+
+class Transactions(RuleReader, Protocol):
+    """What `remove_nft_rules` needs of `Nftables`."""
+
+    async def transact(
+        self, table: Table, changes: Sequence[NftChange], *, generation: int = 0
+    ) -> list[Failure[NftChange]]: ...
 
 
 async def remove(leftovers: Leftovers) -> CleanupReport:
@@ -28,10 +49,11 @@ async def remove(leftovers: Leftovers) -> CleanupReport:
     await _remove_rules(leftovers, report)
     await _remove_nft_tables(leftovers, report)
     if leftovers.sets:
+        waits = iter(WAITS)
         async with Ipset() as ipset:
             for name in leftovers.sets:
                 with report.step(f"set {name}"):
-                    await ipset.destroy(name)
+                    await _destroy(ipset, name, waits)
                     report.add(f"destroy set {name}")
     with report.step("direct server return"):
         await _remove_direct_server_return(leftovers, report)
@@ -43,11 +65,55 @@ async def _remove_rules(leftovers: Leftovers, report: CleanupReport) -> None:
     for table in leftovers.tables:
         if not (table.rules or table.chains):
             continue
-        with report.step(f"{table.variant} table {table.table}"):
-            await XtablesTools().delete(variants[table.variant], table.table, list(table.rules), list(table.chains))
-            report.undone += [f"delete {table.variant} rule of table {table.table}: {rule}" for rule in table.rules]
-            if table.chains:
-                report.add(f"delete {table.variant} chains of table {table.table}: {' '.join(table.chains)}")
+        variant = variants[table.variant]
+        with report.step(f"{variant} table {table.table}"):
+            if f"{variant} {table.table}" in leftovers.fixed:
+                raise KernelError(f"this process cannot change it: {NEEDS_TOOLS}")
+            rules, chains = table.rules, table.chains
+            if variant.name == "legacy":
+                await XtablesTools().delete(variant, table.table, list(rules), list(chains))
+            else:
+                async with Nftables() as nftables:
+                    part = await remove_nft_rules(
+                        nftables, Table(variant.family, table.table), OTHER_PROXIES[leftovers.proxy]
+                    )
+                rules, chains = tuple(rule.text for rule in part.rules), part.chains
+            report.undone += [f"delete {variant} rule of table {table.table}: {rule}" for rule in rules]
+            if chains:
+                report.add(f"delete {variant} chains of table {table.table}: {' '.join(chains)}")
+
+
+async def remove_nft_rules(nftables: Transactions, table: Table, proxy: OtherProxy) -> ProxyPart:
+    """Delete the proxy's part of a table that iptables-nft has made, all of it at one moment; returns what it was.
+
+    The kernel refuses the transaction if any program has changed anything since the table was read, and it is read
+    again. Raises KernelError, and nothing has changed then.
+    """
+    for _ in range(ATTEMPTS):
+        found = await read_rules(nftables, table, proxy.chains.fullmatch)
+        part = part_of(proxy, found[1]) if found else None
+        if found is None or part is None:
+            return ProxyPart()
+        try:
+            refused = await nftables.transact(table, deletion_of(part.rules, part.chains), generation=found[0])
+        except KernelError as error:
+            if error.errno != errno.ERESTART:
+                raise
+            continue
+        if refused:
+            raise KernelError(f"{refused[0]}; run this again", errno=refused[0].errno)
+        return part
+    raise KernelError("it changes faster than it can be read; run this again", errno=errno.ERESTART)
+
+
+async def _destroy(ipset: Ipset, name: str, waits: Iterator[float]) -> None:
+    while True:
+        try:
+            return await ipset.destroy(name)
+        except KernelError as error:
+            if error.errno != errno.EBUSY or (wait := next(waits, None)) is None:
+                raise
+        await asyncio.sleep(wait)
 
 
 async def _remove_nft_tables(leftovers: Leftovers, report: CleanupReport) -> None:

@@ -1,7 +1,8 @@
-"""Find another proxy's rules in iptables-save's output: pure functions of text."""
+"""Find another proxy's rules in a table of iptables: pure functions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from ipaddress import ip_network
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +17,8 @@ _MARK_ATTEMPTS = 16
 class TableLeftovers(msgspec.Struct, frozen=True):
     """The other proxy's chains and rules in one table.
 
-    `rules` are the proxy's rules in chains of others, as `-A` prints them: jumps, and rules in the built-in chains.
+    `rules` are the proxy's rules in chains of others, as `-A` prints them: jumps, and rules in the built-in chains. Of
+    nf_tables, matches that do not matter here are without their options.
     `kept` are the proxy's chains that foreign rules jump to, and the chains that those need.
     """
 
@@ -28,34 +30,52 @@ class TableLeftovers(msgspec.Struct, frozen=True):
     marks: tuple[int, ...] = ()
 
 
+class ProxyPart(NamedTuple):
+    """The same of a table of any variant, with the rules themselves."""
+
+    chains: tuple[str, ...] = ()
+    rules: tuple[SavedRule, ...] = ()
+    kept: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+
+
 def leftovers_in(proxy: OtherProxy, variant: str, table: SavedTable) -> TableLeftovers | None:
     """The proxy's part of the table, or None."""
-    theirs = {chain for chain in table.chains if proxy.chains.fullmatch(chain)}
-    outside = [rule for rule in table.rules if rule.chain not in theirs]
-    builtin = [rule for rule in outside if rule.chain not in table.chains]
-    kept = _needed_by(table.rules, {rule.target for rule in outside if rule.chain in table.chains} & theirs, theirs)
+    part = part_of(proxy, table)
+    if part is None:
+        return None
+    rules = tuple(rule.text for rule in part.rules)
+    return TableLeftovers(variant, table.name, part.chains, rules, part.kept, part.marks)
+
+
+def part_of(proxy: OtherProxy, table: SavedTable) -> ProxyPart | None:
+    """The proxy's part of the table, or None."""
+    others = set(table.chains)
+    theirs = set(filter(proxy.chains.fullmatch, others))
+    others -= theirs
+    builtin = [rule for rule in table.rules if rule.chain not in others and rule.chain not in theirs]
+    kept = _needed_by(table, table.targets_of(others) & theirs, theirs)
     marking = _marking_rules(builtin) if proxy.has_dsr and table.name == "mangle" else {}
-    ours = [rule for rule in builtin if rule.target in theirs - kept or rule.text in marking]
+    ours = [rule for rule in builtin if (rule.target in theirs and rule.target not in kept) or rule.text in marking]
     if proxy.has_dsr:
         ours += [rule for rule in builtin if _is_snat_of_ipvs(table.name, rule)]
         ours += _clamping_rules(builtin, {rule.after("-d") for rule in builtin if rule.text in marking})
     if not theirs and not ours:
         return None
-    return TableLeftovers(
-        variant,
-        table.name,
-        chains=tuple(chain for chain in table.chains if chain in theirs - kept),
-        rules=tuple(rule.text for rule in table.rules if rule in ours),
+    chosen, gone = set(ours), theirs - kept
+    return ProxyPart(
+        chains=tuple(chain for chain in table.chains if chain in gone),
+        rules=tuple(rule for rule in builtin if rule in chosen),
         kept=tuple(sorted(kept)),
         marks=tuple(sorted(set(marking.values()))),
     )
 
 
-def _needed_by(rules: Iterable[SavedRule], chains: set[str], theirs: set[str]) -> set[str]:
+def _needed_by(table: SavedTable, chains: Set[str], theirs: Set[str]) -> set[str]:
     """These chains, and all chains of the proxy that their rules lead to."""
     needed, found = set(chains), set(chains)
     while found:
-        found = {rule.target for rule in rules if rule.chain in found} & theirs - needed
+        found = table.targets_of(found) & theirs - needed
         needed |= found
     return needed
 

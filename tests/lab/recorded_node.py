@@ -93,8 +93,11 @@ async def populate(cluster: Cluster) -> RecordedWorld:
     return RecordedWorld(cluster, node, pods, client)
 
 
-def leave(node: Node, proxy: str) -> None:
-    """Load what the proxy left: sysctls, sets, virtual servers, rules, its link with addresses, and routes."""
+def leave(node: Node, proxy: str, variant: str = "legacy") -> None:
+    """Load what the proxy left: sysctls, sets, virtual servers, rules, its link with addresses, and routes.
+
+    `variant` is that of iptables, "legacy" or "nft".
+    """
     for name, value in _SYSCTLS[proxy].items():
         node.sysctl(name, value)
     if sets := real_proxies.text(proxy, "ipset-save"):
@@ -102,7 +105,7 @@ def leave(node: Node, proxy: str) -> None:
     if servers := real_proxies.text(proxy, "ipvsadm-S"):
         node.run("ipvsadm", "-R", stdin=servers)
     for tool in ("iptables", "ip6tables"):
-        node.run(f"{tool}-legacy-restore", "--noflush", stdin=_loadable(real_proxies.text(proxy, f"{tool}-save")))
+        node.run(f"{tool}-{variant}-restore", "--noflush", stdin=loadable(real_proxies.text(proxy, f"{tool}-save")))
     node.namespace.ip(_LINKS[proxy] + "".join(_addresses(proxy)))
     node.namespace.ip("".join(_routes(proxy)))
 
@@ -120,7 +123,7 @@ def _sctp_endpoints() -> set[tuple[str, int]]:
     }
 
 
-def _loadable(rules: str) -> str:
+def loadable(rules: str) -> str:
     """Return the rules with equivalents of what the lab's kernel lacks.
 
     The match nfacct only counts. The ports of SCTP are matched by multiport.

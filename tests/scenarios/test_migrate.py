@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import pytest
 
@@ -105,8 +106,10 @@ async def go_on(streams: list[OpenStream]) -> None:
     await eventually(all_moved, within=20)
 
 
-async def migrate(node: Node, *arguments: str, expect: int = 0) -> str:
-    process = await node.kroute("migrate", *arguments)
+async def migrate(
+    node: Node, *arguments: str, expect: int = 0, environment: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    process = await node.kroute("migrate", *arguments, environment=environment)
     code = await process.wait()
     text = process.log.read_text()
     assert code == expect, text
@@ -229,6 +232,23 @@ async def test_a_chain_that_another_program_uses_stays(world: World, node1: Node
     assert "-A FOREIGN -s 198.51.100.7/32 -j KUBE-MARK-MASQ" in rules
     assert "-A KUBE-MARK-MASQ -j MARK" in rules
     assert "KUBE-SERVICES" not in rules
+
+
+async def test_legacy_rules_are_seen_without_the_tools_and_what_they_need_is_said(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    apply_web(world, deployment)
+    kube_proxy_leftovers(node1, services_of(world))
+    by_tool = json.loads(await migrate(node1, "--from", "kube-proxy", "-o", "json"))
+    assert by_tool["warnings"] == []
+    said = await migrate(node1, "--from", "kube-proxy", "-o", "json", environment={"PATH": "/nonexistent"})
+    found, end = json.JSONDecoder().raw_decode(said)
+    assert [(it["variant"], it["table"], sorted(it["chains"])) for it in found["tables"]] == [
+        (it["variant"], it["table"], sorted(it["chains"])) for it in by_tool["tables"]
+    ]
+    [warning] = found["warnings"]
+    assert warning.startswith("this process cannot remove kube-proxy's chains from IPv4 legacy ")
+    assert warning in said[end:]
 
 
 async def test_a_proxy_that_still_runs_is_not_taken_over_from(

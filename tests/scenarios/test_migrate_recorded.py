@@ -1,14 +1,16 @@
 """The take-over of what kube-proxy 1.36 and kube-router 2.11 really left on a node, with connections in flight.
 
-The node's kernel is given the recorded state of each proxy (tests/real_proxies), and kroute the same 40 Services.
+The node's kernel is given the recorded state of each proxy (tests/real_proxies), and kroute the same 40 Services. Where
+the rules are in nf_tables, kroute has no iptables tools, as in the image without them.
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol as TypingProtocol
 
 import pytest
@@ -53,6 +55,7 @@ KINDS = {
 THEIRS = ("KUBE-", "kube-router", "kube-dummy-if")
 """What only the other proxy's objects have in their names. kube-proxy's link has become kroute's."""
 KUBELETS = "KUBE-FIREWALL"
+WITHOUT_TOOLS = {"PATH": "/nonexistent", "KROUTE_FIREWALL": "nftables"}
 
 
 class Askable(TypingProtocol):
@@ -153,8 +156,11 @@ async def answering(flow: Askable) -> str:
         return repr(error)
 
 
-async def migrate(world: RecordedWorld, manifests: Path, proxy: str, *more: str) -> str:
-    process = await world.node.kroute("migrate", "--from", proxy, "--manifests", str(manifests), *more)
+async def migrate(
+    world: RecordedWorld, manifests: Path, proxy: str, *more: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    arguments = ("migrate", "--from", proxy, "--manifests", str(manifests), *more)
+    process = await world.node.kroute(*arguments, environment=environment)
     code = await process.wait()
     text = process.log.read_text()
     assert code == 0, text
@@ -191,8 +197,9 @@ def assert_nothing_of_theirs_is_left(node: Node) -> None:
 
 
 @pytest.mark.parametrize("recording", NAMES)
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
 async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(
-    cluster: Cluster, manifests: Path, recording: str
+    cluster: Cluster, manifests: Path, recording: str, variant: str
 ) -> None:
     """The node itself calls by TCP and UDP.
 
@@ -202,7 +209,8 @@ async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(
     """
     world = await populate(cluster)
     node, proxy = world.node, NAMES[recording]
-    leave(node, recording)
+    leave(node, recording, variant)
+    environment = WITHOUT_TOOLS if variant == "nft" else {}
     for timeout in UDP_TIMEOUTS:
         node.sysctl(timeout, LONG)
     keys = served_by_both(recording)
@@ -211,15 +219,17 @@ async def test_a_recorded_proxy_is_taken_over_whole_and_no_connection_is_cut(
     ways += [(node, key) for key in keys if kind(key)[-1] == "ClusterIP" and key.protocol is not Protocol.SCTP]
     lasting = [way for way in ways if recording != KUBE_ROUTER or way[1].protocol is not Protocol.SCTP]
     async with in_flight(lasting) as flows:
-        found = json.loads(await migrate(world, manifests, proxy, "-o", "json"))
+        found = json.loads(await migrate(world, manifests, proxy, "-o", "json", environment=environment))
+        assert {table["variant"] for table in found["tables"]} == {f"IPv4 {variant}", f"IPv6 {variant}"}
+        assert found["warnings"] == []
         assert found["others"] == []
         assert len(found["toAdopt"]) == len(real_proxies.virtual_servers(recording))
-        await migrate(world, manifests, proxy, "--take-over")
+        await migrate(world, manifests, proxy, "--take-over", environment=environment)
         await assert_all_go_on(flows)
-        agent = await node.kroute("run", "--manifests", str(manifests), *FLAGS)
+        agent = await node.kroute("run", "--manifests", str(manifests), *FLAGS, environment=environment)
         await agent.ready()
         await assert_all_go_on(flows)
-        outcome = await migrate(world, manifests, proxy, "--take-over")
+        outcome = await migrate(world, manifests, proxy, "--take-over", environment=environment)
         assert f"nothing of {proxy}'s is left" in outcome
         await assert_all_go_on(flows)
         assert_nothing_of_theirs_is_left(node)

@@ -1,15 +1,17 @@
-"""Parses the output of iptables-save."""
+"""The rules of one table in the words of iptables-save, and a parser of its output."""
 
 import shlex
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
 
 @dataclass(frozen=True)
 class SavedRule:
-    """One line that begins with `-A`. `text` is the rest of it."""
+    """One line that begins with `-A`. `text` is the rest of it. `handle` is nf_tables' number for the rule, or 0."""
 
     text: str
+    handle: int = 0
 
     @cached_property
     def words(self) -> list[str]:
@@ -37,15 +39,24 @@ class SavedRule:
 
 @dataclass
 class SavedTable:
-    """One table: the policies of its built-in chains, its other chains, and every rule in order."""
+    """One table: the policies of its built-in chains, its other chains, and every rule in order.
+
+    `jumps` are (chain, target) of rules of which no more is kept.
+    """
 
     name: str
     policies: dict[str, str] = field(default_factory=dict)
     chains: list[str] = field(default_factory=list)
     rules: list[SavedRule] = field(default_factory=list)
+    jumps: list[tuple[str, str]] = field(default_factory=list)
 
     def rules_of(self, chain: str) -> list[SavedRule]:
         return [rule for rule in self.rules if rule.chain == chain]
+
+    def targets_of(self, chains: Set[str]) -> set[str]:
+        """Where the rules of these chains lead."""
+        found = {rule.target for rule in self.rules if rule.chain in chains}
+        return found | {target for chain, target in self.jumps if chain in chains}
 
 
 def parse_saved(text: str) -> list[SavedTable]:

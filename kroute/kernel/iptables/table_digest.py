@@ -1,7 +1,8 @@
-"""The digest of a legacy table: its entries as the kernel lists them, without their traffic counters.
+"""The digest of a legacy table, which is that of its entries without their traffic counters; and its chains.
 
 The structures are those of include/uapi/linux/netfilter_ipv4/ip_tables.h and netfilter_ipv6/ip6_tables.h. The kernel
-gives a table whole or not at all, and needs no lock for it.
+gives a table whole or not at all, and needs no lock for it. Any socket may ask with CAP_NET_ADMIN; libiptc's is a raw
+one, which takes CAP_NET_RAW.
 """
 
 import errno
@@ -9,9 +10,11 @@ import os
 import socket
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kroute.kernel.errors import KernelError
+from kroute.kernel.netlink.message import to_text
 from kroute.kernel.socket_options import ask
 
 GET_INFO, GET_ENTRIES = 64, 65
@@ -26,27 +29,56 @@ _LIST_HEADER = struct.Struct("@32sI0Q")
 
 
 class _Layout(NamedTuple):
-    """Where an entry has the offset of the next one, and its counters of packets and bytes; `level` is the socket's."""
+    """Where an entry has the offsets of its target and of the next entry, and its counters of packets and bytes.
+
+    `level` is the socket's.
+    """
 
     level: int
+    target_offset: int
     next_offset: int
     counters: int
 
 
 _COUNTERS_SIZE = 16
 _LAYOUTS: dict[int, _Layout] = {
-    socket.AF_INET: _Layout(socket.IPPROTO_IP, next_offset=90, counters=96),
-    socket.AF_INET6: _Layout(socket.IPPROTO_IPV6, next_offset=142, counters=152),
+    socket.AF_INET: _Layout(socket.IPPROTO_IP, target_offset=88, next_offset=90, counters=96),
+    socket.AF_INET6: _Layout(socket.IPPROTO_IPV6, target_offset=140, next_offset=142, counters=152),
 }
 _OFFSET = struct.Struct("=H")
+_ERROR_TARGET = struct.Struct("=H29sB30s")
+"""Bytes, name and revision of a target; and the chain's name, where the name is ERROR: such an entry heads a chain."""
 
 
 def table_digest(family: int, name: str) -> int:
     """The digest of a table. Raises KernelError if the kernel has no such table."""
-    layout = _LAYOUTS[family]
+    layout, listing = _LAYOUTS[family], _read(family, name)
+    whole = memoryview(listing)
+    checksum = zlib.crc32(whole[: _INFO.size])
+    for start, end in _entries(listing, layout):
+        counters = start + layout.counters
+        checksum = zlib.crc32(whole[start:counters], checksum)
+        checksum = zlib.crc32(whole[counters + _COUNTERS_SIZE : end], checksum)
+    return checksum
+
+
+def legacy_chains(family: int, name: str) -> list[str]:
+    """The chains of a table, without the built-in ones. Raises KernelError; makes a table that does not exist yet."""
+    layout, listing = _LAYOUTS[family], _read(family, name)
+    found = []
+    for start, end in _entries(listing, layout):
+        target = start + int(_OFFSET.unpack_from(listing, start + layout.target_offset)[0])
+        if target + _ERROR_TARGET.size <= end:
+            _size, kind, _revision, chain = _ERROR_TARGET.unpack_from(listing, target)
+            if to_text(kind) == "ERROR":
+                found.append(to_text(chain))
+    return found[:-1]  # the last one is the table's end
+
+
+def _read(family: int, name: str) -> bytes:
     try:
-        with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as asking:
-            return _digest(_listing(asking, layout, name), layout)
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asking:
+            return _listing(asking, _LAYOUTS[family], name)
     except OSError as error:
         sentence = f"cannot read table {name}: {error.strerror}; reading it in another way"
         raise KernelError(sentence, errno=error.errno) from error
@@ -68,16 +100,12 @@ def _listing(asking: socket.socket, layout: _Layout, name: str) -> bytes:
     raise AssertionError
 
 
-def _digest(listing: bytes, layout: _Layout) -> int:
-    whole = memoryview(listing)
-    checksum = zlib.crc32(whole[: _INFO.size])
+def _entries(listing: bytes, layout: _Layout) -> Iterator[tuple[int, int]]:
+    """Where each entry begins and ends. Raises KernelError EBADMSG."""
     start = _INFO.size
-    while start < len(listing):
+    while start + layout.counters + _COUNTERS_SIZE <= len(listing):
         end = start + int(_OFFSET.unpack_from(listing, start + layout.next_offset)[0])
-        counters = start + layout.counters
-        checksum = zlib.crc32(whole[start:counters], checksum)
-        checksum = zlib.crc32(whole[counters + _COUNTERS_SIZE : end], checksum)
         if end <= start:
-            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+            raise KernelError(f"cannot read a table: {os.strerror(errno.EBADMSG)}", errno=errno.EBADMSG)
+        yield start, end
         start = end
-    return checksum

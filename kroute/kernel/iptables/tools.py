@@ -1,8 +1,9 @@
 """Reads and changes rules in both variants of iptables, with the iptables package's tools.
 
-kroute writes most of its rules to the legacy tables with python-iptables, which supports no other variant. Other
-programs' rules may be in nf_tables instead, and only the tools support both. They delete a rule by its text, so a rule
-that was changed since it was read is not deleted. They take the xtables lock where the variant has one.
+kroute writes most of its rules to the legacy tables with python-iptables, which supports no other variant. The tools
+support both. They delete a rule by its text, so a rule that was changed since it was read is not deleted. They take the
+xtables lock where the variant has one. What iptables-nft has written can also be read and deleted without any tool:
+`kroute.kernel.iptables.nft_rules`.
 """
 
 import asyncio
@@ -51,7 +52,10 @@ class XtablesTools:
 
     def may_be_in_use(self, variant: Variant, table: str) -> bool:
         """Whether the legacy table exists in this network namespace, or the kernel does not say so. True for nft."""
-        return variant.name != "legacy" or _may_be_in_use(variant, table)
+        if variant.name != "legacy":
+            return True
+        names = legacy_tables(variant.family)
+        return names is None or table in names
 
     async def delete(self, variant: Variant, table: str, rules: list[str], chains: list[str]) -> None:
         """Delete rules (`CHAIN …`, as the tool prints them after `-A`), then chains with their rules: all or nothing.
@@ -71,15 +75,15 @@ class XtablesTools:
             raise KernelError(f"{tool} is not installed; install the package iptables")
 
 
-def _may_be_in_use(variant: Variant, table: str) -> bool:
-    """Whether the legacy table exists in this network namespace, or the kernel does not say so."""
-    file = "ip6_tables_names" if variant.family == socket.AF_INET6 else "ip_tables_names"
+def legacy_tables(family: int) -> list[str] | None:
+    """The legacy tables that exist in this network namespace; None if this process may not know."""
+    file = "ip6_tables_names" if family == socket.AF_INET6 else "ip_tables_names"
     try:
-        return table in Path("/proc/thread-self/net", file).read_text().split()
+        return Path("/proc/thread-self/net", file).read_text().split()
     except FileNotFoundError:
-        return False
+        return []
     except OSError:
-        return True
+        return None
 
 
 async def _run(argv: list[str], stdin: str) -> str | None:

@@ -25,6 +25,7 @@ from kroute.kernel.ipset_messages import (
     parse_name,
     parse_type,
 )
+from kroute.kernel.iptables.nft_rules import _words
 from kroute.kernel.ipvs import connections, marks, messages, sync, table, traffic
 from kroute.kernel.ipvs.objects import AddRealServer, AddVirtualServer, VirtualServerOptions
 from kroute.kernel.net import links, policy_routing, route_lookup
@@ -61,7 +62,7 @@ from kroute.kernel.netlink.rtnetlink import (
     RTM_NEWROUTE,
 )
 from kroute.kernel.nftables.elements import decode_elements, elements_message, encode_element, parse_keys
-from kroute.kernel.nftables.expressions import Decision, verdict
+from kroute.kernel.nftables.expressions import Decision, Header, bitwise, compare, payload, verdict
 from kroute.kernel.nftables.messages import Message as NftMessage
 from kroute.kernel.nftables.messages import (
     new_chain,
@@ -74,6 +75,7 @@ from kroute.kernel.nftables.messages import (
 from kroute.kernel.nftables.messages import parse_rule as parse_nft_rule
 from kroute.kernel.nftables.objects import Chain, Rule, SetDefinition, Table
 from tests.unit.fuzz.strategies import damaged, fuzzed
+from tests.unit.kernel.iptables.test_nft_rules import envelope
 
 TCP4, TCP6 = (6, "10.96.0.1", 80), (6, "fd00::1", 80)
 NFGEN = struct.pack("=BBH", 2, 0, 0)
@@ -134,6 +136,18 @@ NFT_CHAIN = new_chain(NFT_TABLE, Chain("input", "filter", "input", -5))[HEADER_S
 NFT_RULE = new_rule(NFT_TABLE, Rule("input", (verdict(Decision.GOTO, "x"),), "why"))[HEADER_SIZE:] + attribute(
     3, bytes(8)
 )
+XT_MATCHES = (("tcp", bytes(12)), ("ipvs", bytes(40)), ("comment", b"why".ljust(256, b"\0")))
+XT_RULE = new_rule(
+    NFT_TABLE,
+    Rule(
+        "PREROUTING",
+        (
+            *(payload(1, Header.NETWORK, 16, 4), bitwise(1, b"\xff\xff\0\0", bytes(4)), compare(1, b"\x0a\0\0\0")),
+            *(envelope("match", name, said) for name, said in XT_MATCHES),
+            envelope("target", "MARK", bytes(8)),
+        ),
+    ),
+)[HEADER_SIZE:] + attribute(3, bytes(8))
 NFT_GENERATION = NFGEN + attribute(1, bytes(4)) + attribute(2, bytes(4)) + attribute(3, b"nft\0")
 NFT_ELEMENT = encode_element(AF_INET, OF_NETWORKS.parts, ("10.0.0.1", 6, 80, "10.0.0.0/8"))
 NFT_ELEMENTS = elements_message(NftMessage.NEWSETELEM, NFT_TABLE, "s", [NFT_ELEMENT])[HEADER_SIZE:]
@@ -161,6 +175,7 @@ PARSERS: dict[str, tuple[Parse, tuple[bytes, ...]]] = {
     "nf_tables set": (parse_set, (NFT_SET,)),
     "nf_tables chain": (parse_chain, (NFT_CHAIN,)),
     "nf_tables rule": (parse_nft_rule, (NFT_RULE,)),
+    "nf_tables rule in words": (lambda it: list(_words(NFT_TABLE.family, parse_nft_rule(it)[1])), (NFT_RULE, XT_RULE)),
     "nf_tables elements": (lambda it: list(decode_elements(NFT_TABLE, OF_NETWORKS, parse_keys(it))), (NFT_ELEMENTS,)),
     "nf_tables generation": (parse_generation, (NFT_GENERATION,)),
     "table's route": (lambda it: policy_routing._parse_route(it, NAMES), ROUTES),

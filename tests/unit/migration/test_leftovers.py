@@ -1,11 +1,14 @@
 """Another proxy's objects are told from foreign ones by names, sets and addresses alone."""
 
+from collections.abc import Mapping
 from socket import AF_INET, AF_INET6
+from types import MappingProxyType
 
 import msgspec
 import pytest
 
 from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.kernel.iptables.saved import SavedTable, parse_saved
 from kroute.kernel.net.policy_routing import PolicyRule, TableRoute
 from kroute.kernel.nftables.objects import Table
 from kroute.migration.leftovers import Leftovers, NodeScan, recognise
@@ -32,8 +35,10 @@ def as_saved(rules: str) -> str:
     return rules.replace("-I ", "-A ").replace("--set-mark ", "--set-xmark ")
 
 
-def recognised(proxy: str, **reading: object) -> Leftovers:
-    return recognise(OTHER_PROXIES[proxy], msgspec.structs.replace(EMPTY, **reading), NODE_PORT_RANGE)
+def recognised(proxy: str, saved: Mapping[str, str] = MappingProxyType({}), **reading: object) -> Leftovers:
+    """`saved` are iptables-save's outputs by variant."""
+    tables = {variant: parse_saved(text) for variant, text in saved.items()}
+    return recognise(OTHER_PROXIES[proxy], msgspec.structs.replace(EMPTY, tables=tables, **reading), NODE_PORT_RANGE)
 
 
 def test_an_untouched_node_has_nothing() -> None:
@@ -236,3 +241,40 @@ def test_the_tables_of_nftables_mode_are_left_until_they_are_removed() -> None:
     found = recognised("kube-proxy", nft_tables=tables)
     assert not found.are_removed
     assert found.as_document().nft_tables == ["ip kube-proxy", "ip6 kube-proxy"]
+
+
+SEP, SVC = "KUBE-SEP-ABCDEFGHIJKLMNOP", "KUBE-SVC-NPX46M4PTMTKRN6Y"
+
+
+@pytest.mark.parametrize(
+    ("reading", "may_translate"),
+    [
+        ({}, False),
+        ({"unread": ("IPv4 legacy nat",)}, True),
+        ({"unread": ("IPv6 legacy",)}, True),  # not even its tables are known
+        ({"unread": ("IPv4 legacy filter",)}, False),
+        ({"tables": {"IPv6 legacy": [SavedTable("nat", chains=[SVC, SEP])]}, "fixed": {"IPv6 legacy"}}, True),
+        ({"tables": {"IPv6 legacy": [SavedTable("nat", chains=["KUBE-SERVICES"])]}, "fixed": {"IPv6 legacy"}}, False),
+        ({"tables": {"IPv4 legacy": [SavedTable("nat", chains=["DOCKER"])]}, "fixed": {"IPv4 legacy"}}, False),
+        ({"tables": {"IPv4 legacy": [SavedTable("nat", chains=[SVC, SEP])]}}, False),  # the tools delete it
+        ({"tables": {"IPv4 nft": [SavedTable("nat", chains=[SVC, SEP])]}, "fixed": {"IPv4 legacy"}}, False),
+    ],
+    ids=["nothing", "unread nat", "unread", "unread filter", "DNAT", "IPVS mode", "docker", "with the tools", "nft"],
+)
+def test_what_translates_first_and_stays_is_only_in_legacy_nat_tables(
+    reading: dict[str, object], may_translate: bool
+) -> None:
+    node = msgspec.structs.replace(EMPTY, **reading)
+    assert recognise(OTHER_PROXIES["kube-proxy"], node, NODE_PORT_RANGE).may_translate_first == may_translate
+    assert not recognise(OTHER_PROXIES["kube-router"], node, NODE_PORT_RANGE).may_translate_first
+
+
+def test_legacy_tables_are_named_exactly_if_they_cannot_be_read_or_changed() -> None:
+    tables = {"IPv4 legacy": [SavedTable("nat", chains=["KUBE-SERVICES"]), SavedTable("filter", chains=["DOCKER"])]}
+    node = msgspec.structs.replace(EMPTY, tables=tables, fixed={"IPv4 legacy"}, unread=("IPv6 legacy nat",))
+    found = recognise(OTHER_PROXIES["kube-proxy"], node, NODE_PORT_RANGE)
+    assert not found.are_removed
+    unread, fixed = found.warnings
+    assert unread.startswith("legacy iptables tables exist on this node and cannot be read: IPv6 legacy nat; it takes")
+    assert fixed.startswith("this process cannot remove kube-proxy's chains from IPv4 legacy nat: it takes")
+    assert recognised("kube-proxy", {"IPv4 legacy": NEIGHBOUR_CHAINS}).warnings == []

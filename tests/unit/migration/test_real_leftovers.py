@@ -1,11 +1,10 @@
 """What the real proxies left on a node is recognised whole: nothing of theirs is taken for somebody else's."""
 
-import re
-
 import msgspec
 import pytest
 
 from kroute.checks.known_proxies import OTHER_PROXIES
+from kroute.kernel.iptables.saved import parse_saved
 from kroute.migration.leftovers import NodeScan, recognise
 from kroute.migration.node_ports import AllocatedNodePorts, allocated_node_ports
 from kroute.migration.take_over_options import NODE_PORT_RANGE
@@ -25,10 +24,9 @@ def scan(recording: str) -> NodeScan:
     """Return what a scan finds on a node that the proxy has left."""
     addresses = real_proxies.link_addresses(recording)
     return NodeScan(
-        saved={
-            f"{family} {variant}": real_proxies.text(recording, f"{tool}-save") if variant == "legacy" else ""
+        tables={
+            f"{family} legacy": parse_saved(real_proxies.text(recording, f"{tool}-save"))
             for family, tool in (("IPv4", "iptables"), ("IPv6", "ip6tables"))
-            for variant in ("legacy", "nft")
         },
         sets=real_proxies.sets(recording),
         virtual_servers={
@@ -67,9 +65,7 @@ def test_every_chain_of_theirs_is_recognised_and_only_the_kubelets_stays(recordi
     tables = recognise(OTHER_PROXIES[NAMES[recording]], node, NODE_PORT_RANGE).tables
     found = {(table.variant, chain) for table in tables for chain in table.chains}
     there = {
-        (variant, it)
-        for variant, text in node.saved.items()
-        for it in re.findall(r"^:(\S+) - ", text or "", re.MULTILINE)
+        (variant, it) for variant, of_variant in node.tables.items() for table in of_variant for it in table.chains
     }
     assert {chain for _, chain in there - found} <= {"KUBE-FIREWALL"}
     assert not [table.kept for table in tables if table.kept]
