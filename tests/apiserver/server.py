@@ -50,7 +50,8 @@ class ApiServer:
     """An API server on a port of 127.0.0.1 (0: any), as an async context manager.
 
     With a token, requests without one are anonymous (403), with another one unauthorized (401). `second` is how long a
-    second of the API (timeoutSeconds, bookmarks, Fault.seconds) takes here.
+    second of the API (timeoutSeconds, bookmarks, Fault.seconds) takes here. Servers with one `store` are those of one
+    cluster.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class ApiServer:
         tls: ssl.SSLContext | None = None,
         second: float = 1.0,
         features: Features | None = None,
+        store: Store | None = None,
     ) -> None:
-        self.store = Store()
+        self.store = Store() if store is None else store
         self.faults = Faults()
         self.access = Access()
         self.token = token
