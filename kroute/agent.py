@@ -38,13 +38,14 @@ from kroute.runtime.on_demand import OnDemand
 from kroute.runtime.runner import opened
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
+from kroute.settings.text import without_user
 from kroute.telemetry import statistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.events import EventRecorder, log_node
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import NewestMeasurements, Statistics, WatchStatistics, watch_statistics
-from kroute.watchers.kubernetes.requests import RequestSeries
+from kroute.watchers.kubernetes.requests import ApiUse
 from kroute.watchers.kubernetes.server_presence import ApiWriter
 from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
@@ -76,7 +77,7 @@ class Agent:
 
     `firewall` is the backend that was chosen, which the settings name. `follow` delivers changes. `events` writes
     Events; None: they are only logged. `loop_watch` watches the event loop in which the agent runs. `watches` returns
-    the counters of each watch, `requests` those of the requests to the API server. `keep_to` takes the node's own
+    the counters of each watch, `api_use` those of the requests to the API server. `keep_to` takes the node's own
     addresses, whenever they change. `api` asks the cluster which other service proxies are meant for this node.
     `faults` says what of the source cannot be read.
     """
@@ -92,7 +93,7 @@ class Agent:
         *,
         loop_watch: LoopWatch,
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
-        requests: Callable[[], list[RequestSeries]] = list,
+        api_use: Callable[[], ApiUse] = ApiUse,
         follow_api: FollowApi | None = None,
         api: Reader | None = None,
         keep_to: Callable[[frozenset[str]], None] | None = None,
@@ -104,7 +105,7 @@ class Agent:
         self._follow = follow
         self._follow_api = follow_api
         self._watches = watches
-        self._requests = requests
+        self._api_use = api_use
         self._loop_watch = loop_watch
         self._changes = ChangeObserver(settings.node_name)
         self._catalog = Catalog(settings, node_facts(settings, None, interfaces))
@@ -255,7 +256,7 @@ class Agent:
             dict(self._kernel.sockets),
             self._loop_watch.statistics(),
             self._changes.statistics(),
-            self._requests(),
+            self._api_use(),
         )
 
     def _load_answers(self, firewall: Choice) -> Callable[[], Mapping[str, Answer]]:
@@ -352,14 +353,14 @@ async def _agent(
     if cluster is None:
         cluster = await stack.enter_async_context(followed(await Api.open(settings), watched(settings)))
     api, reflectors = cluster.api, cluster.watcher.reflectors
-    log.info("api.configured", server=api.server)
+    log.info("api.configured", server=without_user(api.server))
     return Agent(
         *node,
         cluster.pass_on,
         api.when_up,
         loop_watch=loop_watch,
         watches=lambda: {kind: watch_statistics(reflector) for kind, reflector in reflectors.items()},
-        requests=api.requests.series,
+        api_use=api.use,
         follow_api=lambda notify: ApiFactsWatcher(api, notify).run(),
         api=api,
         keep_to=api.peers.keep_to,

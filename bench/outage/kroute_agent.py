@@ -56,6 +56,8 @@ class _Response:
 class _Transport:
     """The part of `HttpClient` that `Api` uses; `recovered` is called after each list of the restart."""
 
+    url = "https://server"
+
     def __init__(self, server: Server, recovered: Callable[[], None]) -> None:
         self._server = server
         self._recovered = recovered

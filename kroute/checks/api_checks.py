@@ -1,7 +1,7 @@
 """The checks of `kroute check` that query the API server."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.model.kinds import NODES, WatchedKind, watched
 from kroute.model.objects import Node
 from kroute.settings import Settings
+from kroute.settings.text import without_user
 from kroute.watchers.json_text import decoded
 from kroute.watchers.kubernetes import access
 from kroute.watchers.kubernetes.access import Permission
@@ -50,12 +51,20 @@ async def check_api(settings: Settings) -> tuple[list[Finding], Known]:
         try:
             before = time.time()
             theirs = await api.server_time()
-            findings = [ok(API, f"{api.server} answers"), compare_clocks(theirs, before, time.time())]
+            clocks = compare_clocks(theirs, before, time.time())
+            findings = [ok(API, f"{without_user(api.server)} answers"), *_others(await api.faults()), clocks]
         except ApiError as error:
             next_step = "look whether it runs, and give its own address: its ClusterIP is not served before kroute is"
             return [failed(API, str(error), next_step)], NO_API
         findings += await _permissions(api, watched(settings))
         return findings, await _node(api, settings.node_name)
+
+
+def _others(faults: Mapping[str, str]) -> Iterable[Finding]:
+    """The other API servers of --master, by what is wrong with each."""
+    next_step = "correct the address, or repair that server: kroute uses it when the others fail"
+    for server, fault in faults.items():
+        yield warning(API, f"{server}: {fault}", next_step) if fault else ok(API, f"{server} is ready")
 
 
 def compare_clocks(theirs: float, before: float, after: float) -> Finding:

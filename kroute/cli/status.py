@@ -157,7 +157,9 @@ def print_status(found: Status, screen: Screen) -> None:
     if (source := found.source) is not None:
         objects = ", ".join(f"{count} {kind}" for kind, count in source.objects.items())
         name = "API server" if source.kind == "api" else source.kind
-        lines[name] = f"{'connected' if source.connected else 'NOT connected'}{f': {objects}' if objects else ''}"
+        connected = "connected" if source.connected else "NOT connected"
+        server = f" to {source.server}" if source.server else ""
+        lines[name] = f"{connected}{server}{f': {objects}' if objects else ''}"
     for name, text in lines.items():
         screen.line(f"{name:<12}{text}", hang=12)
     _print_problems(found, screen)

@@ -38,6 +38,7 @@ from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
 from kroute.runtime.runner import opened, stop_signal
 from kroute.runtime.state_dir import StateDirectory
+from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
 from kroute.watchers.kubernetes.api import Api
 from kroute.watchers.kubernetes.api_facts import ApiFactsWatcher
@@ -59,7 +60,7 @@ FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
 class Director:
     """A director with these settings. `requests` are for the Lease, `events` writes Events, `pause` sleeps between two
     looks at the Lease, or less if the API server comes back. `keep_to` takes the machine's addresses, whenever they
-    change. `is_away` says whether the API server does not answer.
+    change. `is_away` says whether the API server does not answer, `server` which one is in use.
 
     `interfaces` is what the machine's interfaces say at the start. Of the kernel it uses IPVS, the addresses, the
     sysctls and a monitor.
@@ -76,6 +77,7 @@ class Director:
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         keep_to: Callable[[frozenset[str]], None] | None = None,
         is_away: Callable[[], bool] = lambda: False,
+        server: Callable[[], str] = str,
         identity: Identity,
         interfaces: NodeInterfaces,
         ledger: Ledger,
@@ -87,6 +89,7 @@ class Director:
         self._follow_api = follow_api
         self._keep_to = keep_to
         self._is_away = is_away
+        self._server = server
         self._started = time.time()
         self._ledger = ledger
         self._own_addresses = OwnAddresses(ledger)
@@ -231,6 +234,7 @@ class Director:
             work=self._routing.statistics(),
             failing=[f"{probe.kind} {probe.address} port {probe.port}" for probe in self._probes.failing],
             is_away=self._is_away() or self._election.has_missed,
+            server=self._server(),
         )
         return encode(director_status(parts, await _kernel_table()))
 
@@ -280,11 +284,12 @@ async def _director(settings: DirectorSettings, state_dir: StateDirectory, stack
         pause=api.presence.sleep,
         keep_to=api.peers.keep_to,
         is_away=lambda: api.presence.is_away,
+        server=lambda: without_user(api.server),
         identity=identity,
         interfaces=await read_node_interfaces(common.dummy_interface),
         ledger=ledger,
         kernel=kernel,
     )
     log.info("kroute.starting", version=__version__, director=str(identity), interface=settings.vip_interface)
-    log.info("api.configured", server=api.server)
+    log.info("api.configured", server=without_user(api.server))
     return director

@@ -17,8 +17,8 @@ class DirectorParts(NamedTuple):
     """What a director knows of itself.
 
     `election` is its role. `is_live`: whether the initial sync is served; `is_changed`: whether something is to be
-    planned. `failing` are the failing probes, as texts. `is_away`: whether the API server does not answer. `started` is
-    a Unix time.
+    planned. `failing` are the failing probes, as texts. `is_away`: whether the API server does not answer; `server` is
+    its URL. `started` is a Unix time.
     """
 
     node: str
@@ -31,11 +31,12 @@ class DirectorParts(NamedTuple):
     work: ControllerStatistics
     failing: Collection[str]
     is_away: bool
+    server: str = ""
 
 
 def director_status(parts: DirectorParts, table: Mapping[VirtualServerKey, VirtualServerState]) -> Status:
     """The status of a director whose kernel has this table."""
-    source = Source("api", connected=not parts.is_away)
+    source = Source("api", connected=not parts.is_away, server=parts.server)
     served = _served(parts.plans, table)
     found = Status(
         node=parts.node,

@@ -73,13 +73,14 @@ class Source(msgspec.Struct, frozen=True, rename="camel"):
     """Where the agent reads Services: `api` or `manifests`.
 
     `connected`: whether it is read now. `objects` counts what is known of each kind. `resource_versions` are the newest
-    ones that were read, by kind (empty: none yet); manifests have none.
+    ones that were read, by kind (empty: none yet); manifests have none. `server` is the URL of the API server in use.
     """
 
     kind: str
     connected: bool
     objects: Mapping[str, int] = {}
     resource_versions: Mapping[str, str] = {}
+    server: str = ""
 
 
 class Status(Document, kw_only=True):

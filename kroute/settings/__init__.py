@@ -87,6 +87,8 @@ class ConntrackSettings(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """How this agent runs. Networks are in canonical CIDR form, periods in seconds.
 
+    `master` are the URLs of one cluster's API servers, in order of preference.
+
     `nodeport_addresses` are networks, or PRIMARY alone; empty means every address of the node. `snat_source` is
     "masquerade" (the kernel chooses) or "node-ip". A bind address of None opens no port. `metrics_services` is how many
     Services have their own metrics. `ipvs_estimation` and `ipvs_estimation_nice`: None leaves the kernel's value.
@@ -112,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     node_name: str
     kubeconfig: Path | None = None
-    master: str | None = None
+    master: tuple[str, ...] = ()
     manifests: Path | None = None
     node_ips: tuple[str, ...] = ()
     dummy_interface: str = "kube-ipvs0"

@@ -6,6 +6,7 @@ function does the opposite; the command line shows the defaults of `Settings` wi
 
 import re
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -107,6 +108,17 @@ def parse_proxy_name(text: str) -> str:
     return text
 
 
+def parse_servers(text: str) -> tuple[str, ...]:
+    """Read the URLs of API servers, separated by commas: `https://10.0.0.1:6443,https://10.0.0.2:6443`.
+
+    All have one scheme: a token that is sent by TLS is not sent in clear text when that server fails.
+    """
+    servers = tuple(dict.fromkeys(map(_parse_server, _elements(text))))
+    if len({urlsplit(server).scheme for server in servers}) > 1:
+        raise ValueError(f"{text!r} mixes http:// and https://: all addresses must have one scheme")
+    return servers
+
+
 def parse_node_ips(text: str) -> tuple[str, ...]:
     """Read at most one address of each family, separated by a comma: `192.168.123.250,fd00:123::250`."""
     addresses = tuple(dict.fromkeys(map(_parse_address, _elements(text))))
@@ -197,6 +209,18 @@ def _parse_port_range(text: str) -> PortRange:
     return ports
 
 
+def _parse_server(text: str) -> str:
+    """Read one URL, without a trailing slash."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{text!r} is not a URL: allowed is http://HOST[:PORT] or https://HOST[:PORT]")
+    return text.rstrip("/")
+
+
 def _parse_address(text: str) -> str:
     try:
         return str(ip_address(text))
@@ -239,9 +263,13 @@ def differing(settings: Settings, defaults: Settings = DEFAULTS) -> dict[str, st
 
 
 def without_password(settings: Settings) -> Settings:
-    """The settings without a name and password in the API server's address."""
-    master = _USER.sub("", settings.master) if settings.master else settings.master
-    return msgspec.structs.replace(settings, master=master)
+    """The settings without a name and password in the API servers' addresses."""
+    return msgspec.structs.replace(settings, master=tuple(map(without_user, settings.master)))
+
+
+def without_user(url: str) -> str:
+    """The URL without a name and password."""
+    return _USER.sub("", url)
 
 
 def _written(field: str, value: object) -> str:

@@ -12,7 +12,7 @@ from kroute.kernel.netlink.statistics import NetlinkStatistics
 from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import LatencyStatistics, Measurement
 from kroute.telemetry.loop_watch import LoopStatistics, Round
-from kroute.watchers.kubernetes.requests import RequestSeries
+from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries
 
 if TYPE_CHECKING:
     from kroute.watchers.kubernetes.reflector import Reflector
@@ -52,7 +52,8 @@ class Statistics(msgspec.Struct):
     """Counts since the agent's start.
 
     `now` is the monotonic clock's time, `unix_time` the wall clock's. `cpu` is seconds of processor time. `collections`
-    are the garbage collector's, by generation.
+    are the garbage collector's, by generation. `api_server` is the URL of the API server in use; `api_failovers` counts
+    how often it has changed.
     """
 
     now: float
@@ -67,6 +68,8 @@ class Statistics(msgspec.Struct):
     loop: LoopStatistics
     latency: LatencyStatistics
     requests: list[RequestSeries] = []
+    api_server: str = ""
+    api_failovers: int = 0
 
 
 class NewestMeasurements(msgspec.Struct):
@@ -83,7 +86,7 @@ def statistics(
     sockets: dict[str, NetlinkStatistics],
     loop: LoopStatistics,
     latency: LatencyStatistics,
-    requests: list[RequestSeries],
+    api: ApiUse,
 ) -> Statistics:
     """The counters of the parts, with those of the process."""
     return Statistics(
@@ -98,7 +101,9 @@ def statistics(
         sockets=sockets,
         loop=loop,
         latency=latency,
-        requests=requests,
+        requests=api.requests,
+        api_server=api.server,
+        api_failovers=api.failovers,
     )
 
 

@@ -20,7 +20,7 @@ from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.observation import Observation
 from kroute.telemetry.statistics import Statistics, WatchStatistics, statistics
-from kroute.watchers.kubernetes.requests import RequestStatistics
+from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
 from tests.builders import facts, settings
 from tests.unit.load_balancer import LOCALHOST, free_ports
 
@@ -146,7 +146,7 @@ class Observed:
             {"ipvs": NetlinkStatistics(messages=7, bytes=700, sends=2)},
             LoopWatch().statistics(),
             self.changes.statistics(),
-            self.requests.series(),
+            ApiUse("https://admin:SECRET@192.0.2.1:6443", 0, self.requests.series()),
         )
 
     def use_readings(self, readings: KernelReader) -> None:

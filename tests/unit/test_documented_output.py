@@ -36,7 +36,12 @@ STATUS = with_problems(
         served=Served(12, 30, 71, 2, 0, 0, 103, 20),
         last_resync="2026-11-22T19:12:31Z",
         last_look="2026-11-22T19:20:01Z",
-        source=Source("api", connected=True, objects={"Service": 12, "EndpointSlice": 17, "Node": 3}),
+        source=Source(
+            "api",
+            connected=True,
+            objects={"Service": 12, "EndpointSlice": 17, "Node": 3},
+            server="https://192.168.123.2:6443",
+        ),
     ),
     [of_plan("default/web", BAD_SCHEDULER)],
 )

@@ -91,7 +91,7 @@ class TestOrder:
                 return None, [finding.failed("modules", "something is missing", "get it")]
 
             monkeypatch.setattr(preflight, "look_at_node", look)
-            settings = Settings(node_name="node1", master=server.url, state_dir=tmp_path)
+            settings = Settings(node_name="node1", master=(server.url,), state_dir=tmp_path)
             assert await start.serve(settings, LoopWatch()) == 1
         assert listed == [{"/api/v1/services", "/api/v1/nodes", "/apis/discovery.k8s.io/v1/endpointslices"}]
 

@@ -79,7 +79,12 @@ def list_option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
 KUBECONFIG = option(
     "--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="How to reach the API server."
 )
-MASTER = option("--master", metavar="URL", help="The API server's address; overrides the kubeconfig's.")
+MASTER = list_option(
+    "--master",
+    type=Parsed("URL[,URL]", text.parse_servers),
+    default=DEFAULTS.master,
+    help="The API server's address; overrides the kubeconfig's and the Pod's. Of several, one that works is used.",
+)
 NODE_NAME = option(
     "--node-name", default=socket.gethostname, help="The Node object of this node.  [default: the host name]"
 )

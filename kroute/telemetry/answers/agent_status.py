@@ -19,6 +19,7 @@ from kroute.model.document import encode
 from kroute.model.objects import EndpointSlice, Service
 from kroute.planning.catalog import Catalog
 from kroute.settings import Settings
+from kroute.settings.text import without_user
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.metrics.process import process_figures
@@ -131,6 +132,7 @@ class AgentStatus:
             connected=bool(watches) and not any(watch.is_away for watch in watches.values()),
             objects={kind: watch.objects for kind, watch in watches.items()},
             resource_versions={kind: watch.resource_version for kind, watch in watches.items()},
+            server=without_user(counted.api_server),
         )
 
     async def _served(self) -> tuple[Served, str]:

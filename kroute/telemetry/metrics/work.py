@@ -185,6 +185,10 @@ API_ROWS: tuple[Row, ...] = (
         Metric("kroute_reflector_malformed_total", "counter", "Objects that could not be read.", _KIND),
         _of_watches(lambda it: it.malformed),
     ),
+    (
+        Metric("kroute_api_failovers_total", "counter", "Times that another API server of --master was used instead."),
+        lambda it: [((), it.statistics.api_failovers)],
+    ),
 )
 
 ROWS = (*WORK_ROWS, *API_ROWS)

@@ -4,25 +4,36 @@ kubernetes-asyncio provides the authentication, `http/` the transport. Bodies ar
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from kroute import __version__
-from kroute.backoff import exhaustion
+from kroute.backoff import Backoff, exhaustion
 from kroute.settings import Settings
 from kroute.settings.wording import in_words
 from kroute.watchers.kubernetes.authentication.configuration import Credentials, fingerprint
 from kroute.watchers.kubernetes.credentials import load_credentials
-from kroute.watchers.kubernetes.errors import AnswerTooLongError, ApiError, ConfigurationError, UnreachableError
+from kroute.watchers.kubernetes.errors import (
+    AnswerTooLongError,
+    ApiError,
+    ConfigurationError,
+    NoServerError,
+    UnreachableError,
+)
 from kroute.watchers.kubernetes.http.client import HttpClient
 from kroute.watchers.kubernetes.http.connection import Answer, HttpError
 from kroute.watchers.kubernetes.http.tls import context_for
 from kroute.watchers.kubernetes.lines import LineBuffer
 from kroute.watchers.kubernetes.peers import Peers
-from kroute.watchers.kubernetes.requests import RequestStatistics
+from kroute.watchers.kubernetes.requests import ApiUse, RequestStatistics
 from kroute.watchers.kubernetes.server_presence import ServerPresence, WritesWhenUp, costs_nothing
+
+if TYPE_CHECKING:
+    from kroute.watchers.kubernetes.server_choice import ServerChoice
 
 HEADERS_TIMEOUT = 30.0
 """Seconds until the headers of a stream must be there. The API server sends them before the first object; a request may
@@ -56,10 +67,21 @@ Parameters = Mapping[str, str]
 
 
 class Api:
-    """The API server of one cluster. Create it with `open`, then `close` it, or use it as an async context manager."""
+    """The API server of one cluster. Create it with `open`, then `close` it, or use it as an async context manager.
 
-    def __init__(self, credentials: Credentials) -> None:
+    `addresses` are URLs that take precedence over that of the credentials. With several, all requests go to the one
+    that `server_choice` chooses.
+    """
+
+    def __init__(self, credentials: Credentials, addresses: Sequence[str] = ()) -> None:
         self._credentials = credentials
+        self._given = tuple(addresses)
+        self._choice: ServerChoice | None = None
+        if len(addresses) > 1:
+            from kroute.watchers.kubernetes import server_choice  # noqa: PLC0415  most have one address
+
+            self._choice = server_choice.ServerChoice(addresses)
+        self._client_of: Callable[[str], HttpClient]
         self._rejected = False
         self._tls: tuple[Any, ...] = ()
         self._client: HttpClient | None = None
@@ -76,9 +98,12 @@ class Api:
         Raises:
             ConfigurationError: the file, URL, certificate or service account cannot be used.
         """
-        api = cls(await load_credentials(settings))
+        api = cls(await load_credentials(settings), settings.master)
         try:
-            await api._session()
+            if api._choice is None:
+                await api._session()
+            else:  # a session would ask the servers
+                _clients(api._credentials.configuration, api.addresses)(api.server)
         except ConfigurationError:
             await api.close()
             raise
@@ -97,8 +122,19 @@ class Api:
         await self.close()
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The URLs of all servers that may be asked."""
+        return self._given or (str(self._credentials.configuration.host),)
+
+    @property
     def server(self) -> str:
-        return str(self._credentials.configuration.host)
+        """The URL of the server that is asked."""
+        return self._choice.in_use if self._choice is not None else self.addresses[0]
+
+    def use(self) -> ApiUse:
+        """The server that is asked, and the counts of the requests."""
+        failovers = self._choice.failovers if self._choice is not None else 0
+        return ApiUse(self.server, failovers, self.requests.series())
 
     async def get(self, path: str, params: Parameters | None = None, *, only_metadata: bool = False) -> bytes:
         """The body of an answer, decompressed. `only_metadata`: a list whose objects are their metadata alone.
@@ -127,7 +163,7 @@ class Api:
         """
         from email.utils import parsedate_to_datetime  # noqa: PLC0415  0.01 s, and no agent asks
 
-        response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
+        _, response = await self._request("GET", "/readyz", {}, read_timeout=READ_TIMEOUT)
         response.close()
         try:
             return parsedate_to_datetime(response.headers["date"]).timestamp()
@@ -146,18 +182,46 @@ class Api:
         Close the iterator to end the request (`contextlib.aclosing`). Raises as `get` does.
         """
         accept = _METADATA if only_metadata else None
-        response = await self._request("GET", path, params, read_timeout=None, accept=accept)
+        client, response = await self._request("GET", path, params, read_timeout=None, accept=accept)
         try:
             buffer = LineBuffer()
             while piece := await response.read():
                 if lines := buffer.take(piece):
                     yield lines
         except _FAILURES as error:
-            raise self._unreachable(f"the stream from {self.server} broke", error) from error
+            raise await self._failure(client, f"the stream from {client.url} broke", error) from error
         finally:
             response.close()
         if buffer.is_within_line:
             raise UnreachableError(f"the stream from {self.server} ended within a line")
+
+    async def stay_reachable(self) -> None:
+        """Look after the server in use until cancelled, where there are several; with one address, return at once."""
+        if self._choice is None:
+            return
+        from kroute.watchers.kubernetes.server_choice import LAST_PAUSE, LOOK_EVERY  # noqa: PLC0415  as above
+
+        pauses = Backoff(LOOK_EVERY, LAST_PAUSE)
+        while True:
+            await (self.presence.turn() if self.presence.is_away else asyncio.sleep(pauses.delay()))
+            if await self._look_after(self._choice):
+                pauses.reset()
+
+    async def faults(self) -> dict[str, str]:
+        """What is wrong with each of the servers that are not in use, by their URLs; an empty text: it is ready.
+
+        Raises as `get` does.
+        """
+        if self._choice is None:
+            return {}
+        _, headers = await self._session()
+        found = {}
+        for address in self.addresses:
+            if address != self.server:
+                client = self._client_of(address)
+                found[client.url] = (await self._choice.look(address, client, headers)).said
+                await client.close()
+        return found
 
     async def _exchange(
         self,
@@ -168,11 +232,13 @@ class Api:
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
     ) -> bytes:
-        response = await self._request(method, path, params, read_timeout=READ_TIMEOUT, body=body, accept=accept)
+        client, response = await self._request(
+            method, path, params, read_timeout=READ_TIMEOUT, body=body, accept=accept
+        )
         try:
             return await _read(response, LONGEST_ANSWER)
         except _FAILURES as error:
-            raise self._unreachable(f"the answer from {self.server} was cut short", error) from error
+            raise await self._failure(client, f"the answer from {client.url} was cut short", error) from error
 
     async def _request(
         self,
@@ -183,85 +249,186 @@ class Api:
         read_timeout: float | None,
         body: Mapping[str, Any] | None = None,
         accept: str | None = None,
-    ) -> Answer:
-        """Send a request. Returns when the headers of an answer without error have arrived."""
-        try:
-            client, headers = await self._session()
-        except (ConfigurationError, *_FAILURES) as error:
-            raise UnreachableError(_what(error)) from error  # a rotation may be half done: the next try finds the rest
-        began = asyncio.get_running_loop().time()
-        with self.requests.measured(self.server, method) as request:
+    ) -> tuple[HttpClient, Answer]:
+        """Send a request. Returns when the headers of an answer without error have arrived.
+
+        What was not sent, or only reads, is sent to the server that takes the place of one that fails.
+        """
+        moves_left = len(self.addresses) - 1
+        while True:
+            began = asyncio.get_running_loop().time()
             try:
-                response = await client.request(
-                    method,
-                    path,
-                    params,
-                    {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
-                    msgspec.json.encode(body) if body is not None else b"",
-                    read_timeout=read_timeout,
-                    head_timeout=HEADERS_TIMEOUT if read_timeout is None else None,
-                    on_kept=read_timeout is not None,  # a watch lasts for minutes: a connection of its own is cheap
-                )
+                client, headers = await self._session()
+            except NoServerError as error:
+                self.presence.missed(str(error), refused=error.refused, asked=began)
+                raise
+            except (ConfigurationError, *_FAILURES) as error:
+                # a rotation may be half done: the next try finds the rest
+                raise UnreachableError(_what(error)) from error
+            try:
+                with self.requests.measured(client.url, method) as request:
+                    response = await client.request(
+                        method,
+                        path,
+                        params,
+                        {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
+                        msgspec.json.encode(body) if body is not None else b"",
+                        read_timeout=read_timeout,
+                        head_timeout=HEADERS_TIMEOUT if read_timeout is None else None,
+                        on_kept=read_timeout is not None,  # a watch lasts for minutes: its own connection is cheap
+                    )
+                    request.status = response.status
             except _FAILURES as error:
-                unreachable = self._unreachable(f"{self.server} does not answer", error)
-                self.presence.missed(str(unreachable), refused=costs_nothing(error), asked=began)
-                raise unreachable from error
+                failure = await self._failure(client, f"{client.url} does not answer", error)
+                if failure.moved and moves_left and (method == "GET" or costs_nothing(error)):
+                    moves_left -= 1
+                    continue
+                if self._choice is None:
+                    self.presence.missed(str(failure), refused=costs_nothing(error), asked=began)
+                raise failure from error
             except ValueError as error:
-                raise UnreachableError(f"{self.server} cannot be asked: {_what(error)}") from error
-            request.status = response.status
-        if self.presence.answered():
-            client.give_up(begun_before=began)  # what was asked of the server that has gone
+                raise UnreachableError(f"{client.url} cannot be asked: {_what(error)}") from error
+            if self.presence.answered():
+                client.give_up(begun_before=began)  # what was asked of the server that has gone
+            return client, await self._without_error(client, response)
+
+    async def _without_error(self, client: HttpClient, response: Answer) -> Answer:
+        """The answer, unless it is an error."""
         self.peers.saw(response.transport)
         if response.ok:
             return response
         try:
             text = await _read(response, LONGEST_REFUSAL)
         except _FAILURES as error:
-            raise self._unreachable(f"the answer from {self.server} was cut short", error) from error
+            raise await self._failure(client, f"the answer from {client.url} was cut short", error) from error
         self._rejected = response.status == 401
         raise ApiError.from_status(text, response.status, response.headers.get("retry-after"))
 
-    def _unreachable(self, what: str, error: BaseException) -> UnreachableError:
+    async def _failure(self, client: HttpClient, what: str, error: BaseException) -> UnreachableError:
         """The error of a connection that failed. What is kept leads to where it did, perhaps to nobody, and is left."""
-        if self._client is not None:
-            self._client.leave_idle()
-        return UnreachableError(f"{what}: {_what(error)}")
+        client.leave_idle()
+        said = f"{what}: {_what(error)}"
+        return UnreachableError(
+            said, moved=await self._has_moved(client, said, is_silent=isinstance(error, TimeoutError))
+        )
 
     async def _session(self) -> tuple[HttpClient, dict[str, str]]:
         """The session to use and the headers that authenticate, both up to date.
 
         A changed certificate needs a new session. The old one is closed at once, as in client-go, so that no request
         continues with credentials that were replaced.
+
+        Raises:
+            NoServerError: none of several servers answers.
         """
         async with self._renewing:
             await self._credentials.refresh(rejected=self._rejected)
             self._rejected = False
             configuration = self._credentials.configuration
+            headers = await self._headers()
             tls = _tls_settings(configuration)
             if self._client is None or tls != self._tls:
                 await self.close()
-                self._client = _new_client(configuration)
+                self._client_of = _clients(configuration, self.addresses)
+                self._client = await self._new_client(headers)
                 self._tls = tls
-            headers = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
-            return self._client, headers | await self._credentials.headers()
+            elif self._choice is not None and self.presence.is_away:
+                await self._compare(self._choice, self._client, headers, "it did not answer")
+            return self._client, headers
+
+    async def _headers(self) -> dict[str, str]:
+        own = {"Accept": "application/json", "User-Agent": f"kroute/{__version__}"}
+        return own | await self._credentials.headers()
+
+    async def _new_client(self, headers: Mapping[str, str]) -> HttpClient:
+        """A client of the server in use; before one is, of the best of several."""
+        if self._choice is None or self._tls:
+            return self._client_of(self.server)
+        best = await self._choice.best(self._client_of, headers)
+        self._choice.use(best, None)
+        return best.client
+
+    # Several servers
+
+    async def _look_after(self, choice: "ServerChoice") -> bool:
+        """Look at the server in use, and leave one that fails for a better one. Returns whether a server is ready."""
+        client, began = self._client, asyncio.get_running_loop().time()
+        try:
+            if client is None or self.presence.is_away:
+                client, headers = await self._session()
+            else:  # nothing is refreshed for a look: a plugin that gives tokens would run every minute
+                headers = await self._headers()
+        except NoServerError as error:
+            self.presence.missed(str(error), refused=error.refused, asked=began)
+            return False
+        except (ConfigurationError, *_FAILURES):
+            return False  # the next request says it
+        look = await choice.look(choice.in_use, client, headers)
+        if look.is_ready:
+            return True
+        client.leave_idle()
+        return await self._has_moved(client, look.said, is_silent=look.timed_out)
+
+    async def _has_moved(self, client: HttpClient, because: str, *, is_silent: bool) -> bool:
+        """Whether another client has taken the place of this one, which has failed. With one address, none does.
+
+        `is_silent`: nothing came on its connections, in time; so even the same server is asked by new ones.
+        """
+        if self._choice is None:
+            return False
+        failed_at = asyncio.get_running_loop().time()
+        async with self._renewing:
+            if self._client is client and self._choice.compared_at < failed_at:
+                try:
+                    await self._compare(self._choice, client, await self._headers(), because, is_silent=is_silent)
+                except NoServerError as error:
+                    self.presence.missed(str(error), refused=error.refused, asked=failed_at)
+                except ConfigurationError:
+                    return False
+            return self._client is not client
+
+    async def _compare(
+        self,
+        choice: "ServerChoice",
+        client: HttpClient,
+        headers: Mapping[str, str],
+        because: str,
+        *,
+        is_silent: bool = False,
+    ) -> None:
+        """Ask all servers, and use the best. Raises NoServerError, and leaves everything as it is."""
+        best = await choice.best(self._client_of, headers, in_use_last=is_silent)
+        if best.address == choice.in_use and not is_silent:
+            await best.client.close()
+        else:
+            choice.use(best, because)
+            self._client = best.client
+            await client.close()
+        if self.presence.answered():
+            client.give_up(begun_before=asyncio.get_running_loop().time())
 
 
-def _new_client(configuration: Any) -> HttpClient:
+def _clients(configuration: Any, servers: Sequence[str]) -> Callable[[str], HttpClient]:
+    """What makes a client of a server, with the certificates as they are now."""
     try:
-        tls = context_for(configuration) if str(configuration.host).startswith("https:") else None
+        tls = context_for(configuration) if any(server.startswith("https:") for server in servers) else None
     except OSError as error:  # ssl.SSLError is an OSError
         files = [file for file in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file) if file]
         raise ConfigurationError(f"certificates {', '.join(files)} cannot be used: {_what(error)}") from error
+    return partial(_new_client, configuration, tls)
+
+
+def _new_client(configuration: Any, tls: SSLContext | None, server: str) -> HttpClient:
     try:
         return HttpClient(
-            configuration.host,
+            server,
             tls,
             server_name=configuration.tls_server_name,
             proxy=configuration.proxy,
             proxy_headers=configuration.proxy_headers,
         )
     except ValueError as error:
-        raise ConfigurationError(f"{configuration.host} cannot be asked: {_what(error)}") from error
+        raise ConfigurationError(f"{server} cannot be asked: {_what(error)}") from error
 
 
 async def _read(response: Answer, longest: int) -> bytes:

@@ -49,7 +49,7 @@ class ApiFactsWatcher:
     def __init__(self, api: Api, notify: Callable[[ApiFacts], None]) -> None:
         self._api = api
         self._notify = notify
-        self._resolved: frozenset[str] = frozenset()
+        self._resolved: dict[str, frozenset[str]] = {}
         self._ranges: tuple[str, ...] = ()
         self._listed_at: float | None = None
         self._passed_on: ApiFacts | None = None
@@ -58,7 +58,9 @@ class ApiFactsWatcher:
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
-            self._resolved = await resolved(self._api.server) or self._resolved
+            before, self._resolved = self._resolved, {}
+            for server in self._api.addresses:
+                self._resolved[server] = await resolved(server) or before.get(server, frozenset())
             self._pass_on()
             await self._list_ranges()
             self._pass_on()
@@ -97,7 +99,8 @@ class ApiFactsWatcher:
         self._listed_at = now
 
     def _pass_on(self) -> None:
-        facts = ApiFacts(self._resolved | self._api.peers.recent(), self._ranges)
+        servers = self._api.peers.recent().union(*self._resolved.values())
+        facts = ApiFacts(servers, self._ranges)
         if facts != self._passed_on:
             self._passed_on = facts
             self._notify(facts)
@@ -114,7 +117,8 @@ async def read_api_facts(settings: Settings) -> ApiFacts:
             ranges = await service_ranges(api)
         except (ApiError, msgspec.DecodeError):
             ranges = ()
-        return ApiFacts(await resolved(api.server) | api.peers.recent(), ranges)
+        servers = [await resolved(server) for server in api.addresses]
+        return ApiFacts(api.peers.recent().union(*servers), ranges)
 
 
 async def service_ranges(api: Api) -> tuple[str, ...]:

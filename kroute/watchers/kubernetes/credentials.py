@@ -1,19 +1,20 @@
-"""The API server's address and the credentials for it.
+"""The credentials for the API server, and its address where `--master` names none.
 
-The order is that of kube-proxy: a kubeconfig file, in which `--master` replaces the server's address; `--master` alone,
-without credentials; the Pod's service account.
+The order is that of kube-proxy: a kubeconfig file, in which `--master` replaces the server's address; `--master` alone;
+the Pod's service account. `--master` alone has no credentials, except in a Pod: servers with https:// get the token of
+the service account, and must have a certificate of its authority.
 """
 
 from kroute.settings import Settings
-from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials, checked_url
-from kroute.watchers.kubernetes.authentication.service_account import InClusterCredentials
+from kroute.watchers.kubernetes.authentication import service_account
+from kroute.watchers.kubernetes.authentication.configuration import Configuration, Credentials
 
 
-class MasterCredentials:
+class NoCredentials:
     """A server's URL without any credentials."""
 
     def __init__(self, url: str) -> None:
-        self.configuration = Configuration(checked_url(url))
+        self.configuration = Configuration(url)
 
     async def refresh(self, *, rejected: bool = False) -> None:
         """Do nothing: there are no credentials."""
@@ -26,16 +27,19 @@ async def load_credentials(settings: Settings) -> Credentials:
     """The credentials that the settings name.
 
     Raises:
-        ConfigurationError: the file, the URL or the service account cannot be used.
+        ConfigurationError: the file or the service account cannot be used.
     """
     if settings.kubeconfig is not None:
         from kroute.watchers.kubernetes.authentication.kubeconfig import (  # noqa: PLC0415  0.05 s; not in a Pod
             KubeconfigCredentials,
         )
 
-        kubeconfig = KubeconfigCredentials(settings.kubeconfig, settings.master)
+        kubeconfig = KubeconfigCredentials(settings.kubeconfig)
         await kubeconfig.load()
         return kubeconfig
-    if settings.master is not None:
-        return MasterCredentials(settings.master)
-    return InClusterCredentials()
+    if not settings.master:
+        return service_account.InClusterCredentials()
+    server = settings.master[0]
+    if server.startswith("https:") and (service_account.DIRECTORY / "token").exists():
+        return service_account.InClusterCredentials(host=server)
+    return NoCredentials(server)

@@ -116,10 +116,22 @@ def _pause(header: str | None, in_status: float | None) -> float | None:
 
 
 class UnreachableError(ApiError):
-    """There is no answer, or only a part of it: the connection was refused, reset or cut short."""
+    """There is no answer, or only a part of it: the connection was refused, reset or cut short.
 
-    def __init__(self, message: str) -> None:
+    `moved`: requests go to another server since then, or by new connections, and there is an answer.
+    """
+
+    def __init__(self, message: str, *, moved: bool = False) -> None:
         super().__init__(0, "", message)
+        self.moved = moved
+
+
+class NoServerError(UnreachableError):
+    """None of several servers answers. `refused`: the attempts have cost no server anything."""
+
+    def __init__(self, message: str, *, refused: bool) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class AnswerTooLongError(UnreachableError):

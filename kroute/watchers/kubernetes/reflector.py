@@ -128,6 +128,8 @@ class Reflector:
                 self._resource_version = NEWEST  # even a list is older: the cluster was restored
             self._must_list = True
         self._streaming_offered |= self._streaming_denied and error.is_denied  # like everything else
+        if isinstance(error, UnreachableError) and error.moved:
+            return
         if self._requests.presence.is_away:
             await self._requests.presence.turn()
             return

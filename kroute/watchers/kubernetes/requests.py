@@ -28,6 +28,9 @@ class Requests(Protocol):
     def presence(self) -> ServerPresence:
         """What all requests have found out about the server."""
 
+    async def stay_reachable(self) -> None:
+        """Leave a server that fails for another one, until cancelled. Returns at once if there is one address."""
+
     async def get(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> bytes: ...
 
     def stream(self, path: str, params: Mapping[str, str], *, only_metadata: bool = False) -> LineStream:
@@ -90,6 +93,14 @@ class RequestSeries(msgspec.Struct):
     codes: dict[str, int]
     buckets: list[int]
     seconds: float
+
+
+class ApiUse(msgspec.Struct):
+    """The API server in use (its URL), how often another one has taken its place, and the requests."""
+
+    server: str = ""
+    failovers: int = 0
+    requests: list[RequestSeries] = []
 
 
 class RequestUnderway:

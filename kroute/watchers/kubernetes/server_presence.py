@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import structlog
 
 from kroute.backoff import Backoff
-from kroute.watchers.kubernetes.errors import UnreachableError
+from kroute.watchers.kubernetes.errors import NoServerError, UnreachableError
 
 log = structlog.get_logger(__name__)
 
@@ -140,7 +140,7 @@ class WritesWhenUp:
             try:
                 return await write()
             except UnreachableError as error:
-                if not costs_nothing(error):  # it may have been written
+                if not (isinstance(error, NoServerError) or costs_nothing(error)):  # it may have been written
                     raise
 
 

@@ -25,6 +25,7 @@ class KubernetesWatcher:
         kinds: Iterable[WatchedKind] = WATCHED,
         room: Room = always_room,
     ) -> None:
+        self._requests = requests
         self._reflectors = {kind.name: Reflector(requests, kind, sink, timing, room) for kind in kinds}
 
     @property
@@ -37,6 +38,7 @@ class KubernetesWatcher:
         async with asyncio.TaskGroup() as group:
             for kind, reflector in self._reflectors.items():
                 group.create_task(reflector.run(), name=f"watch {kind}")
+            group.create_task(self._requests.stay_reachable(), name="API servers")
 
 
 KEPT = 64

@@ -151,7 +151,12 @@ STATUS = with_problems(
         pending=3,
         last_resync="2026-01-01T01:00:00Z",
         last_look="2026-01-01T01:10:30Z",
-        source=Source("api", connected=True, objects={"EndpointSlice": 23456, "Service": 12345, "Node": 1234}),
+        source=Source(
+            "api",
+            connected=True,
+            objects={"EndpointSlice": 23456, "Service": 12345, "Node": 1234},
+            server="https://[2001:db8:1234:5678:9abc:def0:1234:5678]:6443",
+        ),
     ),
     [
         StatusProblem(Severity.WARNING, LONG, "InvalidAnnotation", f"it is wrong for {IPV6}", "correct the Service"),

@@ -11,6 +11,7 @@ from kroute.director.settings import DirectorSettings
 from kroute.settings import Settings
 
 ELEMENTS = {
+    "--master": ("https://192.0.2.1:6443", "https://[2001:db8::1]:6443"),
     "--node-ip": ("192.0.2.1", "2001:db8::1"),
     "--protected-ports": ("22", "2379-2380"),
     "--masquerade-exempt": ("10.0.0.0/8:10.1.0.0/16", "fd00::/64:fd00:1::/64"),

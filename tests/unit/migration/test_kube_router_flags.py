@@ -92,7 +92,7 @@ def test_flags_with_the_same_name_and_meaning_are_kroutes_own(started: list[Sett
     arguments = ["--master=https://192.0.2.1:6443", "--cluster-cidr=10.1.0.0/16", "--masquerade-all"]
     assert exit_code("run", *arguments, "--loadbalancer-ip-range=192.0.2.0/24") == 0
     [settings] = started
-    assert settings.master == "https://192.0.2.1:6443"
+    assert settings.master == ("https://192.0.2.1:6443",)
     assert settings.cluster_cidrs == ("10.1.0.0/16",)
     assert settings.load_balancer_ip_ranges == ("192.0.2.0/24",)
     assert settings.masquerade_all

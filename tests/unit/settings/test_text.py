@@ -117,3 +117,21 @@ def test_the_mark_is_a_single_bit() -> None:
 def test_interface_names_are_what_the_kernel_takes(text: str) -> None:
     with pytest.raises(ValueError, match="is not an interface name"):
         settings_text.parse_interface(text)
+
+
+def test_api_servers_keep_their_order_and_count_once() -> None:
+    servers = settings_text.parse_servers("https://b:6443/, https://[2001:db8::1]:6443,https://b:6443 https://a")
+    assert servers == ("https://b:6443", "https://[2001:db8::1]:6443", "https://a")
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:6443", "ftp://a", "https://", "https://a:port", "http://a:0"])
+def test_an_api_server_that_is_not_a_url_is_named_with_what_is_allowed(url: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a URL: allowed is http://HOST\[:PORT\]") as raised:
+        settings_text.parse_servers(f"https://10.0.0.1:6443,{url},https://10.0.0.3:6443")
+    assert repr(url) in str(raised.value)
+    assert "10.0.0.3" not in str(raised.value)
+
+
+def test_a_token_is_not_sent_in_clear_text_because_a_server_with_tls_fails() -> None:
+    with pytest.raises(ValueError, match="mixes http:// and https://"):
+        settings_text.parse_servers("https://10.0.0.1:6443,http://10.0.0.2:8080")

@@ -248,7 +248,7 @@ class TestDebuggingPages:
     async def test_no_secret_is_shown(self, page: str, tmp_path: Path) -> None:
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text("users: [{user: {token: SECRET}}]")
-        observed = Observed(kubeconfig=kubeconfig, master="https://admin:SECRET@192.0.2.1:6443")
+        observed = Observed(kubeconfig=kubeconfig, master=("https://admin:SECRET@192.0.2.1:6443",))
         async with observed.running():
             await ask_soon(observed.metrics_port)
             body = (await ask(observed.metrics_port, page, host_header="localhost")).body.decode()

@@ -13,7 +13,7 @@ from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.loop_watch import LoopWatch
 from kroute.telemetry.statistics import Statistics, WatchStatistics, memory, statistics
-from kroute.watchers.kubernetes.requests import RequestSeries
+from kroute.watchers.kubernetes.requests import ApiUse, RequestSeries
 
 MIB = 1 << 20
 
@@ -37,7 +37,7 @@ def test_what_the_parts_count_survives_the_way_over_the_socket():
         {"ipvs": NetlinkStatistics(messages=7, seconds=0.5)},
         LoopWatch().statistics(),
         ChangeObserver("node").statistics(),
-        [RequestSeries("10.0.0.1:443", "GET", {"200": 3}, [1, 2], 0.5)],
+        ApiUse("https://10.0.0.1", 1, [RequestSeries("10.0.0.1:443", "GET", {"200": 3}, [1, 2], 0.5)]),
     )
     assert msgspec.json.decode(msgspec.json.encode(counted), type=Statistics) == counted
     assert counted.cpu > 0

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -63,22 +62,6 @@ def authorization(value: str) -> dict[str, str]:
             f"the token cannot be sent: allowed are up to {LONGEST_TOKEN:,} printable ASCII characters in one line"
         )
     return {"authorization": header}
-
-
-def checked_url(url: str) -> str:
-    """`url` without a trailing slash.
-
-    Raises:
-        ConfigurationError: it is not the address of an HTTP server.
-    """
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigurationError(f"--master {url!r} is not a URL: allowed is http://HOST[:PORT] or https://HOST[:PORT]")
-    return url.rstrip("/")
 
 
 def fingerprint(path: Path | str | None) -> tuple[int, ...]:

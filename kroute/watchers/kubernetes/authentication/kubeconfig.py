@@ -18,7 +18,6 @@ from kroute.watchers.kubernetes.authentication.configuration import (
     REFRESH_PERIOD,
     Configuration,
     authorization,
-    checked_url,
     fingerprint,
     sentence,
 )
@@ -46,11 +45,10 @@ _FAILURES = (
 
 
 class KubeconfigCredentials:
-    """A kubeconfig file, with `master`, if given, in place of the server's address."""
+    """A kubeconfig file."""
 
-    def __init__(self, path: Path, master: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._master = checked_url(master) if master else None
         self._loader: Any = None
         self._file_seen: tuple[int, ...] = ()
         self._refreshed = 0.0
@@ -96,8 +94,6 @@ class KubeconfigCredentials:
             raise ConfigurationError(f"kubeconfig {self._path} cannot be used: {sentence(error)}") from error
 
     def _adopt(self, configuration: Configuration) -> None:
-        if self._master:
-            configuration.host = self._master
         self.configuration = configuration
         self._refreshed = time.monotonic()
 

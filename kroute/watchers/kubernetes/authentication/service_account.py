@@ -24,13 +24,16 @@ _FAILURES = (OSError, ValueError)
 
 
 class InClusterCredentials:
-    """The Pod's service account. Raises ConfigurationError if this is no Pod of a cluster."""
+    """The Pod's service account, for the server `host` or the one that the variables name.
 
-    def __init__(self, directory: Path | None = None) -> None:
+    Raises ConfigurationError if this is no Pod of a cluster.
+    """
+
+    def __init__(self, directory: Path | None = None, host: str | None = None) -> None:
         directory = directory or DIRECTORY
         self._token_file = directory / "token"
         try:
-            host = _host()
+            host = host or _host()
             self._read_token()
             authority = directory / "ca.crt"
             if not authority.read_text():

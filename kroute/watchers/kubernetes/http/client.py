@@ -39,9 +39,15 @@ class _Attempt:
 
     def give_up(self) -> None:
         """Let it end at once, unless it is a write."""
-        if self.request.method == b"GET" and not self.limit.expired():
+        if self.request.method == b"GET" and self.end_now():
             self._is_given_up = True
-            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def end_now(self) -> bool:
+        """Let it fail with a TimeoutError. Returns whether it had time left."""
+        if self.limit.expired():
+            return False
+        self.limit.reschedule(asyncio.get_running_loop().time())
+        return True
 
     def end(self) -> None:
         """End its connection."""
@@ -82,6 +88,7 @@ class HttpClient:
         self._prefix = parts.path.rstrip("/")
         authority = parts.netloc.rpartition("@")[2]
         self._authority = authority if authority.isascii() else authority.encode("idna").decode()
+        self.url = f"{parts.scheme}://{self._authority}{self._prefix}"  # without a name and password
         self._headers = {"Authorization": basic(parts.username, parts.password)} if parts.username else {}
         self._proxy = proxy_to(url, proxy)
         self._proxy_headers = dict(proxy_headers or {})
@@ -131,7 +138,7 @@ class HttpClient:
                     return Answer(exchange, await exchange.head(), f"{self._authority}{target}", self._keep)
             except BaseException as error:
                 attempt.end()
-                if not attempt.is_worth_another(error):
+                if self._is_closed or not attempt.is_worth_another(error):
                     raise
             finally:
                 self._unanswered.discard(attempt)
@@ -154,6 +161,9 @@ class HttpClient:
         """End every request."""
         self._is_closed = True
         self._idle.clear()
+        for attempt in self._unanswered:
+            if attempt.exchange is None:  # it connects
+                attempt.end_now()
         for connection in list(self._open):
             connection.transport.abort()
         await asyncio.sleep(0)  # for the ends of the connections

@@ -96,7 +96,7 @@ async def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         plugin = {"command": "/bin/false", "env": [{"name": "X", "value": SECRETS["exec"]}]}
         content["users"].append({"name": "other", "user": {"password": SECRETS["password"], "exec": plugin}})
         kubeconfig.write_text(json.dumps(content))
-        agent = Observed(kubeconfig=kubeconfig, master=f"http://user:{SECRETS['url']}@127.0.0.1:{server.port}")
+        agent = Observed(kubeconfig=kubeconfig, master=(f"http://user:{SECRETS['url']}@127.0.0.1:{server.port}",))
         agent.catalog.take([Applied(node()), Applied(web), Applied(endpoint_slice("web", "10.244.1.5")), *LISTED])
         agent.broadcaster.publish(agent.catalog.commit())
         async with agent.running(), serving(tmp_path / "state", agent):

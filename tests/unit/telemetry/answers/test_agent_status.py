@@ -44,6 +44,7 @@ async def test_an_agent_whose_kernel_has_everything_has_no_problem(agent: Observ
     assert (found.served.missing, found.served.connections, found.served.inactive) == (0, 4, 1)
     assert found.source is not None
     assert (found.source.connected, found.source.objects["Service"]) == (True, 12)
+    assert found.source.server == "https://192.0.2.1:6443", "without the password"
     assert found.shared == ""
     assert len((await status(agent, "shared")).shared) == 16
 

@@ -44,13 +44,13 @@ class TestCredentials:
                 assert server.requests[-1].headers["User-Agent"].startswith("kroute/")
 
     async def test_a_master_url_needs_no_file_and_has_no_credentials(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url + "/")) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             assert await asked_by(server, api) is None
 
     async def test_a_master_url_replaces_the_address_in_the_file(self, tmp_path: Path) -> None:
         async with ApiServer(token="secret") as elsewhere, ApiServer(token="secret") as server:
             file = elsewhere.kubeconfig(tmp_path / "config")
-            async with await Api.open(settings(kubeconfig=file, master=server.url)) as api:
+            async with await Api.open(settings(kubeconfig=file, master=(server.url,))) as api:
                 assert await asked_by(server, api) == "Bearer secret"
                 assert elsewhere.requests == []
 
@@ -208,11 +208,6 @@ class TestMistakes:
         assert problem in str(raised.value)
         assert "\n" not in str(raised.value)
 
-    @pytest.mark.parametrize("url", ["10.0.0.1:6443", "ftp://a", "https://", "https://a:port", "http://a:0"])
-    async def test_a_wrong_master_url_is_told_with_what_is_allowed(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match=r"is not a URL: allowed is http://HOST\[:PORT\]"):
-            await Api.open(settings(master=url))
-
     async def test_outside_a_cluster_the_ways_to_name_a_server_are_reported(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -223,7 +218,7 @@ class TestMistakes:
 
 class TestAnswers:
     async def test_an_error_carries_status_reason_and_pause(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             server.faults.add("answer", status=429, retry_after=3)
             with pytest.raises(ApiError) as raised:
                 await api.get(NODES)
@@ -238,13 +233,13 @@ class TestAnswers:
     async def test_a_server_that_is_away_is_named(self) -> None:
         async with ApiServer() as server:
             url = server.url
-        async with await Api.open(settings(master=url)) as api:
+        async with await Api.open(settings(master=(url,))) as api:
             with pytest.raises(UnreachableError, match=f"{url} does not answer"):
                 await api.get(NODES)
 
     async def test_a_stream_whose_headers_do_not_come_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.05)
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             server.faults.add("delay", where="watch", seconds=60)
             with pytest.raises(UnreachableError, match="does not answer: TimeoutError"):
                 await anext(api.stream(NODES, {"watch": "true"}))
@@ -254,7 +249,7 @@ class TestAnswers:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("kroute.watchers.kubernetes.api.HEADERS_TIMEOUT", 0.2)
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             server.faults.add("delay", where="watch", seconds=60)
             hanging = asyncio.create_task(anext(api.stream(NODES, {"watch": "true"})))
             await eventually(lambda: bool(server.requests))
@@ -265,7 +260,7 @@ class TestAnswers:
 
     @virtual()
     async def test_a_stream_may_be_silent_after_its_headers(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             later = 2 * HEADERS_TIMEOUT
             asyncio.get_running_loop().call_later(later, server.apply, {"kind": "Node", "metadata": {"name": "a"}})
             async with contextlib.aclosing(api.stream(NODES, {"watch": "true"})) as lines:
@@ -273,7 +268,7 @@ class TestAnswers:
             assert asyncio.get_running_loop().time() >= later
 
     async def test_objects_are_created(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
             lease = {"metadata": {"name": "director"}, "spec": {"holderIdentity": "one"}}
             await api.create(path, lease)
@@ -283,7 +278,7 @@ class TestAnswers:
             assert stored["spec"] == lease["spec"]
 
     async def test_objects_are_patched(self) -> None:
-        async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
             server.apply(service("web", annotation="old"))
             path = "/api/v1/namespaces/default/services"
             await api.patch(f"{path}/web", {"spec": {"annotation": "new"}})
@@ -293,7 +288,7 @@ class TestAnswers:
                 await api.patch(f"{path}/other", {"spec": {}})
 
     async def test_lines_come_whole_whatever_the_pieces(self) -> None:
-        async with ApiServer(second=0.1) as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer(second=0.1) as server, await Api.open(settings(master=(server.url,))) as api:
             sizes = [1, 70_000, 3_000_000, 10]
             for number, size in enumerate(sizes):
                 server.apply(service(f"s{number}", annotation="x" * size))
@@ -302,7 +297,7 @@ class TestAnswers:
         assert [len(json.loads(line)["object"]["spec"]["annotation"]) for line in lines] == sizes
 
     async def test_a_slow_reader_is_not_read_ahead_of(self) -> None:
-        async with ApiServer(second=0.1) as server, await Api.open(settings(master=server.url)) as api:
+        async with ApiServer(second=0.1) as server, await Api.open(settings(master=(server.url,))) as api:
             for number in range(300):
                 server.apply(service(f"s{number}", annotation="x" * 30_000))
             stream = api.stream("/api/v1/services", {"watch": "1", "timeoutSeconds": "1"})
@@ -330,7 +325,7 @@ def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> N
         "from kroute.settings import Settings\n"
         "from kroute.watchers.kubernetes.api import Api\n"
         "async def main():\n"
-        "    settings = Settings(node_name='n', master='http://127.0.0.1:1')\n"
+        "    settings = Settings(node_name='n', master=('http://127.0.0.1:1',))\n"
         "    async with await Api.open(settings) as api: print(api.server)\n"
         "asyncio.run(main())\n"
         "print(sum(name.startswith('kubernetes_asyncio.client.models.') for name in sys.modules))\n"
@@ -355,7 +350,7 @@ def test_the_api_does_without_the_model_classes_and_leaves_them_to_others() -> N
 async def test_requests_are_counted_by_method_and_status_as_client_go_counts_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with ApiServer() as server, await Api.open(settings(master=server.url)) as api:
+    async with ApiServer() as server, await Api.open(settings(master=(server.url,))) as api:
         await api.get(NODES)
         await api.get(NODES)
         with pytest.raises(ApiError):

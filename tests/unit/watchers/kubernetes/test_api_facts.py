@@ -28,7 +28,7 @@ class FakeApi:
     """An API server that gives one fixed answer."""
 
     def __init__(self, answer: bytes | ApiError) -> None:
-        self.server = "https://192.0.2.1:6443"
+        self.addresses = ("https://192.0.2.1:6443",)
         self.peers = Peers()
         self.answer = answer
         self.asked: list[str] = []

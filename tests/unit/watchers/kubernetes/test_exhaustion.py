@@ -14,7 +14,7 @@ from kroute.backoff import exhaustion
 from kroute.model.kinds import SERVICES
 from kroute.settings import Settings
 from kroute.watchers.kubernetes import api_facts
-from kroute.watchers.kubernetes.api import Api, _new_client
+from kroute.watchers.kubernetes.api import Api, _clients
 from kroute.watchers.kubernetes.authentication import kubeconfig, service_account
 from kroute.watchers.kubernetes.authentication.configuration import Configuration
 from kroute.watchers.kubernetes.errors import ConfigurationError, UnreachableError
@@ -79,7 +79,7 @@ async def test_a_reflector_lists_in_the_end_and_says_what_to_raise(
     number: int, tmp_path: Path, follower: Follower, pauses: Pauses
 ) -> None:
     openings = Openings(number, times=3, only={"socket.__new__": ""})
-    async with ApiServer() as server, await Api.open(Settings(node_name="a", master=server.url)) as api:
+    async with ApiServer() as server, await Api.open(Settings(node_name="a", master=(server.url,))) as api:
         server.apply(service("a"))
         reflector = Reflector(api, SERVICES, follower, Timing(sleep=pauses))
         with capture_logs() as logs, openings.failing():
@@ -103,7 +103,7 @@ async def test_a_name_that_cannot_be_resolved_for_want_of_a_resource_is_resolved
 
     async with ApiServer() as server:
         by_name = server.url.replace("127.0.0.1", "localhost")
-        async with await Api.open(Settings(node_name="a", master=by_name)) as api:
+        async with await Api.open(Settings(node_name="a", master=(by_name,))) as api:
             monkeypatch.setattr(socket, "getaddrinfo", resolve)
             reflector = Reflector(api, SERVICES, follower, Timing(sleep=pauses))
             with capture_logs() as logs:
@@ -162,7 +162,7 @@ def test_certificates_that_cannot_be_opened_say_what_to_raise(tmp_path: Path) ->
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # OpenSSL opens the file itself: the error is a real one
     try:
         with pytest.raises(ConfigurationError) as refused:
-            _new_client(configuration)
+            _clients(configuration, [configuration.host])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "limit of open files" in str(exhaustion(refused.value))
@@ -185,7 +185,7 @@ async def test_a_plugin_that_cannot_be_started_is_started_later(number: int, tmp
 async def test_a_plugin_for_which_there_is_no_thread_is_a_failure_of_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ApiServer() as server, await Api.open(Settings(node_name="a", master=server.url)) as api:
+    async with ApiServer() as server, await Api.open(Settings(node_name="a", master=(server.url,))) as api:
 
         async def refresh(**_: object) -> None:
             raise NO_THREAD

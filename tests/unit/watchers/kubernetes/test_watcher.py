@@ -72,7 +72,7 @@ class TestFollowedCluster:
     """A cluster is followed before anybody takes what comes."""
 
     async def test_what_has_come_already_is_passed_on_first_and_then_what_comes(self, follower: Follower) -> None:
-        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=(server.url,))) as api:
             server.apply(service("early"))
             async with followed(api, WATCHED) as cluster:
                 reflectors = cluster.watcher.reflectors
@@ -88,7 +88,7 @@ class TestFollowedCluster:
                 assert (Service, key("early")) in follower.items  # nobody takes it any more
 
     async def test_of_long_lists_little_is_kept_until_somebody_takes_it(self, follower: Follower) -> None:
-        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=(server.url,))) as api:
             for number in range(500):
                 server.apply(service(f"web-{number}"))
                 server.apply(endpoint_slice(f"web-{number}-x"))
@@ -106,7 +106,7 @@ class TestFollowedCluster:
         most = KEPT + len(WATCHED) * BATCH
         async with (
             ApiServer() as server,
-            await Api.open(Settings(node_name="node1", master=server.url)) as api,
+            await Api.open(Settings(node_name="node1", master=(server.url,))) as api,
             followed(api, WATCHED) as cluster,
         ):
             reflectors = cluster.watcher.reflectors
@@ -120,7 +120,7 @@ class TestFollowedCluster:
                 await follower.until(lambda: len(follower.items) == most + 100)
 
     async def test_what_comes_while_the_first_is_passed_on_waits_its_turn(self) -> None:
-        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=server.url)) as api:
+        async with ApiServer() as server, await Api.open(Settings(node_name="node1", master=(server.url,))) as api:
             cluster, taken = FollowedCluster(api, WATCHED), list[Sequence[Change]]()
             batches: list[list[Change]] = [[] for _ in range(4)]
             cluster._take(batches[0])
