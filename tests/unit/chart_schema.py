@@ -12,6 +12,8 @@ Schema = dict[str, Any]
 OF_THE_POD = {"config", "kubeconfig", "master", "manifests", "node-name", "node-ip", "state-dir", "proc-sys"}
 """What the pod's own manifest settles, or what has no meaning in a pod."""
 
+_SERVER = r"^([A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*)$"
+"""HOST, HOST:PORT, [IPv6]:PORT or IPv6."""
 _STRING: Schema = {"type": "string"}
 _MAP: Schema = {"type": "object"}
 _BOOLEAN: Schema = {"type": "boolean"}
@@ -35,7 +37,17 @@ def schema() -> Schema:
                         "pullSecrets": {"type": "array", "items": _closed({"name": _STRING})},
                     }
                 ),
-                "apiServer": _closed({"host": _STRING, "port": {"type": "integer", "minimum": 1, "maximum": 65535}}),
+                "apiServer": _closed(
+                    {
+                        "host": _STRING,
+                        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                        "hosts": {
+                            "type": "array",
+                            "items": {"type": "string", "pattern": _SERVER},
+                            "uniqueItems": True,
+                        },
+                    }
+                ),
                 "settings": _closed(
                     {name: of_option(it) for it in load("run").params if (name := _name(it)) not in OF_THE_POD}
                 ),

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from kroute import __version__
+from kroute.settings.text import parse_servers
 from tests.lab.chart import CHART, helm, refusal, render_chart
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, render, the, with_component
 from tests.lab.objects import Object
@@ -119,6 +120,8 @@ class TestValues:
             ({"settings": {"metrics-services": -1}}, "settings.metrics-services"),
             ({"settings": {"node-name": "node1"}}, "node-name"),
             ({"apiServer": {"port": 66000}}, "apiServer.port"),
+            ({"apiServer": {"hosts": ["https://192.0.2.1"]}}, "apiServer.hosts.0"),
+            ({"apiServer": {"hosts": ["192.0.2.1,192.0.2.2"]}}, "apiServer.hosts.0"),
             ({"apiserver": {"host": "192.0.2.1"}}, "apiserver"),
             ({"image": {"digest": "sha256:abc"}}, "image.digest"),
             ({"directors": [{"name": "kroute"}]}, "directors.0.name"),
@@ -146,6 +149,21 @@ class TestValues:
         [name] = value
         data = the("ConfigMap", render_chart({"settings": value}))["data"]
         assert data["KROUTE_" + name.replace("-", "_").upper()] == written
+
+    def test_several_api_servers_are_written_as_kroute_reads_them(self) -> None:
+        hosts = ["192.0.2.1", "127.0.0.1:6444", "api.example", "2001:db8::1", "[2001:db8::2]", "[2001:db8::3]:443"]
+        data = the("ConfigMap", render_chart({"apiServer": {"host": "192.0.2.9", "port": 8443, "hosts": hosts}}))[
+            "data"
+        ]
+        assert parse_servers(data["KROUTE_MASTER"]) == (
+            "https://192.0.2.1:8443",
+            "https://127.0.0.1:6444",
+            "https://api.example:8443",
+            "https://[2001:db8::1]:8443",
+            "https://[2001:db8::2]:8443",
+            "https://[2001:db8::3]:443",
+        )
+        assert "KUBERNETES_SERVICE_HOST" not in data, "the Pod's own variable stays"
 
     def test_a_digest_takes_the_place_of_the_tag(self) -> None:
         digest = "sha256:" + "ab" * 32

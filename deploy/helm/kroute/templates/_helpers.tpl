@@ -22,6 +22,17 @@ KROUTE_{{ $name | replace "-" "_" | upper }}: {{ toString $value | quote }}
 {{- end }}
 {{- end }}
 
+{{/* The URLs of several API servers. Each is HOST, HOST:PORT or an IPv6 address, which has brackets if a port follows.
+Its argument: apiServer. */}}
+{{- define "kroute.apiServers" -}}
+{{- $urls := list -}}
+{{- range .hosts -}}
+{{- $host := ternary (printf "[%s]" .) . (regexMatch "^[^\\[]*:[^\\[]*:" .) -}}
+{{- $urls = append $urls (printf "https://%s%s" $host (ternary "" (printf ":%v" $.port) (regexMatch "[^:\\[]:[0-9]+$|\\]:[0-9]+$" $host))) -}}
+{{- end -}}
+{{- join "," $urls -}}
+{{- end }}
+
 {{/* The port of an address setting, or nothing if it is off. Its argument: settings, name, default. */}}
 {{- define "kroute.port" -}}
 {{- $value := index . 2 -}}
