@@ -34,7 +34,7 @@ bench: ## measure kroute, and write docs/performance.md (ONLY=headline: half an 
 	@.venv/bin/python -m bench $(if $(QUICK),--quick,--publish) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.firewalls --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.unasked --publish)
-	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent --publish)
+	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.outage --parts agent,servers --publish)
 	@$(if $(QUICK)$(ONLY),,.venv/bin/python -m bench.hashing --publish)
 
 lint: ## check style, types, the direction of imports, and the links of the pages

@@ -1,4 +1,4 @@
-"""`python -m bench.outage [--publish] [--parts agent,herd]`."""
+"""`python -m bench.outage [--publish] [--parts agent,servers,herd]`."""
 
 import argparse
 import asyncio
@@ -11,8 +11,9 @@ from typing import Any
 
 from bench.outage import report
 from bench.outage.herd import AGENTS, CLIENTS, simulate
-from bench.outage.measure import measure
+from bench.outage.measure import measure, measure_servers
 from bench.outage.server import Capacity
+from bench.phases.lengths import BenchError
 from bench.place.node import RunnerError
 from bench.run import circumstances
 from tests.apiserver.restart import Restart
@@ -40,19 +41,22 @@ def _say(line: str) -> None:
 def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="bench.outage", description=__doc__)
-    parser.add_argument("--parts", default="agent,herd", help="the others keep the figures of the last result")
+    parser.add_argument("--parts", default="agent,servers,herd", help="the others keep the figures of the last result")
     parser.add_argument("--publish", action="store_true", help=f"put the tables into {PAGE.name}")
     parser.add_argument("--output", type=Path, default=FILE, help="the file of the results")
     chosen = parser.parse_args()
     parts = chosen.parts.split(",")
     result: dict[str, Any] = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
     now = {name: value for name, value in circumstances().items() if name in {"when", "commit"}}
-    if "agent" in parts:
-        result |= now
-        try:
+    try:
+        if "agent" in parts:
+            result |= now
             result["lab"], result["agent"] = asyncio.run(measure(RUNS, _say))
-        except (CommandError, MachineError, RunnerError, PermissionError) as error:
-            sys.exit(f"bench.outage: {error}")
+        if "servers" in parts:
+            lab, figures = asyncio.run(measure_servers(RUNS, _say))
+            result |= {"servers": figures, "servers_at": {**now, "lab": lab}}
+    except (BenchError, CommandError, MachineError, RunnerError, PermissionError) as error:
+        sys.exit(f"bench.outage: {error}")
     if "herd" in parts:
         result |= {"herd": _herds(), "herd_at": now}
     chosen.output.parent.mkdir(parents=True, exist_ok=True)

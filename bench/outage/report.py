@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.outage.measure import ENDPOINTS, SERVICES
+from bench.outage.measure import ENDPOINTS, SERVERS, SERVICES, WAYS
 from bench.report.page import marks, put_between
 
 MARKS = marks("outage")
@@ -40,6 +40,15 @@ def markdown(result: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| **kroute**, {SERVICES} Services x {ENDPOINTS} | {' | '.join(_spans(result['agent']))} |")
         lines += [f"| {name} | {seconds[10.0]:.0f} s | {seconds[29.0]:.0f} s |" for name, seconds in PEERS]
+    if "servers" in result:
+        at = result["servers_at"]
+        lines += ["", f"Measured {at['when']} at `{at['commit']}` on {at['lab']}.", ""]
+        lines.append(
+            f"| one of {SERVERS} API servers goes, to the changed endpoint in the kernel | {' | '.join(WAYS)} |"
+        )
+        lines.append(f"|---|{'---:|' * len(WAYS)}")
+        spans = (_span([run["seconds"] for run in result["servers"] if run["way"] == way]) for way in WAYS)
+        lines.append(f"| **kroute**, {SERVICES} Services x {ENDPOINTS} | {' | '.join(spans)} |")
     if "herd" in result:
         lines += ["", f"Simulated {result['herd_at']['when']} at `{result['herd_at']['commit']}`.", ""]
         lines.append(f"| away | a list costs | processors | agents | {' | '.join(title for _, title in _COLUMNS)} |")
@@ -50,11 +59,12 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def _spans(agent: Sequence[Mapping[str, float]]) -> list[str]:
     """For each outage the earliest and the latest moment."""
-    spans = []
-    for away in sorted({run["away"] for run in agent}):
-        seconds = [run["seconds"] for run in agent if run["away"] == away]
-        spans.append(f"{min(seconds):.2f} to {max(seconds):.2f} s")
-    return spans
+    lengths = sorted({run["away"] for run in agent})
+    return [_span([run["seconds"] for run in agent if run["away"] == away]) for away in lengths]
+
+
+def _span(seconds: Sequence[float]) -> str:
+    return f"{min(seconds):.2f} to {max(seconds):.2f} s"
 
 
 def _herd_row(run: Mapping[str, Any]) -> str:

@@ -66,6 +66,12 @@ def test_the_tables_have_a_place_of_their_own_in_the_page(tmp_path: Path) -> Non
         "commit": "abc",
         "lab": "User Mode Linux, Linux 7.3",
         "agent": [{"away": 10.0, "seconds": -0.25}, {"away": 10.0, "seconds": 0.5}, {"away": 29.0, "seconds": 1.25}],
+        "servers": [
+            {"way": "killed", "seconds": 0.25},
+            {"way": "hangs", "seconds": 2.0},
+            {"way": "hangs", "seconds": 2.5},
+        ],
+        "servers_at": {"when": "2026-11-23 12:00 UTC", "commit": "abe", "lab": "User Mode Linux"},
         "herd_at": {"when": "2026-11-21 11:00 UTC", "commit": "abd"},
         "herd": [{"away": 10.0, "agents": 5000, "capacity": Capacity(0.02)._asdict(), "outcome": outcome._asdict()}],
     }
@@ -79,4 +85,6 @@ def test_the_tables_have_a_place_of_their_own_in_the_page(tmp_path: Path) -> Non
     assert "| 10 s | 20 ms | 16 | 5,000 kroute | 1.0 s | 1.5 s | 2.0 s | 3 | 6 | 0 | 0 | 3 | 10 |" in text
     assert "Measured 2026-11-22 12:00 UTC at `abc` on User Mode Linux, Linux 7.3." in text
     assert "Simulated 2026-11-21 11:00 UTC at `abd`." in text, "the herd's figures may be older"
+    assert "| **kroute**, 100 Services x 10 | 0.25 to 0.25 s | 2.00 to 2.50 s |" in text
+    assert "Measured 2026-11-23 12:00 UTC at `abe`" in text
     assert "old" not in text
