@@ -98,7 +98,7 @@ def _in_machine(wire: Namespace, stack: contextlib.ExitStack) -> tuple[Path, int
     wire.ip(f"link set lo up\ntuntap add dev tap0 mode tap\naddress add {API_ADDRESS}/24 dev tap0\nlink set tap0 up\n")
     machine = stack.enter_context(Machine("bench"))
     setup = (
-        f"ip address add {NODE_ADDRESS}/24 dev vec0 && ip link set vec0 up && "
+        f"ip link set lo up && ip address add {NODE_ADDRESS}/24 dev vec0 && ip link set vec0 up && "
         f"ip route add default via {API_ADDRESS} && exec {sys.executable} -m bench.place.runner {machine.shared}"
     )
     with wire.inside():
