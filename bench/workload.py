@@ -137,7 +137,7 @@ class Workload:
         """A Service of `spread_slice` whose annotation gives one endpoint this weight, and the others 1."""
         item = self.service(number)
         item["metadata"]["annotations"] = {
-            "kroute.io/service.scheduler": "wrr",
+            "kroute.io/scheduler": "wrr",
             "kroute.io/weights": f"node/{_SPREAD_NODE}1={weight}",
         }
         return item

@@ -13,6 +13,9 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq"
 BY_SHARE = ("wrr", "wlc", "sed", "nq", "mh", "sh", "twos")
 """Those that divide connections by weight."""
 
+SHARING = "wrr"
+"""The one of them that serves where weights count and nothing has chosen a scheduler: `rr` with weights."""
+
 HEEDLESS = frozenset({"rr", "lc", "dh"})
 """Those to which every weight above 0 is the same. To the others weights mean something else: `fo` and `ovf` take the
 server with the greatest weight, `ovf` till it has as many connections; `lblc` and `lblcr` take a server as overloaded

@@ -43,7 +43,7 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         if not any(each.check == name for each in failures)
     ]
     findings += [ok(BACKEND, str(choice))] if choice is not None else []
-    findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.scheduler)]
+    findings += [*check_state_directory(settings.state_dir), *await check_scheduler(settings.usual_scheduler)]
     findings += await check_direct_return(settings, ipv6=ipv6)
     circumstances = Circumstances(modules.kernel_version(), ipv6, settings.strict_arp)
     findings += check_sysctls(Sysctls(settings.proc_sys), circumstances)
@@ -84,11 +84,12 @@ def check_state_directory(path: Path) -> list[Finding]:
 
 
 async def check_scheduler(name: str) -> list[Finding]:
-    """Whether the kernel has the scheduler of `--scheduler`."""
+    """Whether the kernel has the scheduler of Services without annotation."""
     if not await modules.load([f"ip_vs_{name}"]):
         return []
-    message = f"kernel module ip_vs_{name} (--scheduler {name}) is not loaded and cannot be loaded from here"
-    return [warning(preflight.MODULES, message, f"run `modprobe ip_vs_{name}` on the node, or choose another one")]
+    message = f"kernel module ip_vs_{name} of the default scheduler is not loaded and cannot be loaded from here"
+    step = f"run `modprobe ip_vs_{name}` on the node, or choose another one with --scheduler"
+    return [warning(preflight.MODULES, message, step)]
 
 
 def check_sysctls(sysctls: SysctlClient, circumstances: Circumstances) -> list[Finding]:

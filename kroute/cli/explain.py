@@ -186,7 +186,8 @@ def _route(found: Explanation) -> str:
 
 def _real_servers(found: Explanation) -> Iterator[tuple[str, str]]:
     """Each endpoint with its reason and the kernel's state of it."""
-    yield "IPVS", f"virtual server, scheduler {found.scheduler}" if found.scheduler else "no virtual server"
+    why = f", {found.scheduler_reason}" if found.scheduler_reason else ""
+    yield "IPVS", f"virtual server, scheduler {found.scheduler}{why}" if found.scheduler else "no virtual server"
     if found.frontend is not None and found.frontend.forwarding:
         yield "", f"packets go on {found.frontend.forwarding}"
     present = {(it.address, it.port): it for it in found.real_servers}

@@ -88,7 +88,7 @@ class DirectRouting(Controller):
             TableLook(DirectIpvs(ipvs), settings.common),
             ledger,
             sysctls=sysctls,
-            default_scheduler=settings.common.scheduler,
+            default_scheduler=settings.common.usual_scheduler,
             drain_timeout=settings.common.drain_timeout,
             report=report,
             suspect=lambda _: None,

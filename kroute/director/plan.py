@@ -19,11 +19,10 @@ from kroute.model.plan import (
     Vip,
     VirtualServer,
     VirtualServerKey,
-    shortened,
 )
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import PREFIXES, apply_annotations
+from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, choose, external_policy, merge
 from kroute.planning.external_addresses import nodes_having
@@ -37,7 +36,6 @@ from kroute.settings import Settings
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 """A Node with this label gets no traffic from load balancers (KEP-1143), whatever the label's value."""
 
-WEIGHT_ANNOTATION = "service.director-weight"
 NOWHERE = NodeFacts("")
 """A director is no node: no endpoint is local to it, and no hint names it."""
 
@@ -137,7 +135,6 @@ def plan_director(
     """
     base = plan_service(service, slices, NOWHERE, settings, held, frontends)
     problems = Problems(base.problems)
-    by_endpoints = _weighs_endpoints(service, problems)
     known = Nodes({it.name: NodeTraits(it.weight, it.zone) for it in nodes})
     options, _ = apply_annotations(Options(), service.metadata.annotations)
     if base.virtual_servers and options.locality is not None:
@@ -152,7 +149,7 @@ def plan_director(
         backends = merged[family_of(server.key.address)].backends.get(ports[server.key], {})
         endpoints = Counter(it.node_name for _, it in choose(backends, NOWHERE))
         taking = [node for node in nodes if endpoints[node.name] or not local_only]
-        candidates = _candidates(service, server.key, taking, endpoints if by_endpoints else None)
+        candidates = _candidates(service, server.key, taking, endpoints if options.weighs_endpoints else None)
         probes |= {it.probe for it in candidates if it.probe is not None}
         facts = WeightFacts(known, {it.real_server: it.endpoints for it in candidates})
         weighing = Weighing(NOWHERE, facts, server.scheduler, options.weights)
@@ -235,23 +232,6 @@ def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | Non
     if node_port is not None:
         return Probe(ProbeKind.CONNECT, address, node_port)
     return Probe(ProbeKind.REACH, address, key.port)
-
-
-def _weighs_endpoints(service: Service, problems: Problems) -> bool:
-    """Whether nodes are weighted by the number of their endpoints.
-
-    The annotation has the same prefixes as all others.
-    """
-    annotations = service.metadata.annotations or {}
-    name = next((prefix + WEIGHT_ANNOTATION for prefix in PREFIXES if prefix + WEIGHT_ANNOTATION in annotations), None)
-    if name is None:
-        return False
-    value = annotations[name].strip()
-    if value not in {"endpoints", "equal"}:
-        subject = f"annotation {name}={shortened(value)}"
-        message = f"{subject} is not a weight; all nodes weigh the same. Allowed: endpoints, equal."
-        problems.append(Problem("InvalidAnnotation", subject, message))
-    return value == "endpoints"
 
 
 def _of_a_machine(address: str, owner: str) -> Problem:

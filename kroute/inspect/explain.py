@@ -40,7 +40,8 @@ class Explanation(View):
     `source` is `agent`, or `kernel` if no agent answered; then Services are not known. `route` is None if no route
     leads to the address. `is_steered`: the address is on no link, and direct return delivers its packets. `frontend`
     is the Service's, with its endpoints. `verdicts` are by the kernel's state. `differences` are sentences about
-    deviations from the plan.
+    deviations from the plan. `scheduler` is the kernel's. `scheduler_reason` says what has chosen it; it is
+    empty if the plan has another one.
     """
 
     protocol: str
@@ -57,6 +58,7 @@ class Explanation(View):
     differences: list[str]
     problems: list[str]
     is_steered: bool = False
+    scheduler_reason: str = ""
 
     @property
     def key(self) -> VirtualServerKey:
@@ -119,6 +121,7 @@ async def explain(
         differences=differences,
         problems=planned.problems if planned is not None else [],
         is_steered=applied.is_steered,
+        scheduler_reason=_scheduler_reason(planned, applied),
     )
 
 
@@ -143,6 +146,12 @@ async def _clients(
         interface = settings.pod_bridge_interface or settings.pod_interface_name_prefix
         clients.append(Client("a pod of this node", ELSEWHERE[family], interface))
     return [*clients, Client("elsewhere", ELSEWHERE[family], SOME_INTERFACE)]
+
+
+def _scheduler_reason(planned: PlannedState | None, applied: AppliedState) -> str:
+    view = planned.view if planned is not None else None
+    has_planned = view is not None and applied.server is not None and applied.server.options.scheduler == view.scheduler
+    return view.scheduler_reason if view is not None and has_planned else ""
 
 
 def _frontend(key: VirtualServerKey, planned: PlannedState | None) -> FrontendView | None:

@@ -12,7 +12,7 @@ import msgspec
 from kroute import logs
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import Plan
-from kroute.planning.annotations.table import ANNOTATIONS, PREFIXES
+from kroute.planning.annotations.table import ANNOTATION_NAMES
 from kroute.planning.catalog import Catalog
 from kroute.reconcile.batches import sliced
 
@@ -21,8 +21,6 @@ PLANS, OBJECTS, RECENT = "plans", "objects", "recent"
 
 MOST_BYTES = 8 << 20
 """After so many bytes an answer ends with a line that says how much it leaves out."""
-
-_KNOWN = frozenset(prefix + row.name for prefix in PREFIXES for row in ANNOTATIONS)
 
 T = TypeVar("T")
 
@@ -44,7 +42,7 @@ async def recent_answer(_about: str) -> bytes:
 
 def without_unread(service: Service) -> Service:
     """The Service without labels, and with only those annotations that kroute reads."""
-    known = {name: value for name, value in (service.metadata.annotations or {}).items() if name in _KNOWN}
+    known = {name: value for name, value in (service.metadata.annotations or {}).items() if name in ANNOTATION_NAMES}
     return msgspec.structs.replace(
         service, metadata=msgspec.structs.replace(service.metadata, annotations=known, labels=None)
     )

@@ -26,15 +26,16 @@ from kroute.model.objects import (
     Pod,
     Service,
 )
-from kroute.model.plan import NodePlan, Plan, ServicePlan, VirtualServerKey
+from kroute.model.plan import NodePlan, Plan, Problem, ServicePlan, VirtualServerKey
 from kroute.planning.address_conflicts import AddressClaims, Claimant, ranked
 from kroute.planning.address_owners import API_SERVER, AddressOwners
+from kroute.planning.annotations.unknown import unknown_annotations
 from kroute.planning.backend_slices import BackendSlice, SlicesOfServices, addresses_of
 from kroute.planning.endpoint_reasons import ServiceView, view_service
 from kroute.planning.frontends import Frontends, frontends_of
 from kroute.planning.interning import interned
 from kroute.planning.plan_node import plan_node
-from kroute.planning.plan_service import planning, weighing_for
+from kroute.planning.plan_service import planning, scheduling_of
 from kroute.planning.service_addresses import has_family, has_node_ports
 from kroute.planning.weights.sources import WeightSources, node_problems
 from kroute.settings import Settings
@@ -106,8 +107,8 @@ class Catalog:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
-        weighing = weighing_for(service, self._node, self._settings, self._weights.facts(key, slices))
-        return view_service(service, slices, self._node, frontends.served, held, plan, weighing)
+        scheduling = scheduling_of(service, slices, self._node, self._settings, self._weights.facts(key, slices))
+        return view_service(service, slices, self._node, frontends.served, held, plan, scheduling)
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
         """The Service of this name, or None, and its slices as planning reads them."""
@@ -183,12 +184,17 @@ class Catalog:
         if not self._is_node_marked:
             return []
         self._is_node_marked = False
-        plan = plan_node(self._settings, self._node, node_problems(self._node_object, self._settings))
+        plan = plan_node(self._settings, self._node, self._node_problems())
         if self._node_plan is not None and plan.same_as(self._node_plan):
             return []
         self._generation += 1
         self._node_plan = plan.renewing(self._node_plan, self._generation)
         return [self._node_plan]
+
+    def _node_problems(self) -> list[Problem]:
+        """What is wrong with the Node object."""
+        annotations = self._node_object.metadata.annotations if self._node_object is not None else None
+        return [*node_problems(self._node_object, self._settings), *unknown_annotations(annotations, "Node")]
 
     def _keep(self, plan: ServicePlan) -> ServicePlan | None:
         """Give the plan its generation and store it. Returns None if it equals the previous plan."""

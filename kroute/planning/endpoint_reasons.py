@@ -12,6 +12,7 @@ from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, Set
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.endpoints import LOCAL, Backends, Chosen, choice_steps, external_policy, merge
 from kroute.planning.frontends import Frontend
+from kroute.planning.plan_service import Scheduling
 from kroute.planning.service_parts.direct_return import forwarding_of
 from kroute.planning.weights.rule import Weighing
 
@@ -52,10 +53,15 @@ class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ServiceView(msgspec.Struct, frozen=True, rename="camel"):
-    """A Service as planning reads it, and its frontends with their endpoints."""
+    """A Service as planning reads it, and its frontends with their endpoints.
+
+    `scheduler` is the one that it should have, and `scheduler_reason` says what has chosen that.
+    """
 
     service: Service
     frontends: list[FrontendView]
+    scheduler: str = ""
+    scheduler_reason: str = ""
 
 
 def view_service(
@@ -65,16 +71,16 @@ def view_service(
     frontends: Iterable[Frontend],
     held: Mapping[VirtualServerKey, ObjectKey],
     plan: ServicePlan,
-    weighing: Weighing | None = None,
+    scheduling: Scheduling,
 ) -> ServiceView:
-    """Explain the `plan` of a Service by the objects that it was made from, and by how they are weighed."""
+    """Explain the `plan` of a Service by the objects that it was made from, and by how they are scheduled."""
     views = []
     for frontend in frontends:
         merged = merge(slices, family_of(frontend.key.address))
         backends = merged.backends.get(frontend.port, {})
         policy = _policy(service, frontend)
         is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
-        endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=weighing)
+        endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=scheduling.weighing)
         holder = held.get(frontend.key)
         protocol, address, port = frontend.key
         views.append(
@@ -90,7 +96,7 @@ def view_service(
                 forwarding=forwarding_of(frontend, plan),
             )
         )
-    return ServiceView(service, views)
+    return ServiceView(service, views, scheduling.scheduler, scheduling.why)
 
 
 def view_endpoints(

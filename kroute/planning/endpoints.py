@@ -41,7 +41,7 @@ class MergedSlices(msgspec.Struct, frozen=True):
 
 
 def external_policy(service: Service) -> str | None:
-    """The traffic policy for clients outside: `externalTrafficPolicy`, or Local by the annotation `service.local`."""
+    """The traffic policy for clients outside: `externalTrafficPolicy`, or Local by the annotation `kroute.io/local`."""
     options, _ = apply_annotations(Options(), service.metadata.annotations)
     return LOCAL if options.is_local else service.spec.external_traffic_policy
 

@@ -11,7 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from kroute.model.objects import SERVICE_PROXY_NAME_LABEL, ObjectMeta, Service, ServiceSpec
+from kroute.model.plan import shortened
 from kroute.planning.annotations.table import ANNOTATION_NAMES
+from kroute.planning.annotations.unknown import unknown_names
 
 T = TypeVar("T", bound=Hashable)
 
@@ -36,8 +38,17 @@ def _metadata(metadata: ObjectMeta) -> ObjectMeta:
         uid=metadata.uid,
         creation_timestamp=_shared(metadata.creation_timestamp),
         labels=_only(_LABEL_NAMES, metadata.labels),
-        annotations=_only(ANNOTATION_NAMES, metadata.annotations),
+        annotations=_annotations(metadata.annotations),
     )
+
+
+def _annotations(annotations: dict[str, str] | None) -> dict[str, str] | None:
+    """Those that kroute reads, and of those that only look so as much as a report needs."""
+    kept = _only(ANNOTATION_NAMES, annotations)
+    unknown = unknown_names(annotations)
+    if not unknown:
+        return kept
+    return (kept or {}) | {name: shortened((annotations or {}).get(name, "")) for name in unknown}
 
 
 def _spec(spec: ServiceSpec) -> ServiceSpec:

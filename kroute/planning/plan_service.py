@@ -21,7 +21,13 @@ from kroute.model.plan import (
 from kroute.planning.address_conflicts import conflict
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import MAX_PERSISTENCE_TIMEOUT, apply_annotations
+from kroute.planning.annotations.table import (
+    MAX_PERSISTENCE_TIMEOUT,
+    apply_annotations,
+    chosen_scheduler,
+    needing_shares,
+)
+from kroute.planning.annotations.unknown import unknown_annotations
 from kroute.planning.backend_slices import BackendSlice, PortKey
 from kroute.planning.endpoints import (
     LOCAL,
@@ -38,8 +44,8 @@ from kroute.planning.service_parts.direct_return import DirectReturn
 from kroute.planning.service_parts.health_check import health_check_entries, health_check_of
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.planning.weights.facts import WeightFacts
-from kroute.planning.weights.rule import Weighing, problems_of, weighing_of
-from kroute.settings import Settings
+from kroute.planning.weights.rule import Weighing, are_weighed, problems_of, weighing_of
+from kroute.settings import AUTO, Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
 """Seconds; the API's default for a Service with ClientIP affinity and no timeout."""
@@ -97,7 +103,8 @@ def planning(
     problems = Problems(known_problems, more_problems)
     if not served:
         return ServicePlan(service.key, problems=problems.all())
-    options = _options(service, settings, problems)
+    options = _options(service, slices, settings, facts, problems)
+    problems.extend(unknown_annotations(service.metadata.annotations))
     merged = {}
     for family in sorted({family_of(it.key.address) for it in served}):
         merged[family] = yield from merging(slices, family, settings.max_backends)
@@ -261,18 +268,53 @@ def _hairpin(key: VirtualServerKey, real_server: RealServer) -> SetEntry:
     return SetEntry(AddressSet.HAIRPIN, (address, int(key.protocol), port, address))
 
 
-def _options(service: Service, settings: Settings, problems: Problems) -> Options:
-    """Scheduling and persistence: the settings, then `sessionAffinity`, then the annotations."""
+def _options(
+    service: Service,
+    slices: Collection[BackendSlice],
+    settings: Settings,
+    facts: WeightFacts | None,
+    problems: Problems,
+) -> Options:
+    """Scheduling and persistence: the settings, then weights and `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
-    options, complaints = apply_annotations(Options.by_default(settings, timeout), service.metadata.annotations)
+    before = Options.by_default(settings, timeout)
+    if before.is_open and are_weighed(slices, facts):
+        before = before.sharing()
+    options, complaints = apply_annotations(before, service.metadata.annotations)
     problems.extend(complaints)
     return options
 
 
-def weighing_for(service: Service, node: NodeFacts, settings: Settings, facts: WeightFacts | None) -> Weighing | None:
-    """How the Service's real servers are weighed; None: not at all."""
-    options = _options(service, settings, Problems())
-    return weighing_of(node, facts, options.scheduler, options.weights, options.locality)
+class Scheduling(NamedTuple):
+    """The scheduler of a Service, what has chosen it, and how the real servers are weighed (None: not at all)."""
+
+    scheduler: str
+    why: str
+    weighing: Weighing | None
+
+
+def scheduling_of(
+    service: Service,
+    slices: Collection[BackendSlice],
+    node: NodeFacts,
+    settings: Settings,
+    facts: WeightFacts | None,
+) -> Scheduling:
+    """How connections are divided over the real servers, and why so."""
+    options = _options(service, slices, settings, facts, Problems())
+    annotations = service.metadata.annotations or {}
+    if (name := chosen_scheduler(annotations)) is not None:
+        why = f"by annotation {name}"
+    elif settings.scheduler != AUTO:
+        why = "by --scheduler"
+    elif (name := needing_shares(annotations)) is not None:
+        why = f"implied by annotation {name}, since nothing chooses a scheduler"
+    elif options.scheduler != settings.usual_scheduler:
+        why = "implied by weights of Nodes or Pods, since nothing chooses a scheduler"
+    else:
+        why = "the default"
+    weighing = weighing_of(node, facts, options.scheduler, options.weights, options.locality)
+    return Scheduling(options.scheduler, why, weighing)
 
 
 def _affinity_timeout(service: Service, problems: Problems) -> int:

@@ -24,7 +24,7 @@ def external_ips(service: Service) -> tuple[str, ...]:
 
 
 def load_balancer_ips(service: Service, most: int = MOST_ADDRESSES) -> tuple[str, ...]:
-    """The `virtual_ips` that nodes serve: none if the annotation `service.skiplbips` is on."""
+    """The `virtual_ips` that nodes serve: none if the annotation `kroute.io/skip-load-balancer-ips` is on."""
     found = virtual_ips(service, most)
     if not found:
         return ()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kroute.schedulers import FALLBACK
+from kroute.schedulers import FALLBACK, SCHEDULERS
 
 OUR_PROXY_NAME = "kroute.io"
 """The value of the label `service.kubernetes.io/service-proxy-name` that gives a Service to kroute."""
@@ -19,6 +19,8 @@ LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefi
 AUTO = "auto"
 FIREWALLS = (AUTO, "nftables", "iptables")
 """The backends of `kroute.firewall`; AUTO chooses one that the node has what it needs for."""
+SCHEDULER_CHOICES = (AUTO, *SCHEDULERS)
+"""The values of `scheduler`; AUTO is `rr`, and `wrr` for a Service for which weights count."""
 
 WAIT, IGNORE = "wait", "ignore"
 """What to do while another service proxy is at work on the node, by `--other-proxies`."""
@@ -118,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True):
     manifests: Path | None = None
     node_ips: tuple[str, ...] = ()
     dummy_interface: str = "kube-ipvs0"
-    scheduler: str = "rr"
+    scheduler: str = AUTO
     scheduler_flags: tuple[str, ...] = FALLBACK
     service_proxy_name: str = OUR_PROXY_NAME
     nodeport_addresses: tuple[str, ...] = ()
@@ -171,6 +173,11 @@ class Settings(msgspec.Struct, frozen=True):
     take_over_after: float = 30.0
     log_format: str = "console"
     log_level: str = "info"
+
+    @property
+    def usual_scheduler(self) -> str:
+        """The scheduler of a Service for which nothing chooses or needs another one."""
+        return SCHEDULERS[0] if self.scheduler == AUTO else self.scheduler
 
     def protects(self, port: int) -> bool:
         """Whether this port is protected: no Service may use it on a node's own address."""

@@ -14,14 +14,14 @@ from kroute.model.plan import ServicePlan
 from tests.builders import LISTED, endpoint, endpoint_slice, node, port, service
 from tests.unit.observed import Observed
 
-SCHEDULER = {"kroute.io/service.scheduler": "wlc"}
+SCHEDULER = {"kroute.io/scheduler": "wlc"}
 STEP = 0.05
 """Seconds between two steps of the traffic."""
 
 SERVICES: tuple[tuple[Service, int, int], ...] = (
     (service("api", "10.96.12.7", namespace="shop", ports=[port(443, "https"), port(80, "http")],
              annotations=SCHEDULER), 4, 900),
-    (service("cart", "10.96.40.2", namespace="shop", annotations={"kroute.io/service.scheduler": "fastest"}), 2, 120),
+    (service("cart", "10.96.40.2", namespace="shop", annotations={"kroute.io/scheduler": "fastest"}), 2, 120),
     (service("checkout", "10.96.40.3", namespace="shop", affinity="ClientIP"), 3, 240),
     (service("search", "10.96.77.1", namespace="shop", ports=[9200]), 3, 610),
     (service("web", "10.96.0.20", namespace="shop", kind="NodePort", ports=[port(80, node_port=30080)]), 6, 2300),

@@ -64,7 +64,7 @@ async def test_what_the_api_has_is_served_and_changes_follow(
 ) -> None:
     node2 = world.cluster.node("node2")
     assert_right(node2, initial_objects(world))
-    changed = objects.service("web", *CLUSTER_IPS, annotations={"kroute.io/service.scheduler": "lc"})
+    changed = objects.service("web", *CLUSTER_IPS, annotations={"kroute.io/scheduler": "lc"})
     api.apply(changed)
     fewer = objects.endpoint_slices("web", world.web[:1])
     for piece in fewer:
@@ -75,7 +75,7 @@ async def test_what_the_api_has_is_served_and_changes_follow(
 
 async def test_a_bad_annotation_becomes_one_warning_event(world: World, api: ApiServer, agent: KrouteProcess) -> None:
     for scheduler in ("fastest", "lc", "fastest"):
-        api.apply(objects.service("web", *CLUSTER_IPS, annotations={"kroute.io/service.scheduler": scheduler}))
+        api.apply(objects.service("web", *CLUSTER_IPS, annotations={"kroute.io/scheduler": scheduler}))
         await eventually(lambda wanted=scheduler: _uses(world, {"lc": "lc"}.get(wanted, "rr")))
 
     def is_told_of() -> Object:
@@ -87,7 +87,7 @@ async def test_a_bad_annotation_becomes_one_warning_event(world: World, api: Api
     assert event["type"] == "Warning"
     assert event["reason"] == "InvalidAnnotation"
     assert event["regarding"]["name"] == "web"
-    assert "service.scheduler=fastest" in event["note"]
+    assert "kroute.io/scheduler=fastest" in event["note"]
     assert "rr, wrr, lc" in event["note"]
     assert event["reportingInstance"] == "node2"
 

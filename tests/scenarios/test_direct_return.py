@@ -167,7 +167,7 @@ async def test_source_ranges_hold_and_a_hash_keeps_a_client_on_its_pod(deploymen
     pods, client = pods_of(cluster), cluster.client
     node3, snapshot = cluster.node("node3"), cluster.node("node3").snapshot()
     balanced: dict[str, Any] = {"ingress": VIPS, "ports": PORTS}
-    open_to_all = service("web", *CLUSTER_IPS, annotations=TUNNEL | {"kroute.io/service.scheduler": "sh"}, **balanced)
+    open_to_all = service("web", *CLUSTER_IPS, annotations=TUNNEL | {"kroute.io/scheduler": "sh"}, **balanced)
     deployment.apply(open_to_all, *endpoint_slices("web", pods, PORTS))
     await deployment.start("--direct-return")
     for vip in VIPS:

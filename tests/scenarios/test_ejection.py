@@ -16,7 +16,7 @@ from tests.lab.hosts import Host
 from tests.lab.objects import endpoint_slices, service
 from tests.scenarios.conftest import World
 
-ANNOTATIONS = {"kroute.io/service.scheduler": "rr", "kroute.io/ejection": "after 5s, hold 45s"}
+ANNOTATIONS = {"kroute.io/scheduler": "rr", "kroute.io/ejection": "after 5s, hold 45s"}
 PORTS = {"TCP": 8080, "UDP": 5353}
 CALLERS = 4
 """Of each family."""

@@ -71,7 +71,7 @@ SETTINGS = Settings(node_name="node1", external_ips_on_node_addresses=True)
 def service_applied(
     name: str, ips: tuple[str, ...], ports: dict[str, int], scheduler: str, spec: dict[str, Any], node_port: int
 ) -> Event:
-    annotations = {"kroute.io/service.scheduler": scheduler}
+    annotations = {"kroute.io/scheduler": scheduler}
     item = objects.service(name, *ips, ports=ports, annotations=annotations, **spec)
     for port in item["spec"]["ports"]:
         port["nodePort"] = node_port

@@ -35,7 +35,7 @@ def web(policy: str = "Cluster", **annotations: str) -> Object:
         node_ports=NODE_PORTS,
         externalIPs=list(EXTERNAL),
         externalTrafficPolicy=policy,
-        annotations={f"kroute.io/service.{name}": value for name, value in annotations.items()},
+        annotations={f"kroute.io/{name}": value for name, value in annotations.items()},
     )
 
 

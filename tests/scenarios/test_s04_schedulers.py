@@ -9,9 +9,12 @@ from tests.scenarios.conftest import FAMILIES, Family, World
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 
 
-@pytest.mark.parametrize("prefix", ["kroute.io/", "kube-router.io/", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["kroute.io/scheduler", "kroute.io/service.scheduler", "kube-router.io/service.scheduler", "service.scheduler"],
+)
 async def test_s4_the_scheduler_changes_in_place(
-    prefix: str, world: World, deployment: Deployment, family: Family
+    name: str, world: World, deployment: Deployment, family: Family
 ) -> None:
     deployment.apply(service("web", *CLUSTER_IPS), *endpoint_slices("web", world.web))
     await deployment.start(nodes=("node1",))
@@ -19,8 +22,9 @@ async def test_s4_the_scheduler_changes_in_place(
     stream = await world.visitor.open_stream(family.service_ip, 8080)
     key = f"TCP {family.at(family.service_ip, 8080)}"
     assert node1.ipvs()[key].scheduler == "rr"
-    for scheduler in ("lc", "sh", "dh", "rr"):
-        deployment.apply(service("web", *CLUSTER_IPS, annotations={f"{prefix}service.scheduler": scheduler}))
+    implied = {"kroute.io/slow-start": "30s"}, "wrr"  # nothing chooses a scheduler
+    for annotations, scheduler in (*(({name: it}, it) for it in ("lc", "sh", "dh", "rr")), implied, ({}, "rr")):
+        deployment.apply(service("web", *CLUSTER_IPS, annotations=annotations))
         await eventually(lambda wanted=scheduler: _has_scheduler(node1.ipvs()[key].scheduler, wanted))
     echoed = stream.echoed
     await eventually(lambda: _more_than(stream.echoed, echoed))
@@ -31,7 +35,7 @@ async def test_s4_source_hashing_keeps_a_client_on_one_pod(
     world: World, deployment: Deployment, family: Family
 ) -> None:
     deployment.apply(
-        service("web", *CLUSTER_IPS, annotations={"kroute.io/service.scheduler": "sh"}),
+        service("web", *CLUSTER_IPS, annotations={"kroute.io/scheduler": "sh"}),
         *endpoint_slices("web", world.web),
     )
     await deployment.start(nodes=("node1",))
@@ -40,14 +44,14 @@ async def test_s4_source_hashing_keeps_a_client_on_one_pod(
 
 async def test_s4_a_bad_scheduler_leaves_the_default_and_blocks_nothing(world: World, deployment: Deployment) -> None:
     deployment.apply(
-        service("web", "10.254.0.10", annotations={"kroute.io/service.scheduler": "fastest"}),
+        service("web", "10.254.0.10", annotations={"kroute.io/scheduler": "fastest"}),
         *endpoint_slices("web", world.web),
     )
     await deployment.start(nodes=("node1",))
     assert world.cluster.node("node1").ipvs()["TCP 10.254.0.10:8080"].scheduler == "rr"
     assert len(await world.visitor.spread("10.254.0.10", 8080, 6)) == 3
     log = deployment.agents["node1"].log.read_text()
-    assert "service.scheduler=fastest" in log
+    assert "kroute.io/scheduler=fastest" in log
     assert "rr, wrr, lc" in log
 
 

@@ -41,9 +41,9 @@ class Balanced:
 
     async def serve(self, scheduler: str, flags: str | None = None, **spec: list[str]) -> None:
         """Apply the Service, and wait until node1 has it with this scheduler and all real servers."""
-        annotations = {"kroute.io/service.scheduler": scheduler}
+        annotations = {"kroute.io/scheduler": scheduler}
         if flags is not None:
-            annotations["kroute.io/service.schedflags"] = flags
+            annotations["kroute.io/scheduler-flags"] = flags
         web = service("web", self.address, annotations=annotations, **spec)
         self._deployment.apply(web, *endpoint_slices("web", self._world.web))
 

@@ -55,7 +55,7 @@ class Churn:
             service(
                 name, f"10.254.1.{number}", f"fd00:10:254::1:{number}",
                 ports=self._random.choice([{"TCP": 80}, {"TCP": 80, "UDP": 53}, {"TCP": 81}]),
-                annotations={"kroute.io/service.scheduler": scheduler},
+                annotations={"kroute.io/scheduler": scheduler},
             ),
             *endpoint_slices(name, pods, {"TCP": 8080, "UDP": 5353}),
         )  # fmt: skip

@@ -28,7 +28,7 @@ def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def web(seconds: int) -> Object:
-    annotations = {"kroute.io/service.scheduler": "wrr", "kroute.io/slow-start": f"{seconds}s"}
+    annotations = {"kroute.io/scheduler": "wrr", "kroute.io/slow-start": f"{seconds}s"}
     return service("web", *ADDRESSES, annotations=annotations)
 
 

@@ -21,9 +21,9 @@ too. With random offsets that is 0.2 % of the table on average for three real se
 
 
 def web(scheduler: str, flags: str | None) -> Object:
-    annotations = {"kroute.io/service.scheduler": scheduler}
+    annotations = {"kroute.io/scheduler": scheduler}
     if flags is not None:
-        annotations["kroute.io/service.schedflags"] = flags
+        annotations["kroute.io/scheduler-flags"] = flags
     return service("web", *CLUSTER_IPS, annotations=annotations)
 
 

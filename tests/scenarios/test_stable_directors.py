@@ -58,7 +58,7 @@ async def pods_of(client: Host, address: str) -> dict[str, str]:
 
 async def with_mh(stage: Stage) -> tuple[DirectorMachine, DirectorMachine]:
     """Start both directors, with mh on all machines."""
-    stage.api.apply(web_service({"kroute.io/service.scheduler": "mh"}))
+    stage.api.apply(web_service({"kroute.io/scheduler": "mh"}))
     first, second = await stage.started()
 
     def all_have_mh() -> None:

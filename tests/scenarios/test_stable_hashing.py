@@ -31,7 +31,7 @@ def web(scheduler: str) -> Object:
         *CLUSTER_IPS,
         ports=PORTS,
         externalIPs=list(EXTERNAL),
-        annotations={"kroute.io/service.scheduler": scheduler},
+        annotations={"kroute.io/scheduler": scheduler},
     )
 
 

@@ -64,9 +64,9 @@ class Served:
 
     def apply(self, scheduler: str, **annotations: str) -> None:
         named = {f"kroute.io/{name}": text for name, text in annotations.items()}
-        flags = {"kroute.io/service.schedflags": "mh-port,mh-fallback"} if scheduler == "mh" else {}
+        flags = {"kroute.io/scheduler-flags": "mh-port,mh-fallback"} if scheduler == "mh" else {}
         self.running.apply(
-            service("web", *self.addresses, annotations={"kroute.io/service.scheduler": scheduler, **flags, **named}),
+            service("web", *self.addresses, annotations={"kroute.io/scheduler": scheduler, **flags, **named}),
             *slices(self.world),
         )
 

@@ -50,6 +50,9 @@ def test_every_flag_has_its_row_with_variable_and_default(page: str, command: cl
 
 def test_every_annotation_scheduler_and_flag_is_named() -> None:
     page = (DOCS / "annotations.md").read_text()
+    for row in ANNOTATIONS:
+        aliases = " ".join(f"`{name}`" for name in row.names[1:]) or "none"
+        assert f"| `{row.name}` | {aliases} |" in page
     for word in (*(row.name for row in ANNOTATIONS), *SCHEDULERS, *SCHEDULER_FLAGS):
         assert f"`{word}`" in page
 

@@ -55,6 +55,7 @@ EXPLANATION = Explanation(
         ],
     ),
     *(True, RouteView(True, "lo", "192.168.123.250"), "rr"),
+    scheduler_reason="the default",
     real_servers=[RealServerView("172.20.166.2", 8080, 1, 3, 0)],
     verdicts=[
         Verdict(

@@ -45,8 +45,7 @@ from kroute.cli.parameters.options import (
     list_option,
     option,
 )
-from kroute.schedulers import SCHEDULERS
-from kroute.settings import DEFAULTS, FIREWALLS, IGNORE, LOCAL_MODES, WAIT, Settings, text
+from kroute.settings import DEFAULTS, FIREWALLS, IGNORE, LOCAL_MODES, SCHEDULER_CHOICES, WAIT, Settings, text
 from kroute.settings.text import write_duration, write_switch
 
 OPTIONS = (
@@ -70,10 +69,10 @@ OPTIONS = (
     DUMMY_INTERFACE,
     option(
         "--scheduler",
-        type=click.Choice(SCHEDULERS),
+        type=click.Choice(SCHEDULER_CHOICES),
         default=DEFAULTS.scheduler,
         show_default=True,
-        help="IPVS scheduler.",
+        help="IPVS scheduler of Services without annotation; auto: rr, and wrr where weights count.",
     ),
     SCHEDULER_FLAGS,
     option(
@@ -129,7 +128,7 @@ OPTIONS = (
         "--direct-return",
         is_flag=True,
         default=DEFAULTS.direct_return,
-        help="Let pods answer clients of external addresses themselves where the annotation service.dsr asks for it.",
+        help="Let pods answer clients of external addresses themselves, where kroute.io/direct-return asks for it.",
     ),
     option(
         "--direct-return-mark",

@@ -67,7 +67,10 @@ class ConnectionView(View):
 
 
 class ServiceReport(Document):
-    """Everything about one Service on this node: the API's object, its plan, the kernel's state, and its clients."""
+    """Everything about one Service on this node: the API's object, its plan, the kernel's state, and its clients.
+
+    `scheduler` is the one of the plan, and `scheduler_reason` says what has chosen it.
+    """
 
     kind: ClassVar[str] = "ServiceReport"
 
@@ -79,6 +82,8 @@ class ServiceReport(Document):
     connections: list[ConnectionView]
     problems: list[str]
     direct_vips: list[str] = msgspec.field(default_factory=list)
+    scheduler: str = ""
+    scheduler_reason: str = ""
 
     def names(self) -> list[str]:
         """The Service, as `kroute explain` takes it."""
@@ -119,6 +124,8 @@ async def _report(state_dir: Path, key: ObjectKey) -> ServiceReport | None:
             connections=list(map(_connection_view, await read_connections([it.key for it in shown.virtual_servers]))),
             problems=known.problems,
             direct_vips=known.direct_vips,
+            scheduler=known.view.scheduler,
+            scheduler_reason=known.view.scheduler_reason,
         )
 
 
@@ -173,6 +180,8 @@ def print_report(report: ServiceReport, screen: Screen) -> None:
     policies = (("internal", spec.internal_traffic_policy), ("external", spec.external_traffic_policy))
     screen.line("traffic policy: " + ", ".join(f"{name} {value or 'Cluster'}" for name, value in policies))
     screen.line(f"session affinity: {spec.session_affinity}")
+    if report.scheduler:
+        screen.line(f"scheduler: {report.scheduler}, {report.scheduler_reason}", hang=2)
     for name, value in (report.service.metadata.annotations or {}).items():
         screen.line(f"annotation {name}: {value}", hang=2)
     for frontend in report.frontends:

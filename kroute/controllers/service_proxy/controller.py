@@ -92,7 +92,7 @@ class ServiceProxy(Controller):
             TableLook(ipvs, settings),
             ledger,
             sysctls=sysctls,
-            default_scheduler=settings.scheduler,
+            default_scheduler=settings.usual_scheduler,
             drain_timeout=settings.drain_timeout,
             report=report,
             suspect=self._flows.suspect,

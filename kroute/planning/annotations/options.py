@@ -7,8 +7,8 @@ import msgspec
 from kroute.model.plan import Ejection, Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
 from kroute.planning.weights.slow_start import in_steps
 from kroute.planning.weights.text import Locality, ServiceWeights
-from kroute.schedulers import SCHEDULERS, flag_bits
-from kroute.settings import Settings
+from kroute.schedulers import SCHEDULERS, SHARING, flag_bits
+from kroute.settings import AUTO, Settings
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -22,6 +22,8 @@ class Options(msgspec.Struct, frozen=True):
     `weights` and `locality` are explained in docs/weights.md, `ejection` in docs/ejection.md. `has_counters`: whether
     the kernel counts what real servers answer.
     `direct_return`: whether pods are asked to answer the clients of external addresses themselves.
+    `weighs_endpoints`: whether a director weighs nodes by their endpoints.
+    `is_open`: whether nothing has chosen the scheduler, so that what needs shares by weight may change it.
     """
 
     scheduler: str = SCHEDULERS[0]
@@ -39,17 +41,24 @@ class Options(msgspec.Struct, frozen=True):
     direct_return: bool = False
     ejection: Ejection | None = None
     has_counters: bool = True
+    weighs_endpoints: bool = False
+    is_open: bool = False
 
     @classmethod
     def by_default(cls, settings: Settings, persistence_timeout: int) -> Self:
         """The options of a Service that has no annotations."""
         return cls(
-            settings.scheduler,
+            settings.usual_scheduler,
             settings.scheduler_flags,
             persistence_timeout=persistence_timeout,
             hairpin=settings.hairpin,
             has_counters=settings.ipvs_estimation is not False,
+            is_open=settings.scheduler == AUTO,
         )
+
+    def sharing(self) -> Self:
+        """The same with a scheduler that divides connections by weight."""
+        return msgspec.structs.replace(self, scheduler=SHARING)
 
     @property
     def flags(self) -> int:

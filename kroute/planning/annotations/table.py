@@ -1,8 +1,8 @@
 """The annotations of a Service that kroute reads, as a table.
 
-An annotation is looked up as `kroute.io/NAME`, else `kube-router.io/NAME`, else as the bare `NAME`. The first that
-exists counts, even if its value is invalid. An invalid value changes nothing and becomes a Problem. Names that
-kube-router does not have are looked up as `kroute.io/NAME` alone.
+An annotation is looked up by its name `kroute.io/…`, then by its aliases. The first that exists counts, even if its
+value is invalid. An invalid value changes nothing and becomes a Problem. An annotation with the prefix `kroute.io/`
+that is not in the table becomes a Problem as well (`unknown`).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,8 @@ from kroute.planning.annotations.times import MAX_SLOW_START, hindrance, read_ej
 from kroute.planning.weights.text import MAX_WEIGHT, read_locality, read_weights
 from kroute.schedulers import IN_STEPS, SCHEDULER_FLAGS, SCHEDULERS, flag_bits, words_of
 
-PREFIXES = ("kroute.io/", "kube-router.io/", "")
+PREFIX = "kroute.io/"
+"""The prefix of kroute's own annotations."""
 
 MAX_PERSISTENCE_TIMEOUT = 31 * 24 * 3600
 """Seconds; `ipvsadm` has the same limit of 31 days. The kernel counts the timeout in jiffies in 32 bits: at 1,000 a
@@ -30,19 +31,38 @@ Applied = tuple[Options, str | None]
 
 
 class Annotation(msgspec.Struct, frozen=True):
-    """A row of the table. `allowed` ends the sentence "Allowed: ..." of the Problem that an invalid value causes."""
+    """A row of the table. `names` are the annotation's own name and its aliases, in the order in which they count.
 
-    name: str
+    `allowed` ends the sentence "Allowed: ..." of the Problem that an invalid value causes. `needs_shares`: it has an
+    effect only with a scheduler that divides connections by weight.
+    """
+
+    names: tuple[str, ...]
     meaning: str
     allowed: str
     apply: Callable[[Options, str], Applied]
-    prefixes: tuple[str, ...] = PREFIXES
+    needs_shares: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name that the documentation uses."""
+        return self.names[0]
+
+    def written_in(self, annotations: Mapping[str, str]) -> str | None:
+        """The name by which an object has the annotation, or None."""
+        return next((name for name in self.names if name in annotations), None)
+
+
+def _names(word: str, *others: str) -> tuple[str, ...]:
+    """kroute's own name, and the words of kube-router with each prefix that they may have."""
+    prefixes = (PREFIX, "kube-router.io/", "")
+    return tuple(dict.fromkeys([PREFIX + word, *(prefix + other for other in others for prefix in prefixes)]))
 
 
 def _apply_scheduler(options: Options, value: str) -> Applied:
     if value not in SCHEDULERS:
         return options, f"is not a scheduler; {options.scheduler} serves"
-    return msgspec.structs.replace(options, scheduler=value), None
+    return msgspec.structs.replace(options, scheduler=value, is_open=False), None
 
 
 def _apply_flags(options: Options, value: str) -> Applied:
@@ -144,6 +164,12 @@ def _apply_locality(options: Options, value: str) -> Applied:
     return msgspec.structs.replace(options, locality=locality), complaint
 
 
+def _apply_director_weight(options: Options, value: str) -> Applied:
+    if value not in {"endpoints", "equal"}:
+        return options, "is not a weight; all nodes weigh the same"
+    return msgspec.structs.replace(options, weighs_endpoints=value == "endpoints"), None
+
+
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
@@ -158,85 +184,94 @@ def _mask_length(text: str) -> int | None:
 
 ANNOTATIONS = (
     Annotation(
-        name="service.scheduler",
+        names=_names("scheduler", "service.scheduler"),
         meaning="the IPVS scheduler of every virtual server of the Service",
         allowed=", ".join(SCHEDULERS),
         apply=_apply_scheduler,
     ),
     Annotation(
-        name="service.schedflags",
+        names=_names("scheduler-flags", "service.schedflags"),
         meaning="all flags of the scheduler, separated by commas, in place of those of --scheduler-flags",
         allowed=", ".join(SCHEDULER_FLAGS) + " (a flag with a scheduler's name for that scheduler only)",
         apply=_apply_flags,
     ),
     Annotation(
-        name="service.persistence-timeout",
+        names=_names("persistence-timeout", "service.persistence-timeout"),
         meaning="seconds for which a client keeps its real server after its last use; overrides sessionAffinity",
         allowed=f"0 (no persistence) to {MAX_PERSISTENCE_TIMEOUT} seconds",
         apply=_apply_timeout,
     ),
     Annotation(
-        name="service.persistence-netmask",
+        names=_names("persistence-netmask", "service.persistence-netmask"),
         meaning="clients of one network of this size keep one real server together",
         allowed="an IPv4 prefix length or mask (24 or 255.255.255.0), an IPv6 one above 32 (64), or both (24,64)",
         apply=_apply_netmask,
     ),
     Annotation(
-        name="service.hairpin",
+        names=_names("hairpin", "service.hairpin"),
         meaning="whether a pod that reaches itself through the Service gets an answer, which then comes from the node",
         allowed="on, off",
         apply=_apply_hairpin,
     ),
     Annotation(
-        name="service.skiplbips",
+        names=_names("skip-load-balancer-ips", "service.skiplbips"),
         meaning="the addresses of the Service's load balancer are not served by nodes",
         allowed="on, off",
         apply=_apply_skip,
     ),
     Annotation(
-        name="service.local",
+        names=_names("local", "service.local"),
         meaning="external clients are served as with externalTrafficPolicy Local, whatever that says",
         allowed="on, off",
         apply=_apply_local,
     ),
     Annotation(
-        name="slow-start",
+        names=_names("slow-start", "slow-start"),
         meaning="for how long the share of a new endpoint climbs, beside those that serve already",
         allowed=f"0 (at once), or 1s to 1h, with one of the schedulers {', '.join(IN_STEPS)}",
         apply=_apply_slow_start,
+        needs_shares=True,
     ),
     Annotation(
-        name="weights",
+        names=_names("weights"),
         meaning="what the real servers of a zone or a node weigh, for this Service",
         allowed=f"zone/NAME=WEIGHT and node/NAME=WEIGHT, separated by commas, with weights from 0 to {MAX_WEIGHT}",
         apply=_apply_weights,
-        prefixes=PREFIXES[:1],
+        needs_shares=True,
     ),
     Annotation(
-        name="locality",
+        names=_names("locality"),
         meaning="real servers on the client's node, or in its zone, come first, till their share is used up",
         allowed="prefer-node or prefer-zone, and behind a comma spill with 1% to 100%",
         apply=_apply_locality,
-        prefixes=PREFIXES[:1],
+        needs_shares=True,
     ),
     Annotation(
-        name="ejection",
+        names=_names("ejection"),
         meaning="whether endpoints that do not answer new connections over TCP get none for a while",
         allowed="on, off, or after 5s to 5m (without an answer) and hold 5s to 1h, separated by a comma",
         apply=_apply_ejection,
-        prefixes=PREFIXES[:1],
     ),
     Annotation(
-        name="service.dsr",
+        names=_names("direct-return", "service.dsr"),
         meaning="the Service's pods answer the clients of its external addresses themselves (--direct-return)",
         allowed="tunnel",
         apply=_apply_direct_return,
     ),
+    Annotation(
+        names=_names("director-weight", "service.director-weight"),
+        meaning="what a node weighs on a director: the number of its ready endpoints, or as much as every other node",
+        allowed="endpoints, equal",
+        apply=_apply_director_weight,
+    ),
 )
 """Every annotation, in the order of application: the flags are read after the scheduler is known."""
 
-ANNOTATION_NAMES = frozenset(prefix + row.name for row in ANNOTATIONS for prefix in row.prefixes)
-"""The full names of all annotations that kroute reads."""
+ANNOTATION_NAMES = frozenset(name for row in ANNOTATIONS for name in row.names)
+"""The full names of all annotations that kroute reads, with the aliases."""
+
+_BY_NAME = {row.name: row for row in ANNOTATIONS}
+_WITH_SHARES = Options("wrr")
 
 
 def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -> tuple[Options, list[Problem]]:
@@ -247,8 +282,10 @@ def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -
     problems: list[Problem] = []
     if not annotations:
         return options, problems
+    if options.is_open and needing_shares(annotations) is not None:
+        options = options.sharing()
     for row in ANNOTATIONS:
-        key = next((prefix + row.name for prefix in row.prefixes if prefix + row.name in annotations), None)
+        key = row.written_in(annotations)
         if key is None:
             continue
         value = annotations[key].strip()
@@ -257,3 +294,26 @@ def apply_annotations(options: Options, annotations: Mapping[str, str] | None) -
             subject = f"annotation {key}={shortened(value)}"
             problems.append(Problem("InvalidAnnotation", subject, f"{subject} {complaint}. Allowed: {row.allowed}."))
     return options, problems
+
+
+def needing_shares(annotations: Mapping[str, str]) -> str | None:
+    """The first annotation, as it is written, that has an effect with a scheduler by weight only; None: there is none.
+
+    A value that is invalid or changes nothing, such as `kroute.io/slow-start: "0"`, does not count.
+    """
+    for row in ANNOTATIONS:
+        key = row.written_in(annotations) if row.needs_shares else None
+        if key is not None and row.apply(_WITH_SHARES, annotations[key].strip())[0] != _WITH_SHARES:
+            return key
+    return None
+
+
+def chosen_scheduler(annotations: Mapping[str, str]) -> str | None:
+    """The annotation, as it is written, that chooses the scheduler; None: none does, or its value is invalid."""
+    key = _BY_NAME[f"{PREFIX}scheduler"].written_in(annotations)
+    return key if key is not None and annotations[key].strip() in SCHEDULERS else None
+
+
+def as_written(name: str, annotations: Mapping[str, str] | None) -> str:
+    """The name or alias by which an object has this annotation, for messages; `name` if it has none."""
+    return _BY_NAME[name].written_in(annotations or {}) or name

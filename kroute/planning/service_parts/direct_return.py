@@ -1,4 +1,4 @@
-"""Decide which addresses of a Service its pods answer themselves (the annotation `service.dsr`), and say why not.
+"""Decide which addresses of a Service its pods answer themselves (`kroute.io/direct-return`), and say why not.
 
 A tunnel changes nothing of the packet inside. So the pod must listen on the Service's own port, and have an address of
 its own beside the node's. All nodes must decide alike, since the node that a client reaches tunnels to pods of others:
@@ -12,13 +12,15 @@ from kroute.model.objects import Service
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, TunnelEnd
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
+from kroute.planning.annotations.table import as_written
 from kroute.planning.endpoints import LOCAL
 from kroute.planning.frontends import Frontend, Kind
 from kroute.settings import Settings
 
 _KINDS = frozenset({Kind.EXTERNAL_IP, Kind.LOAD_BALANCER_IP})
 _REASON = "NoDirectReturn"
-_NOT_OBEYED = "annotation service.dsr is not obeyed: "
+_NAME = "kroute.io/direct-return"
+_NOT_OBEYED = " is not obeyed: "
 _BY_TRANSLATION = "; nodes serve by address translation there"
 
 
@@ -80,8 +82,9 @@ class DirectReturn:
             return
         first, *more = self._reasons
         also = f" (and {len(more)} more reasons)" if more else ""
-        message = f"{_NOT_OBEYED}{first}{also}{_BY_TRANSLATION}. See docs/direct-return.md."
-        yield Problem(_REASON, "annotation service.dsr", message)
+        subject = f"annotation {as_written(_NAME, self._service.metadata.annotations)}"
+        message = f"{subject}{_NOT_OBEYED}{first}{also}{_BY_TRANSLATION}. See docs/direct-return.md."
+        yield Problem(_REASON, subject, message)
 
     def _is_host(self, address: str) -> bool:
         return address in self._node.own or bool(self._owners.nodes_with(address))
@@ -97,10 +100,10 @@ def forwarding_of(frontend: Frontend, plan: ServicePlan) -> str:
     if frontend.kind not in _KINDS:
         return ""
     if any(it.is_tunnelled for it in plan.virtual_servers if it.key == frontend.key):
-        return "in a tunnel to the pod, which answers the client itself (annotation service.dsr)"
+        return f"in a tunnel to the pod, which answers the client itself (annotation {_NAME})"
     for problem in plan.problems:
         if problem.reason == _REASON:
-            why = problem.message.removeprefix(_NOT_OBEYED).partition(_BY_TRANSLATION)[0]
+            why = problem.message.partition(_NOT_OBEYED)[2].partition(_BY_TRANSLATION)[0]
             return f"by address translation, not in a tunnel: {why}"
     return ""
 

@@ -5,14 +5,14 @@ state and hints; it never brings in another one.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import msgspec
 
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
-from kroute.planning.backend_slices import Traits
+from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.weights.facts import Nodes, WeightFacts
 from kroute.planning.weights.locality import Place, shares
 from kroute.planning.weights.text import Locality, ServiceWeights
@@ -164,6 +164,17 @@ def weighing_of(
     return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality)
 
 
+def are_weighed(slices: Iterable[BackendSlice], facts: WeightFacts | None) -> bool:
+    """Whether a Node or a Pod gives one of the Service's real servers a weight that only some schedulers look at.
+
+    A weight of 0 holds with every scheduler, so a Node with that weight does not count.
+    """
+    if facts is None or not (facts.pods or facts.nodes.have_weights):
+        return False
+    names = {traits.node_name for piece in slices for traits in piece.traits}
+    return bool(facts.pods) or any(facts.nodes.of(name).weight > 1 for name in names)
+
+
 def problems_of(weighing: Weighing) -> list[Problem]:
     """What of a Service's weights cannot be obeyed.
 
@@ -176,18 +187,17 @@ def problems_of(weighing: Weighing) -> list[Problem]:
         message = f"{refused[0]}{more}: no weight; the pod weighs 1. Allowed: 0 to 65535."
         problems.append(Problem("InvalidWeight", refused[0], message))
     if weighing.scheduler in HEEDLESS and (weighing.by_service or weighing.facts.pods):
-        problems.append(_heedless(weighing.scheduler, "weights beside 0", "have no effect"))
+        problems.append(_heedless(weighing.scheduler, "ignores all weights except 0"))
     elif weighing.locality is not None and weighing.scheduler not in BY_SHARE:
-        problems.append(_heedless(weighing.scheduler, "shares", "so kroute.io/locality has no effect"))
+        problems.append(
+            _heedless(weighing.scheduler, "does not divide connections by weight, so kroute.io/locality has no effect")
+        )
     return problems
 
 
-def _heedless(scheduler: str, what: str, consequence: str) -> Problem:
+def _heedless(scheduler: str, what: str) -> Problem:
     subject = f"scheduler {scheduler}"
-    message = (
-        f"{subject} knows no {what}, which {consequence}. "
-        f"Take one that divides connections by weight: {', '.join(BY_SHARE)}."
-    )
+    message = f"{subject} {what}. Choose one that divides connections by weight: {', '.join(BY_SHARE)}."
     return Problem("SchedulerIgnoresWeights", subject, message)
 
 

@@ -1,5 +1,6 @@
 """Read weights and localities as people write them. Nothing here fails: what is wrong becomes a complaint."""
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
@@ -17,6 +18,8 @@ MOST_WEIGHTS = 1000
 
 LONGEST_NAME = 253
 """Characters of a Node's name, as in the API. A zone's name is a label's value and has 63 at most."""
+_NAME = re.compile(f"[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}")
+"""What both may consist of. So `zone/a=3 zone/b=1` is no zone with a strange name, but lacks a comma."""
 
 LONGEST_REMEMBERED = 512
 """Characters of an annotation whose meaning is remembered: some 20 zones."""
@@ -115,7 +118,7 @@ def _take(part: str, read: dict[str, dict[str, int]]) -> str | None:
     what, _, number = part.rpartition("=")
     kind, _, name = what.strip().partition("/")
     weight = read_weight(number.strip())
-    if kind not in read or not 1 <= len(name) <= LONGEST_NAME:
+    if kind not in read or _NAME.fullmatch(name) is None:
         return f"{quoted(part)} names neither a zone nor a node"
     if weight is None:
         return f"{quoted(part)} has no weight from 0 to {MAX_WEIGHT}"

@@ -60,9 +60,7 @@ VIRTUAL_SERVERS = [
     VirtualServerRow("kube-system/dns", "UDP", "10.96.0.53", 53, "rr", (), None, None, Condition.REFUSING, []),
 ]
 PROBLEMS = [
-    ProblemRow(
-        "default/web", "InvalidAnnotation", "kroute.io/service.scheduler=fastest is not one of rr, wrr, lc and wlc"
-    ),
+    ProblemRow("default/web", "InvalidAnnotation", "kroute.io/scheduler=fastest is not one of rr, wrr, lc and wlc"),
     ProblemRow("", "NodeNotFound", "there is no Node node1"),
 ]
 SNAPSHOT = Snapshot(
@@ -80,7 +78,7 @@ FRONTEND = FrontendView(
     ],
 )
 EXPLANATION = Explanation(
-    *("TCP", IPV6, 80, "agent", "default/web", FRONTEND, True, RouteView(True, "kube-ipvs0", "fd00::1"), "rr"),
+    *("TCP", IPV6, 80, "agent", "default/web", FRONTEND, True, RouteView(True, "kube-ipvs0", "fd00::1"), "wrr"),
     real_servers=[RealServerView(IPV6, 8080, 1, 1234567, 4)],
     verdicts=[
         Verdict(Client("this node", "fd00::1", ""), Fate.SERVED, "no rule is against it", "masqueraded (by the mark)"),
@@ -93,9 +91,10 @@ EXPLANATION = Explanation(
     ],
     differences=[f"real server [{IPV6}]:8080 has weight 7, should have 1"],
     problems=["InvalidPort: port 0 is not served"],
+    scheduler_reason="implied by annotation kroute.io/slow-start, since nothing chooses a scheduler",
 )
 REPORT = ServiceReport(
-    service(annotations={"kroute.io/service.scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
+    service(annotations={"kroute.io/scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
     [FRONTEND],
     VIRTUAL_SERVERS[:1],
     [VipView(IPV6, False, "fd00::1", None)],
@@ -105,6 +104,8 @@ REPORT = ServiceReport(
         for it in range(40)
     ],
     ["InvalidPort: port 0 is not served"],
+    scheduler="rr",
+    scheduler_reason="by annotation kroute.io/scheduler",
 )
 CHANGES = PlannedChanges(
     [

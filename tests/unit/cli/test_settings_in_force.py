@@ -81,7 +81,7 @@ def test_who_gives_a_source_means_no_other(in_force: list[Settings], tmp_path: P
 def test_without_an_agent_it_is_as_run_would_have_it(in_force: list[Settings], tmp_path: Path) -> None:
     run("--node-name", "node7", "--state-dir", str(tmp_path))
     [settings] = in_force
-    assert (settings.node_name, settings.scheduler) == ("node7", "rr")
+    assert (settings.node_name, settings.scheduler) == ("node7", "auto")
 
 
 async def test_settings_survive_the_socket(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_service_is_printed_from_the_api_to_its_clients() -> None:
         EndpointView("10.244.1.3", 80, None, False, "no"),
     ]
     report = ServiceReport(
-        service(annotations={"kroute.io/service.scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
+        service(annotations={"kroute.io/scheduler": "rr"}, kind="NodePort", external_traffic_policy="Local"),
         [FrontendView("TCP", "10.96.0.10", 80, "http", "clusterIP", "Cluster", "", endpoints)],
         snapshot.of_agent(PLANS[:1], TABLE).virtual_servers,
         [VipView("10.96.0.10", False, "192.168.1.5", "10.96.0.10")],
@@ -167,7 +167,7 @@ def test_a_service_is_printed_from_the_api_to_its_clients() -> None:
     for line in (
         "Service default/web, NodePort",
         "traffic policy: internal Cluster, external Local",
-        "annotation kroute.io/service.scheduler: rr",
+        "annotation kroute.io/scheduler: rr",
         "clusterIP TCP 10.96.0.10:80 (http), policy Cluster",
         "  in  10.244.1.1:80 on node2: ready",
         "  out 10.244.1.3:80: no",

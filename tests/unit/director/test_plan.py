@@ -131,7 +131,7 @@ def test_policy_cluster_directs_to_every_node_that_takes_traffic(
         ({}, "Local", (), {}),
         ({"kube-router.io/service.local": "true"}, "Cluster", ("n2", "n2"), {"10.0.0.2": 1}),
         (
-            {"kroute.io/service.director-weight": "endpoints"},
+            {"kroute.io/director-weight": "endpoints"},
             "Local",
             ("n2", "n2", "n3"),
             {"10.0.0.2": 2, "10.0.0.3": 1},
@@ -168,14 +168,14 @@ def test_a_weight_that_is_none_is_said_and_all_nodes_weigh_the_same() -> None:
 
 
 def test_in_a_slow_start_the_weights_of_nodes_have_steps_to_climb_as_on_a_node() -> None:
-    annotations = {"kroute.io/slow-start": "30s", "kroute.io/service.scheduler": "wrr"}
+    annotations = {"kroute.io/slow-start": "30s", "kroute.io/scheduler": "wrr"}
     annotations |= {"service.director-weight": "endpoints"}
     plan = only(catalog(service(annotations), *slices("n1", "n1", "n2"), *NODES).commit())
     assert real_servers(plan) == {"10.0.0.1": 40, "10.0.0.2": 20, "10.0.0.3": 0}
 
 
 def test_scheduler_and_persistence_are_those_of_the_nodes() -> None:
-    annotations = {"kroute.io/service.scheduler": "sh", "kroute.io/service.schedflags": "sh-port"}
+    annotations = {"kroute.io/scheduler": "sh", "kroute.io/scheduler-flags": "sh-port"}
     plan = only(catalog(service(annotations, session_affinity="ClientIP"), *NODES).commit())
     [server] = [it for it in plan.virtual_servers if it.key.address == VIP]
     assert (server.scheduler, server.flags, server.persistence) == ("sh", 0x10, Persistence(10800, 32))

@@ -8,6 +8,7 @@ from kroute.model.objects import (
     HEADLESS_LABEL,
     SERVICE_NAME_LABEL,
     SERVICE_PROXY_NAME_LABEL,
+    WEIGHT,
     ClientIPConfig,
     Endpoint,
     EndpointConditions,
@@ -55,6 +56,8 @@ numbers = st.one_of(st.sampled_from(ODD_NUMBERS), st.integers(-(2**31), 2**31 - 
 addresses = st.one_of(
     st.sampled_from(CLASHING), st.ip_addresses().map(str), texts, st.integers(0, 9).map(lambda it: f"198.51.100.{it}")
 )
+own_names = st.builds(str.__add__, st.sampled_from(("kroute.io/", "Kroute.IO/")), texts)
+annotation_names = st.one_of(st.sampled_from(sorted(ANNOTATION_NAMES)), st.just(WEIGHT), own_names)
 
 
 def several(values: st.SearchStrategy[Any], most: int = 5) -> st.SearchStrategy[tuple[Any, ...] | None]:
@@ -88,7 +91,7 @@ def services(draw: st.DrawFn) -> Service:
             ATTACKERS,
             creation_timestamp=draw(st.none() | st.sampled_from(("2020-01-01T00:00:00Z", "2027-01-01T00:00:00Z", ""))),
             labels=draw(st.none() | labels),
-            annotations=draw(st.none() | st.dictionaries(st.sampled_from(sorted(ANNOTATION_NAMES)), texts, max_size=3)),
+            annotations=draw(st.none() | st.dictionaries(annotation_names, texts, max_size=3)),
         ),
         ServiceSpec(
             type=draw(st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "ExternalName", ""))),

@@ -12,7 +12,7 @@ SERVICE: dict[str, Any] = {
         "resourceVersion": "3378",
         "creationTimestamp": "2026-11-21T23:01:01Z",
         "labels": {"app": "web"},
-        "annotations": {"kroute.io/service.scheduler": "lc"},
+        "annotations": {"kroute.io/scheduler": "lc"},
         "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {}}}],
     },
     "spec": {

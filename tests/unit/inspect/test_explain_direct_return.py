@@ -35,7 +35,7 @@ OUTSIDE, ITSELF = Client("elsewhere", "192.0.2.1", "eth0"), Client("this node", 
 
 def said(*, on: bool, port: int = 80) -> dict[str, str]:
     """What is said of each address of a Service that asks for direct return."""
-    asks = service(external_ips=(VIP,), annotations={"kroute.io/service.dsr": "tunnel"})
+    asks = service(external_ips=(VIP,), annotations={"kroute.io/direct-return": "tunnel"})
     slices = read(endpoint_slice("web-1", endpoint("10.244.1.1", on=NODE), ports=(port,)))
     given = settings(direct_return=on)
     plan = plan_service(asks, slices, facts(), given)
@@ -45,7 +45,7 @@ def said(*, on: bool, port: int = 80) -> dict[str, str]:
 def test_what_is_answered_directly_is_named_and_a_cluster_ip_is_as_ever() -> None:
     assert said(on=True) == {
         "10.96.0.10": "",
-        VIP: "in a tunnel to the pod, which answers the client itself (annotation service.dsr)",
+        VIP: "in a tunnel to the pod, which answers the client itself (annotation kroute.io/direct-return)",
     }
 
 

@@ -187,7 +187,7 @@ def test_what_is_set_and_not_used_is_named_in_a_line_each(started: list[Settings
     [
         ("ipvs: {tcpTimeout: soon}", "ipvs.tcpTimeout: 'soon' is not a duration"),
         ("ipvs: {tcpTimeout: 500ms}", "ipvs.tcpTimeout: '0.5s' is not an IPVS timeout"),
-        ("ipvs: {scheduler: fastest}", "ipvs.scheduler: 'fastest' is not one of 'rr'"),
+        ("ipvs: {scheduler: fastest}", "ipvs.scheduler: 'fastest' is not one of 'auto', 'rr'"),
         ("ipvs: {strictARP: maybe}", "ipvs.strictARP: 'maybe' is neither true nor false"),
         ("ipvs: {excludeCIDRs: [10.0.0.1/40]}", "ipvs.excludeCIDRs: '10.0.0.1/40' is not a network"),
         ("hostnameOverride: ' '", "hostnameOverride: ' ' is no host name: it is empty"),

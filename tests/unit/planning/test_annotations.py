@@ -4,17 +4,21 @@ import pytest
 
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations.options import Options
-from kroute.planning.annotations.table import ANNOTATIONS, MAX_PERSISTENCE_TIMEOUT, apply_annotations
+from kroute.planning.annotations.table import (
+    ANNOTATION_NAMES,
+    ANNOTATIONS,
+    MAX_PERSISTENCE_TIMEOUT,
+    apply_annotations,
+    needing_shares,
+)
 from kroute.schedulers import IN_STEPS, SCHEDULERS
 
 DEFAULTS = Options("rr")
 
 
 def apply(options: Options = DEFAULTS, **values: str) -> tuple[Options, list[Problem]]:
-    """Apply annotations, each given by the last word of its name."""
-    return apply_annotations(
-        options, {f"kroute.io/service.{name.replace('_', '-')}": it for name, it in values.items()}
-    )
+    """Apply annotations, each given by its name without the prefix."""
+    return apply_annotations(options, {f"kroute.io/{name.replace('_', '-')}": it for name, it in values.items()})
 
 
 def test_no_annotations_leave_the_defaults() -> None:
@@ -33,19 +37,40 @@ def test_every_scheduler_of_the_kernel_may_be_named(scheduler: str) -> None:
         ({"service.scheduler": "lc"}, "lc"),
         ({"service.scheduler": "lc", "kube-router.io/service.scheduler": "sh"}, "sh"),
         (
-            {"service.scheduler": "lc", "kube-router.io/service.scheduler": "sh", "kroute.io/service.scheduler": "mh"},
+            {"service.scheduler": "lc", "kube-router.io/service.scheduler": "sh", "kroute.io/scheduler": "mh"},
             "mh",
         ),
         ({"service.scheduler": "lc", "kroute.io/service.scheduler": "mh"}, "mh"),
+        ({"kroute.io/service.scheduler": "lc", "kube-router.io/service.scheduler": "sh"}, "lc"),
+        ({"kroute.io/service.scheduler": "lc", "kroute.io/scheduler": "mh"}, "mh"),
     ],
 )
-def test_the_most_specific_prefix_wins(annotations: dict[str, str], scheduler: str) -> None:
+def test_kroutes_own_name_comes_before_the_aliases(annotations: dict[str, str], scheduler: str) -> None:
     assert apply_annotations(DEFAULTS, annotations) == (Options(scheduler), [])
 
 
-def test_a_bad_value_under_the_winning_prefix_does_not_fall_through_to_the_next() -> None:
+@pytest.mark.parametrize("name", sorted(ANNOTATION_NAMES))
+def test_a_bad_value_is_told_with_the_name_that_the_user_wrote(name: str) -> None:
+    _, [problem] = apply_annotations(DEFAULTS, {name: "\\?"})
+    assert problem.subject == f"annotation {name}=\\?"
+    assert problem.message.startswith(problem.subject)
+
+
+def test_every_name_that_an_earlier_version_read_still_counts() -> None:
+    words = (
+        *("scheduler", "schedflags", "persistence-timeout", "persistence-netmask", "hairpin", "skiplbips", "local"),
+        *("dsr", "director-weight"),
+    )
+    names = {f"{prefix}service.{word}" for word in words for prefix in ("kroute.io/", "kube-router.io/", "")}
+    names |= {f"{prefix}slow-start" for prefix in ("kroute.io/", "kube-router.io/", "")}
+    names |= {"kroute.io/weights", "kroute.io/locality", "kroute.io/ejection"}
+    assert names <= ANNOTATION_NAMES
+    assert {name for name in ANNOTATION_NAMES - names if not name.startswith("kroute.io/")} == set()
+
+
+def test_a_bad_value_under_the_winning_name_does_not_fall_through_to_the_next() -> None:
     options, problems = apply_annotations(
-        DEFAULTS, {"kroute.io/service.scheduler": "fastest", "kube-router.io/service.scheduler": "lc"}
+        DEFAULTS, {"kroute.io/scheduler": "fastest", "kube-router.io/service.scheduler": "lc"}
     )
     assert options == DEFAULTS
     assert len(problems) == 1
@@ -56,8 +81,8 @@ def test_a_bad_value_is_a_problem_that_names_the_annotation_the_effect_and_the_a
     assert options == Options("wlc")
     assert problem == Problem(
         "InvalidAnnotation",
-        "annotation kroute.io/service.scheduler=fastest",
-        "annotation kroute.io/service.scheduler=fastest is not a scheduler; wlc serves. "
+        "annotation kroute.io/scheduler=fastest",
+        "annotation kroute.io/scheduler=fastest is not a scheduler; wlc serves. "
         "Allowed: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh, twos.",
     )
 
@@ -65,7 +90,7 @@ def test_a_bad_value_is_a_problem_that_names_the_annotation_the_effect_and_the_a
 def test_a_huge_value_makes_a_problem_that_fits_an_event() -> None:
     _, [problem] = apply(scheduler="x" * 100_000)
     assert len(problem.message) < 1024
-    _, [problem] = apply(schedflags=",".join("y" * 1000 for _ in range(100)))
+    _, [problem] = apply(scheduler_flags=",".join("y" * 1000 for _ in range(100)))
     assert len(problem.message) < 1024
 
 
@@ -88,7 +113,7 @@ def test_white_space_around_a_value_is_ignored() -> None:
     ],
 )
 def test_scheduler_flags_are_the_kernels_bits(scheduler: str, words: str, flags: int) -> None:
-    assert apply(scheduler=scheduler, schedflags=words) == (Options(scheduler, chosen_flags=flags), [])
+    assert apply(scheduler=scheduler, scheduler_flags=words) == (Options(scheduler, chosen_flags=flags), [])
 
 
 @pytest.mark.parametrize(("scheduler", "flags"), [("sh", 0x08), ("mh", 0x18), ("rr", 0), ("dh", 0)])
@@ -105,12 +130,12 @@ def test_without_the_annotation_a_scheduler_has_its_own_flags_of_the_settings(sc
 def test_the_annotation_replaces_the_flags_of_the_settings_unless_nothing_in_it_is_a_flag(
     words: str, flags: int
 ) -> None:
-    options, _ = apply(Options("rr", ("mh-fallback",)), scheduler="mh", schedflags=words)
+    options, _ = apply(Options("rr", ("mh-fallback",)), scheduler="mh", scheduler_flags=words)
     assert options.flags == flags
 
 
 def test_a_readable_flag_counts_for_the_scheduler_of_the_settings_too() -> None:
-    assert apply(Options("mh"), schedflags="mh-port") == (Options("mh", chosen_flags=0x10), [])
+    assert apply(Options("mh"), scheduler_flags="mh-port") == (Options("mh", chosen_flags=0x10), [])
 
 
 @pytest.mark.parametrize(
@@ -125,17 +150,17 @@ def test_a_readable_flag_counts_for_the_scheduler_of_the_settings_too() -> None:
 def test_a_bad_flag_is_a_problem_and_the_good_ones_still_apply(
     scheduler: str, words: str, flags: int | None, complaint: str
 ) -> None:
-    options, [problem] = apply(scheduler=scheduler, schedflags=words)
+    options, [problem] = apply(scheduler=scheduler, scheduler_flags=words)
     assert options == Options(scheduler, chosen_flags=flags)
     assert complaint in problem.message
 
 
 def test_flags_follow_the_scheduler_that_serves_when_the_wanted_one_is_unknown() -> None:
-    options, problems = apply(scheduler="maglev", schedflags="mh-port")
+    options, problems = apply(scheduler="maglev", scheduler_flags="mh-port")
     assert options == DEFAULTS
     assert [it.subject for it in problems] == [
-        "annotation kroute.io/service.scheduler=maglev",
-        "annotation kroute.io/service.schedflags=mh-port",
+        "annotation kroute.io/scheduler=maglev",
+        "annotation kroute.io/scheduler-flags=mh-port",
     ]
 
 
@@ -212,19 +237,21 @@ def test_a_bad_persistence_netmask_keeps_clients_apart(value: str) -> None:
 
 def test_every_annotation_says_what_it_means() -> None:
     assert all(row.meaning and row.allowed for row in ANNOTATIONS)
-    assert len({row.name for row in ANNOTATIONS}) == len(ANNOTATIONS)
+    names = [name for row in ANNOTATIONS for name in row.names]
+    assert len(set(names)) == len(names)
+    assert all(row.name.startswith("kroute.io/") and "service." not in row.name for row in ANNOTATIONS)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("30", 30), ("30s", 30), ("5m", 300), ("1h", 3600), ("0", 0)])
 def test_a_slow_start_is_a_time(value: str, seconds: int) -> None:
-    annotations = {"kroute.io/service.scheduler": "wlc", "kroute.io/slow-start": value}
+    annotations = {"kroute.io/scheduler": "wlc", "kroute.io/slow-start": value}
     options, problems = apply_annotations(DEFAULTS, annotations)
     assert (options.slow_start, problems) == (seconds, [])
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5s", "2h", "3601", "٣", "30 s", "9" * 5000])
 def test_a_bad_slow_start_is_none(value: str) -> None:
-    annotations = {"kroute.io/service.scheduler": "wlc", "kroute.io/slow-start": value}
+    annotations = {"kroute.io/scheduler": "wlc", "kroute.io/slow-start": value}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
     assert options.slow_start == 0
     assert "Allowed: 0 (at once), or 1s to 1h" in problem.message
@@ -232,7 +259,7 @@ def test_a_bad_slow_start_is_none(value: str) -> None:
 
 @pytest.mark.parametrize("scheduler", sorted(set(SCHEDULERS) - set(IN_STEPS)))
 def test_a_slow_start_needs_a_scheduler_that_shares_by_weights(scheduler: str) -> None:
-    annotations = {"kroute.io/service.scheduler": scheduler, "kroute.io/slow-start": "30s"}
+    annotations = {"kroute.io/scheduler": scheduler, "kroute.io/slow-start": "30s"}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
     assert options.slow_start == 0
     assert f"with the scheduler {scheduler} a share cannot climb" in problem.message
@@ -284,11 +311,11 @@ def test_an_ejection_is_for_tcp_and_has_no_other_name() -> None:
 
 @pytest.mark.parametrize("scheduler", ["sh", "mh"])
 def test_an_ejection_needs_a_fallback_where_clients_have_their_server_by_hashing(scheduler: str) -> None:
-    annotations = {"kroute.io/service.scheduler": scheduler, "kroute.io/ejection": "on"}
+    annotations = {"kroute.io/scheduler": scheduler, "kroute.io/ejection": "on"}
     options, [problem] = apply_annotations(DEFAULTS, annotations)
     assert options.ejection is None
     assert f"without the flag {scheduler}-fallback, clients of an ejected endpoint would be refused" in problem.message
-    annotations["kroute.io/service.schedflags"] = f"{scheduler}-fallback"
+    annotations["kroute.io/scheduler-flags"] = f"{scheduler}-fallback"
     options, problems = apply_annotations(DEFAULTS, annotations)
     assert (options.ejection, problems) == (Ejection(), [])
 
@@ -297,3 +324,47 @@ def test_an_ejection_needs_the_kernels_counters() -> None:
     options, [problem] = apply_annotations(Options(has_counters=False), {"kroute.io/ejection": "on"})
     assert options.ejection is None
     assert "--ipvs-estimation is off" in problem.message
+
+
+OPEN = Options("rr", is_open=True)
+"""By the settings nothing has chosen a scheduler."""
+
+SHARING = {"kroute.io/slow-start": "30s", "kroute.io/weights": "zone/a=3", "kroute.io/locality": "prefer-node"}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_what_needs_shares_implies_wrr_where_nothing_chooses_a_scheduler(name: str) -> None:
+    options, problems = apply_annotations(OPEN, {name: SHARING[name]})
+    assert (options.scheduler, problems) == ("wrr", [])
+    assert needing_shares({name: SHARING[name]}) == name
+
+
+@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("scheduler", ["rr", "lc", "mh"])
+def test_a_scheduler_that_was_chosen_stays(name: str, scheduler: str) -> None:
+    by_settings, _ = apply_annotations(Options(scheduler), {name: SHARING[name]})
+    by_annotation, _ = apply_annotations(OPEN, {name: SHARING[name], "service.scheduler": scheduler})
+    assert (by_settings.scheduler, by_annotation.scheduler) == (scheduler, scheduler)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kroute.io/slow-start", "0"),
+        ("kroute.io/slow-start", "soon"),
+        ("kroute.io/weights", "zone/a"),
+        ("kroute.io/locality", "near"),
+        ("kroute.io/ejection", "on"),
+        ("kroute.io/hairpin", "on"),
+    ],
+)
+def test_what_is_off_or_invalid_or_needs_no_shares_implies_nothing(name: str, value: str) -> None:
+    options, _ = apply_annotations(OPEN, {name: value})
+    assert options.scheduler == "rr"
+    assert needing_shares({name: value}) is None
+
+
+def test_an_invalid_scheduler_chooses_nothing() -> None:
+    options, [problem] = apply_annotations(OPEN, {"kroute.io/scheduler": "fastest", "slow-start": "30s"})
+    assert (options.scheduler, options.slow_start) == ("wrr", 30)
+    assert "is not a scheduler; wrr serves" in problem.message

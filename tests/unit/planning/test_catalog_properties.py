@@ -34,10 +34,11 @@ ODD_PORTS = [
 ODD_LABELS = [None, {"service.kubernetes.io/headless": ""}, {"service.kubernetes.io/service-proxy-name": "x"}]
 ANNOTATIONS = [
     None,
-    {"kroute.io/service.scheduler": "mh", "service.schedflags": "mh-port,sh-port"},
-    {"kroute.io/service.scheduler": "worst", "kube-router.io/service.persistence-timeout": "60"},
+    {"kroute.io/scheduler": "mh", "service.schedflags": "mh-port,sh-port"},
+    {"kroute.io/scheduler": "worst", "kube-router.io/service.persistence-timeout": "60"},
     {"service.persistence-timeout": "0", "service.persistence-netmask": "24,64"},
     {"service.hairpin": "off"},
+    {"kroute.io/schedular": "mh", "kroute.io/weight": "3", "kroute.io/service.local": "on"},
 ]
 FACTS = [
     *(facts(), facts("192.168.123.239"), facts(ipv6=None), facts(None, "fd00::9"), facts(None, None)),

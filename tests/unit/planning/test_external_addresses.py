@@ -159,7 +159,9 @@ def test_other_protected_ports_may_be_named() -> None:
 
 
 def test_skiplbips_leaves_the_load_balancers_addresses_alone() -> None:
-    plan = plan_of(catalog(naming("198.51.100.7", "loadBalancerIP", annotations={"kroute.io/service.skiplbips": "on"})))
+    plan = plan_of(
+        catalog(naming("198.51.100.7", "loadBalancerIP", annotations={"kroute.io/skip-load-balancer-ips": "on"}))
+    )
     assert ports_on(plan, "198.51.100.7") == []
 
 

@@ -183,7 +183,7 @@ IN_BOTH: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", IN_BOTH)
 def test_source_ranges_restrict_an_external_ip_that_is_the_load_balancers_too(case: str) -> None:
     """kube-proxy drops by the set KUBE-LOAD-BALANCER-FW, whichever field has led to the virtual server."""
-    annotations = {"kroute.io/service.skiplbips": "on"} if case == "not the load balancer's to serve" else {}
+    annotations = {"kroute.io/skip-load-balancer-ips": "on"} if case == "not the load balancer's to serve" else {}
     of = service(
         kind="LoadBalancer",
         external_ips=(BOTH,),
@@ -290,7 +290,7 @@ class TestHairpin:
     SWITCHES: ClassVar[dict[str, tuple[bool, dict[str, str], bool]]] = {
         "on by default": (True, {}, True),
         "off by the setting": (False, {}, False),
-        "off by the annotation": (True, {"kroute.io/service.hairpin": "off"}, False),
+        "off by the annotation": (True, {"kroute.io/hairpin": "off"}, False),
         "on by the annotation": (False, {"service.hairpin": "on"}, True),
         "on by the mere presence, as in kube-router": (False, {"kube-router.io/service.hairpin": ""}, True),
         "unmoved by another word": (False, {"service.hairpin": "maybe"}, False),
@@ -340,13 +340,13 @@ def test_a_bad_pod_network_is_a_problem_and_the_rest_counts(bad: str) -> None:
 
 
 class TestLocalByAnnotation:
-    """`service.local` makes the policy for clients outside Local, and leaves that for clients inside."""
+    """`kroute.io/local` makes the policy for clients outside Local, and leaves that for clients inside."""
 
     @pytest.mark.parametrize(
         ("annotations", "policy", "expected"),
         [
             ({"kube-router.io/service.local": "true"}, "Cluster", "Local"),
-            ({"kroute.io/service.local": "on"}, None, "Local"),
+            ({"kroute.io/local": "on"}, None, "Local"),
             ({"kube-router.io/service.local": "false"}, "Local", "Local"),
             ({"kube-router.io/service.local": ""}, "Cluster", "Cluster"),
             ({"kube-router.io/service.local": "yes"}, "Cluster", "Cluster"),

@@ -119,7 +119,7 @@ def test_a_virtual_server_uses_the_settings_scheduler_unless_the_annotation_name
         return plan.virtual_servers[0].scheduler
 
     assert scheduler({}) == "wlc"
-    assert scheduler({"kroute.io/service.scheduler": "sh"}) == "sh"
+    assert scheduler({"kroute.io/scheduler": "sh"}) == "sh"
 
 
 AFFINITY = {

@@ -13,7 +13,7 @@ from tests.fakes.events import Events
 from tests.unit.watching import PATIENCE
 
 KEY = ObjectKey("default", "web")
-PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/service.scheduler=fast", "fast is not a scheduler. " * 100)
+PROBLEM = Problem("InvalidAnnotation", "annotation kroute.io/scheduler=fast", "fast is not a scheduler. " * 100)
 
 
 async def written(recorder: EventRecorder, api: Events, count: int) -> None:
@@ -45,7 +45,7 @@ async def test_the_same_problem_is_said_once_and_another_value_again() -> None:
     recorder = EventRecorder("node1", lambda _: "", api)
     recorder.report(KEY, PROBLEM)
     recorder.report(KEY, PROBLEM)
-    recorder.report(KEY, PROBLEM._replace(subject="annotation kroute.io/service.scheduler=slow"))
+    recorder.report(KEY, PROBLEM._replace(subject="annotation kroute.io/scheduler=slow"))
     await written(recorder, api, 2)
     assert len(api.created) == 2
 

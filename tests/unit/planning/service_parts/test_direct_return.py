@@ -83,7 +83,7 @@ def test_what_cannot_work_is_served_by_translation_with_a_problem(given: dict[st
 
 
 def test_another_word_than_tunnel_is_a_problem() -> None:
-    plan = make(annotations={"kroute.io/service.dsr": "yes"})
+    plan = make(annotations={"kroute.io/direct-return": "yes"})
     assert "is no way of direct return" in plan.problems[0].message
     assert tunnelled(plan) == set()
 

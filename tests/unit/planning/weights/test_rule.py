@@ -28,7 +28,7 @@ NODES = (
 def weighed(**annotations: str) -> Service:
     """A Service with these annotations of kroute, and the scheduler wrr."""
     named = {f"kroute.io/{name}": text for name, text in annotations.items()}
-    return service(annotations={"kroute.io/service.scheduler": "wrr", **named})
+    return service(annotations={"kroute.io/scheduler": "wrr", **named})
 
 
 def catalog(web: Service, *others: KubernetesObject, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Catalog:
@@ -86,19 +86,19 @@ def test_a_wrong_weight_of_a_pod_is_told_once_and_counts_as_one() -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_scheduler_that_knows_no_weights_is_told_with_those_that_do(scheduler: str) -> None:
-    web = service(annotations={"kroute.io/service.scheduler": scheduler, "kroute.io/weights": "node/node1=2"})
+    web = service(annotations={"kroute.io/scheduler": scheduler, "kroute.io/weights": "node/node1=2"})
     problems = [it for it in plan_of(web).problems if it.reason == "SchedulerIgnoresWeights"]
     assert bool(problems) is (scheduler in {"rr", "lc", "dh"})
     for problem in problems:
         assert problem.message == (
-            f"scheduler {scheduler} knows no weights beside 0, which have no effect. "
-            "Take one that divides connections by weight: wrr, wlc, sed, nq, mh, sh, twos."
+            f"scheduler {scheduler} ignores all weights except 0. "
+            "Choose one that divides connections by weight: wrr, wlc, sed, nq, mh, sh, twos."
         )
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_locality_needs_a_scheduler_that_divides_by_weight(scheduler: str) -> None:
-    web = service(annotations={"kroute.io/service.scheduler": scheduler, "kroute.io/locality": "prefer-node"})
+    web = service(annotations={"kroute.io/scheduler": scheduler, "kroute.io/locality": "prefer-node"})
     plan = plan_of(web, *NODES)
     is_obeyed = scheduler in BY_SHARE
     assert [it.subject for it in plan.problems] == ([] if is_obeyed else [f"scheduler {scheduler}"])
@@ -116,7 +116,7 @@ class TestLocality:
 
     def test_policies_and_hints_choose_and_weights_only_weigh(self) -> None:
         local = service(
-            annotations={"kroute.io/service.scheduler": "wrr", "kroute.io/locality": "prefer-zone"},
+            annotations={"kroute.io/scheduler": "wrr", "kroute.io/locality": "prefer-zone"},
             internal_traffic_policy="Local",
         )
         [server] = plan_of(local, *NODES, pod("web-2", "9")).virtual_servers
@@ -178,7 +178,7 @@ ENDPOINT = st.builds(
 ANNOTATIONS = st.fixed_dictionaries(
     {},
     optional={
-        "kroute.io/service.scheduler": st.sampled_from(SCHEDULERS),
+        "kroute.io/scheduler": st.sampled_from(SCHEDULERS),
         "kroute.io/weights": st.sampled_from(["zone/a=3,node/node2=0", "zone/b=65535,node/node3=65535", "?"]),
         "kroute.io/locality": st.sampled_from(["prefer-node", "prefer-zone, spill 30%", "?"]),
     },

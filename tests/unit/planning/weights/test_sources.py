@@ -50,6 +50,36 @@ def test_a_nodes_weight_concerns_the_services_on_it() -> None:
     assert planned(made, node(name="node2")) == on_node(2)
 
 
+def scheduler_of(made: Catalog, name: str) -> str:
+    [server] = made._plans[service(name).key].virtual_servers
+    return server.scheduler
+
+
+def test_the_weight_of_a_node_or_a_pod_implies_wrr_where_nothing_chooses_a_scheduler() -> None:
+    made = Catalog(settings(pod_weights=True), facts())
+    pods = [endpoint(f"10.244.1.{number}", on=f"node{number}", pod=f"p{number}") for number in (1, 2, 3)]
+    for number, each in enumerate(pods, 1):
+        made.take([Applied(service(f"s{number}", f"10.96.1.{number}"))])
+        made.take([Applied(endpoint_slice(f"s{number}-1", each, of=f"s{number}"))])
+    made.take([Applied(service("s3", "10.96.1.3", annotations={"kroute.io/scheduler": "lc"})), *LISTED_WITH_PODS])
+    made.commit()
+    names = "s1", "s2", "s3"
+    assert [scheduler_of(made, name) for name in names] == ["rr", "rr", "lc"]
+    made.take([Applied(node(name="node1", labels={WEIGHT: "3"})), Applied(pod("p2", "5")), Applied(pod("p3", "5"))])
+    made.commit()
+    assert [scheduler_of(made, name) for name in names] == ["wrr", "wrr", "lc"]
+    view = made.explain(service("s1").key)
+    assert view is not None
+    assert view.scheduler_reason == "implied by weights of Nodes or Pods, since nothing chooses a scheduler"
+    made.take([Applied(service("s1", "10.96.1.1", annotations={"kroute.io/scheduler": "worst"}))])
+    made.commit()
+    assert scheduler_of(made, "s1") == "wrr"
+    assert "is not a scheduler; wrr serves" in made._plans[service("s1").key].problems[0].message
+    made.take([Applied(node(name="node1", labels={WEIGHT: "0"})), Deleted(Pod, pod("p2", "5").key)])
+    made.commit()
+    assert [scheduler_of(made, name) for name in names] == ["rr", "rr", "lc"]
+
+
 def test_a_zone_concerns_those_that_ask_for_zones_and_readiness_those_with_locality() -> None:
     by_zone = service("s7", "10.96.1.7", annotations={"kroute.io/weights": "zone/a=2"})
     local = service("s8", "10.96.1.8", annotations={"kroute.io/locality": "prefer-zone"})
@@ -94,6 +124,7 @@ def test_nothing_is_kept_of_what_went() -> None:
         ("3", "wrr", None),
         ("1", "rr", None),
         ("0", "rr", None),
+        ("3", "auto", None),
         (
             "heavy",
             "wrr",

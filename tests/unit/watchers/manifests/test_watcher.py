@@ -28,7 +28,7 @@ metadata:
   name: web
   creationTimestamp: 2026-11-20T15:45:02Z
   annotations:
-    kroute.io/service.scheduler: lc
+    kroute.io/scheduler: lc
 spec:
   clusterIP: 10.96.0.10
   ports:
