@@ -221,7 +221,7 @@ def test_what_kubectl_is_asked_for_is_in_the_manifests(command: Command) -> None
         assert any(pod["metadata"]["labels"].get(label[0]) == label[1] for pod in pods)
     for flag, path in re.findall(r"(-k|-f) (\S+)", words):
         assert path in {".", "OVERLAY", "-"} or (
-            flag == "-k" and path.removeprefix("deploy/kustomize/") in kustomizations()
+            path.removeprefix("deploy/kustomize/") in kustomizations() if flag == "-k" else (ROOT / path).is_file()
         )
 
 

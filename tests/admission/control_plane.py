@@ -1,0 +1,131 @@
+"""A real kube-apiserver with etcd, on the loopback interface of a network namespace of their own.
+
+The programs are `k8s.xz` and `etcd.xz` in the directory that KUBERNETES names, or else in ../shared/kubernetes beside
+the clone. They are unpacked into the cache. Both end with this process, however that ends: they are in a PID namespace
+whose first process waits for the end of its input, which is a pipe from here.
+"""
+
+import fcntl
+import lzma
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.lab.places import PROJECT, cache
+
+PACKED = Path(os.environ.get("KUBERNETES") or PROJECT.parent / "shared" / "kubernetes")
+PROGRAMS = ("k8s", "etcd")
+MISSING = f"no real API server here: KUBERNETES names no directory with {' and '.join(f'{it}.xz' for it in PROGRAMS)}"
+
+LONGEST_START = 180
+"""Seconds that only a server needs which never starts; usually it takes three."""
+
+_AS_ROOT = os.geteuid() == 0
+_SERVERS = """\
+set -eu
+read -r pid rest < /proc/self/stat && echo "$pid" > pid
+ip link set lo up
+etcd=http://127.0.0.1:2379
+"$1" --name c --data-dir etcd --unsafe-no-fsync --listen-client-urls $etcd --advertise-client-urls $etcd \
+  --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
+  --initial-cluster c=http://127.0.0.1:2380 > etcd.log 2>&1 &
+"$2" --etcd-servers=$etcd --bind-address=127.0.0.1 --advertise-address=192.0.2.1 --cert-dir=certificates \
+  --token-auth-file=tokens.csv --authorization-mode=RBAC --service-cluster-ip-range=10.96.0.0/16 \
+  --service-account-issuer=https://kubernetes.default.svc \
+  --service-account-key-file=key --service-account-signing-key-file=key > kube-apiserver.log 2>&1 &
+read -r end || true
+"""
+
+
+def is_there() -> bool:
+    return all((PACKED / f"{name}.xz").exists() for name in PROGRAMS)
+
+
+class ApiServer:
+    """A running API server. `pid` is a process in its namespaces, `kubectl` the program."""
+
+    def __init__(self, pid: int, kubectl: Path, directory: Path) -> None:
+        self._enter = [
+            "nsenter",
+            f"--target={pid}",
+            "--net",
+            *([] if _AS_ROOT else ["--user", "--preserve-credentials"]),
+        ]
+        self._kubectl = [str(kubectl), "--server=https://127.0.0.1:6443", "--token=admin", "--insecure-skip-tls-verify"]
+        self._home = directory
+
+    def kubectl(self, *arguments: str, content: str = "") -> subprocess.CompletedProcess[str]:
+        """Run kubectl with this content as its standard input."""
+        return subprocess.run(
+            [*self._enter, *self._kubectl, *arguments],
+            input=content,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST_START,
+            env={**os.environ, "HOME": str(self._home)},
+        )
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[ApiServer]:
+    """Start etcd and kube-apiserver with their files in this directory, and end both."""
+    k8s, etcd = map(_unpacked, PROGRAMS)
+    for part in ("kube-apiserver", "kubectl"):
+        (directory / part).symlink_to(k8s)
+    (directory / "tokens.csv").write_text('admin,admin,1,"system:masters"\n')
+    subprocess.run(["openssl", "genrsa", "-out", "key", "2048"], cwd=directory, check=True, capture_output=True)
+    namespaces = ["unshare", "--net", "--pid", "--fork", *([] if _AS_ROOT else ["--map-root-user"])]
+    servers = subprocess.Popen(
+        [*namespaces, "sh", "-c", _SERVERS, "sh", etcd, directory / "kube-apiserver"],
+        cwd=directory,
+        stdin=subprocess.PIPE,
+    )
+    assert servers.stdin is not None
+    try:
+        yield _when_ready(servers, directory)
+    finally:
+        servers.stdin.close()
+        servers.wait(60)
+
+
+def _when_ready(servers: "subprocess.Popen[bytes]", directory: Path) -> ApiServer:
+    end = time.monotonic() + LONGEST_START
+    while time.monotonic() < end and servers.poll() is None:
+        if (pid := _number(directory / "pid")) is not None:
+            server = ApiServer(pid, directory / "kubectl", directory)
+            if server.kubectl("get", "namespace", "default").returncode == 0:
+                return server
+        time.sleep(0.3)
+    logs = "\n".join(_end_of(directory / f"{name}.log") for name in ("etcd", "kube-apiserver"))
+    raise AssertionError(f"the API server does not start:\n{logs}")
+
+
+def _number(file: Path) -> int | None:
+    return int(text) if file.exists() and (text := file.read_text().strip()) else None
+
+
+def _end_of(log: Path) -> str:
+    lines: Sequence[str] = log.read_text(errors="replace").splitlines() if log.exists() else ()
+    return "\n".join(lines[-10:])
+
+
+def _unpacked(name: str) -> Path:
+    """The unpacked program, which is kept for all later runs."""
+    packed = PACKED / f"{name}.xz"
+    state = packed.stat()
+    program = cache() / f"kubernetes-{state.st_size:x}-{int(state.st_mtime):x}" / name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with (program.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            unfinished = program.with_suffix(".unfinished")
+            with lzma.open(packed) as source, unfinished.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            unfinished.chmod(0o755)
+            unfinished.rename(program)
+    return program
