@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import click
 
 from kroute import logs
-from kroute.cli.parameters.arguments import ServicePorts, parse_address, parse_target
+from kroute.cli.parameters.arguments import AddressPorts, ServicePorts, Target, parse_address, parse_target
 from kroute.cli.parameters.completions import complete_service
 from kroute.cli.parameters.options import Parsed
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
+from kroute.cli.show.table import ask_or_read
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import CommandRefusedError, complain, refusing
+from kroute.cli.terminal.output import DIFFERENT, DONE, NO_AGENT, NOT_SERVED, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, planned_state
 from kroute.inspect.explain import Explanation, ExplanationList
@@ -22,20 +23,17 @@ from kroute.inspect.verdicts import Client, Fate
 from kroute.kernel.errors import KernelError
 from kroute.model.addresses import host_port
 from kroute.model.node_facts import node_facts
-from kroute.model.plan import VirtualServerKey
+from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView
 from kroute.settings import Settings
 from kroute.watchers.node import read_node_interfaces
 
-SERVED, NOT_SERVED, UNKNOWN, DIFFERENT = 0, 3, 4, 5
-"""Exit codes."""
-
 _COLOURS = {Fate.SERVED: "green", Fate.REFUSED: "red", Fate.DROPPED: "red"}
-_TARGET = "ADDRESS:PORT | SERVICE[:PORT]"
+TARGET = "ADDRESS[:PORT] | SERVICE[:PORT]"
 
 
 @click.command(cls=FlagsCommand)
-@click.argument("target", type=Parsed(_TARGET, parse_target), metavar=_TARGET, shell_complete=complete_service)
+@click.argument("target", type=Parsed(TARGET, parse_target), metavar=TARGET, shell_complete=complete_service)
 @click.option(
     "--from",
     "client",
@@ -45,12 +43,12 @@ _TARGET = "ADDRESS:PORT | SERVICE[:PORT]"
 )
 @output_option
 @settings_in_force
-def explain(settings: Settings, *, target: VirtualServerKey | ServicePorts, client: str | None, output: str) -> int:
+def explain(settings: Settings, *, target: Target, client: str | None, output: str) -> int:
     """Say why a packet to ADDRESS:PORT, or to a Service, goes where it goes.
 
     A Service is written NAMESPACE/NAME or NAME.NAMESPACE, and its PORT is a name or a number: default/web,
-    web.default:http. IPv6 addresses are written in brackets: [fd00::1]:80. A protocol other than TCP goes behind the
-    port: 10.96.0.10:53/UDP.
+    web.default:http. IPv6 addresses with a port are written in brackets: [fd00::1]:80. A protocol other than TCP goes
+    at the end: 10.96.0.10:53/UDP. Without a port, all ports of the address or Service are explained.
 
     Exits with 0 if every client that was examined is served, with 3 if one is refused or dropped, with 4 if no Service
     has the address and port, with 5 if the kernel differs from the plan, and with 1 if that cannot be found out.
@@ -59,7 +57,7 @@ def explain(settings: Settings, *, target: VirtualServerKey | ServicePorts, clie
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, target, client))
     if not found.items:
-        complain(f"{_called(target)} is nothing that kroute serves here: `kroute show services` lists the Services")
+        complain(f"kroute does not serve {_called(target)} on this node: {_what_to_do(target)}")
         return UNKNOWN
     show(found, output, print_explanations)
     return exit_code(found)
@@ -68,7 +66,7 @@ def explain(settings: Settings, *, target: VirtualServerKey | ServicePorts, clie
 def exit_code(found: ExplanationList) -> int:
     """The exit code. If several apply, the most important one."""
     codes = set(map(_exit_code, found.items))
-    return next((code for code in (DIFFERENT, UNKNOWN, NOT_SERVED) if code in codes), SERVED)
+    return next((code for code in (DIFFERENT, UNKNOWN, NOT_SERVED) if code in codes), DONE)
 
 
 def _exit_code(found: Explanation) -> int:
@@ -76,23 +74,35 @@ def _exit_code(found: Explanation) -> int:
         return DIFFERENT
     if not found.is_known:
         return UNKNOWN
-    return SERVED if all(verdict.fate is Fate.SERVED for verdict in found.verdicts) else NOT_SERVED
+    return DONE if all(verdict.fate is Fate.SERVED for verdict in found.verdicts) else NOT_SERVED
 
 
-async def _explain(settings: Settings, target: VirtualServerKey | ServicePorts, client: str | None) -> ExplanationList:
+async def _explain(settings: Settings, target: Target, client: str | None) -> ExplanationList:
     facts = node_facts(settings, None, await read_node_interfaces(settings.dummy_interface))
-    keys = await _keys_of(settings, target) if isinstance(target, ServicePorts) else [target]
+    match target:
+        case ServicePorts():
+            keys = await _keys_of(settings, target)
+        case AddressPorts():
+            keys = await _keys_at(settings, target)
+        case _:
+            keys = [target]
     found = [await explain_packet(settings, key, client, await _ask(settings, key), facts) for key in keys]
     return ExplanationList(found)
+
+
+async def _keys_at(settings: Settings, ports: AddressPorts) -> list[VirtualServerKey]:
+    """The virtual servers at an address, as the agent plans them, or without an agent those of the kernel."""
+    shown = await ask_or_read(settings.state_dir)
+    keys = [VirtualServerKey(Protocol[it.protocol], it.address, it.port) for it in shown.virtual_servers]
+    return [it for it in keys if it.address == ports.address and ports.protocol in {None, it.protocol}]
 
 
 async def _keys_of(settings: Settings, ports: ServicePorts) -> list[VirtualServerKey]:
     """The addresses and ports of a Service, as the agent knows them. Raises CommandRefusedError without an agent."""
     question = f"{planned_state.SERVICE} {ports.service}"
-    try:
+    hint = "only the agent knows Services: write ADDRESS:PORT"
+    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
         known = await agent_socket.ask_for(settings.state_dir, question, planned_state.decode)
-    except agent_socket.AgentUnreachableError as error:
-        raise CommandRefusedError(f"{error}; only the agent knows of Services: write ADDRESS:PORT") from None
     frontends = known.view.frontends if known is not None and known.view is not None else []
     return [it.key for it in frontends if is_meant(it, ports)]
 
@@ -106,10 +116,20 @@ def is_meant(frontend: FrontendView, ports: ServicePorts) -> bool:
     )
 
 
-def _called(target: VirtualServerKey | ServicePorts) -> str:
-    if not isinstance(target, ServicePorts):
-        return str(target)
-    return f"port {target.port} of Service {target.service}" if target.port else f"Service {target.service}"
+def _called(target: Target) -> str:
+    match target:
+        case ServicePorts():
+            port = f"port {target.port} of " if target.port else ""
+            return f"{port}Service {target.service}"
+        case AddressPorts():
+            return f"any {target.protocol.name if target.protocol else ''} port of {target.address}".replace("  ", " ")
+    return str(target)
+
+
+def _what_to_do(target: Target) -> str:
+    if isinstance(target, AddressPorts) and ":" in target.address:
+        return "`kroute show` lists what is served; an IPv6 address with a port is written [ADDRESS]:PORT"
+    return "`kroute show services` lists the Services, `kroute show` their addresses"
 
 
 async def _ask(settings: Settings, key: VirtualServerKey) -> PlannedState | None:

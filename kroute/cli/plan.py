@@ -9,7 +9,7 @@ from kroute.checks import preflight
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, refusing
+from kroute.cli.terminal.output import DIFFERENT, DONE, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.backend import choose, node_clients, settled
 from kroute.inspect.dry_run.planned_changes import PlannedChanges, dry_run
@@ -22,9 +22,6 @@ from kroute.settings import Settings
 from kroute.watchers.initial_sync import InitialSyncError, api_facts, initial_sync
 from kroute.watchers.node import read_node_interfaces
 
-CHANGES = 2
-"""The exit code if there is something to change."""
-
 SIGNS = {"add": ("+", "green"), "edit": ("~", "yellow"), "delete": ("-", "red")}
 
 
@@ -35,13 +32,13 @@ def plan(settings: Settings, *, output: str) -> int:
     """Show what `kroute run` would change on this node now, and change nothing.
 
     Takes the options of `kroute run`. If an agent runs, its settings apply to every option that is not given. Exits
-    with 0 if there is nothing to change, with 2 if there is, and with 1 if that cannot be found out.
+    with 0 if there is nothing to change, with 5 if there is, and with 1 if that cannot be found out.
     """
     logs.configure("console", "error")  # only the changes are printed
     with refusing(InitialSyncError, KernelError):
         found = asyncio.run(changes_of(settings))
     show(found, output, print_changes)
-    return CHANGES if found.changes else DONE
+    return DIFFERENT if found.changes else DONE
 
 
 async def plans_of(settings: Settings) -> list[Plan]:

@@ -10,7 +10,7 @@ import msgspec
 
 from kroute.cli.parameters.options import DURATION, STATE_DIR
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
+from kroute.cli.terminal.output import DONE, FAILURE, NO_AGENT, complain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, shared_state
 from kroute.inspect import status as inspected
@@ -19,8 +19,6 @@ from kroute.inspect.status import Served, Severity, State, Status, StatusProblem
 from kroute.kernel.errors import KernelError
 from kroute.kernel.ipvs.client import Ipvs
 
-NO_AGENT = 2
-"""The exit code if no agent answers."""
 POLL = 0.5
 """Seconds between two questions of `--wait`."""
 SHORTEST_LOOK = 2.0
@@ -53,11 +51,11 @@ COLOURS = {Severity.FAIL: "red", Severity.WARNING: "yellow"}
 def status(*, wait: float | None, shared: bool, output: str, state_dir: Path) -> int:
     """Show what this node serves, what is wrong, and what to do about it.
 
-    Exits with 0 if all is right, with 1 if there are problems, and with 2 if no agent answers; then it shows what the
+    Exits with 0 if all is right, with 1 if there are problems, and with 6 if no agent answers; then it shows what the
     kernel still serves. With --wait, problems of single Services do not count. A director is asked in the same way.
     """
     if shared:
-        with refusing(AgentUnreachableError):
+        with refusing(AgentUnreachableError, code=NO_AGENT):
             click.echo(asyncio.run(agent_socket.ask(state_dir, shared_state.QUESTION)))
         return DONE
     found, reason = asyncio.run(_status(state_dir, wait))

@@ -15,6 +15,7 @@ from kroute.cli.director import director
 from kroute.cli.main import COMMANDS, load
 from kroute.cli.parameters.options import ListOption
 from kroute.cli.run import run
+from kroute.cli.terminal.output import EXIT_CODES
 from kroute.firewall.iptables.rules import family_rules
 from kroute.firewall.reasons import IN_WORDS
 from kroute.inspect.verdicts import Fate
@@ -55,6 +56,11 @@ def test_every_annotation_scheduler_and_flag_is_named() -> None:
         assert f"| `{row.name}` | {aliases} |" in page
     for word in (*(row.name for row in ANNOTATIONS), *SCHEDULERS, *SCHEDULER_FLAGS):
         assert f"`{word}`" in page
+
+
+def test_the_page_has_every_exit_code_with_its_meaning() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
 
 
 def test_every_command_that_a_page_names_exists() -> None:

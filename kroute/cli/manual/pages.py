@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from kroute import __version__
-from kroute.cli.terminal.output import DONE, refusing
+from kroute.cli.terminal.output import DONE, EXIT_CODES, refusing
 
 SECTION = 8  # commands for administrators
 _ROFF = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "~": r"\(ti", "^": r"\(ha", "…": "..."}
@@ -50,8 +50,9 @@ def _page_of_all(group: click.Group, commands: dict[str, click.Command]) -> Iter
     yield from _options(group, context)
     yield from (".SH ENVIRONMENT", ".TP", r"\fBKROUTE_\fR\fIOPTION\fR")
     yield _text("The value of an option of most commands that is not given, named like it: KROUTE_CLUSTER_CIDR.")
-    yield from (".SH EXIT STATUS", _text("0: done; 1: the node or the cluster refuses; 2: the command line is wrong."))
-    yield _text("Some commands have more, which their pages name.")
+    yield ".SH EXIT STATUS"
+    for code, meaning in EXIT_CODES.items():
+        yield from (".TP", str(code), _text(meaning))
 
 
 def _page(command: click.Command, context: click.Context) -> Iterator[str]:

@@ -16,7 +16,10 @@ def parse_address(text: str) -> str:
         raise ValueError(f"{text!r} is not an address: write 192.168.1.5 or fd00::5") from None
 
 
-_HOW = "write ADDRESS:PORT, [IPV6]:PORT, NAMESPACE/NAME or NAME.NAMESPACE:PORT, and /UDP behind a port if it is UDP"
+_HOW = (
+    "write ADDRESS:PORT, [IPV6]:PORT, NAMESPACE/NAME or NAME.NAMESPACE:PORT, and add /UDP if it is UDP; "
+    "without a port: all of them"
+)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _DNS_NAME = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]*[a-z][^.]*)(\.svc(\..+)?)?")
 
@@ -33,13 +36,26 @@ class ServicePorts(NamedTuple):
     by_name: bool = False
 
 
-def parse_target(text: str) -> VirtualServerKey | ServicePorts:
-    """Read an address and port as `parse_frontend` does, or a Service.
+class AddressPorts(NamedTuple):
+    """All ports of an address, of one protocol or of any."""
 
-    That is `NAMESPACE/NAME` or its DNS name `NAME.NAMESPACE[.svc[.DOMAIN]]`, each optionally followed by `:PORT` and
-    `/PROTOCOL`. PORT is a name or a number.
+    address: str
+    protocol: Protocol | None = None
+
+
+Target = VirtualServerKey | AddressPorts | ServicePorts
+
+
+def parse_target(text: str) -> Target:
+    """Read an address and port as `parse_frontend` does, an address alone, or a Service.
+
+    An address may be followed by `/PROTOCOL`; IPv6 addresses may be in brackets. A Service is `NAMESPACE/NAME` or its
+    DNS name `NAME.NAMESPACE[.svc[.DOMAIN]]`, each optionally followed by `:PORT` and `/PROTOCOL`. PORT is a name or a
+    number.
     """
     before, slash, behind = text.partition("/")
+    if (address := _address(before)) is not None:
+        return AddressPorts(address, _protocol(behind))
     if slash and ":" not in before:
         name, _, port = behind.partition(":")
         port, _, protocol = port.partition("/")
@@ -49,6 +65,16 @@ def parse_target(text: str) -> VirtualServerKey | ServicePorts:
     if match is None or not _NAME.fullmatch(match["name"]) or not _NAME.fullmatch(match["namespace"]):
         return parse_frontend(text)
     return ServicePorts(ObjectKey(match["namespace"], match["name"]), port, _protocol(behind), by_name=True)
+
+
+def _address(text: str) -> str | None:
+    """The canonical text of an address, of which an IPv6 one may be in brackets; None for another text."""
+    is_bracketed = text.startswith("[") and text.endswith("]")
+    try:
+        found = ip_address(text[1:-1] if is_bracketed else text)
+    except ValueError:
+        return None
+    return None if is_bracketed and found.version == 4 else str(found)
 
 
 def parse_frontend(text: str) -> VirtualServerKey:

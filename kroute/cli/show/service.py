@@ -9,7 +9,7 @@ import msgspec
 
 from kroute.cli.show.table import virtual_server_table
 from kroute.cli.terminal.formats import show
-from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
+from kroute.cli.terminal.output import DONE, NO_AGENT, UNKNOWN, complain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
 from kroute.comparison import set_entries, source_routes
@@ -91,16 +91,13 @@ class ServiceReport(Document):
 
 
 def main(state_dir: Path, key: ObjectKey, how: str) -> int:
-    """Print everything about a Service. Returns 1 if it does not exist, or no agent runs."""
-    try:
-        with refusing(KernelError):
-            report = asyncio.run(_report(state_dir, key))
-    except agent_socket.AgentUnreachableError as error:
-        complain(f"{error}; only the agent knows of Services (`kroute explain` works without it)")
-        return FAILURE
+    """Print everything about a Service. Returns the exit code."""
+    hint = "only the agent knows Services: `kroute explain ADDRESS` works without it"
+    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint), refusing(KernelError):
+        report = asyncio.run(_report(state_dir, key))
     if report is None:
-        complain(f"the agent knows no Service {key}: `kroute show services` lists those it knows")
-        return FAILURE
+        complain(f"the agent knows no Service {key}: `kroute show services` lists those that exist")
+        return UNKNOWN
     show(report, how, print_report)
     return DONE
 

@@ -1,11 +1,12 @@
 """The output of all commands, and their exit codes.
 
-Exit codes: 0 done, 1 the node or the cluster refuses, 2 the command line is wrong. A command may have more. Results go
-to standard output, as text or in a format for programs. Reasons for a failure go to standard error. In text, `plain`
-escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is exact.
+Results go to standard output, as text or in a format for programs. Reasons for a failure go to standard error. In text,
+`plain` escapes the control characters of objects' values, so that they neither move the cursor nor set colours. JSON is
+exact.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -13,24 +14,41 @@ from typing import Any, TypeVar, cast
 import click
 
 from kroute.printable import printable
+from kroute.settings.wording import in_words
 
-DONE, FAILURE, USAGE = 0, 1, 2
-"""The exit codes of all commands."""
+DONE, FAILURE, USAGE, NOT_SERVED, UNKNOWN, DIFFERENT, NO_AGENT = range(7)
+EXIT_CODES: Mapping[int, str] = {
+    DONE: "done, or all right",
+    FAILURE: "the node or the cluster refuses, something is wrong, or it could not be found out",
+    USAGE: "the command line, a variable or the configuration file is wrong; nothing was done",
+    NOT_SERVED: "a client that was examined is refused or dropped",
+    UNKNOWN: "no Service has this name, or this address and port",
+    DIFFERENT: "there is something to change: the kernel differs from the plan",
+    NO_AGENT: "no agent answers",
+}
+"""The exit codes of all commands, with what each means."""
 
 T = TypeVar("T")
 
 
 class CommandRefusedError(Exception):
-    """Ends a command with a sentence on standard error and FAILURE."""
+    """Ends a command with a sentence on standard error and an exit code."""
+
+    def __init__(self, sentence: str, code: int = FAILURE) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 @contextmanager
-def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with the message of any of these errors."""
+def refusing(*errors: type[Exception], code: int = FAILURE, hint: str = "") -> Iterator[None]:
+    """End the command with the message of any of these errors and this exit code. `hint` is added to the message."""
     try:
         yield
     except errors as error:
-        raise CommandRefusedError(str(error)) from error
+        sentence = in_words(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            sentence = f"{os.fsdecode(error.filename)}: {sentence}"
+        raise CommandRefusedError(f"{sentence}; {hint}" if hint else sentence, code) from error
 
 
 def complain(sentence: object) -> None:
@@ -76,7 +94,7 @@ def run(command: click.Command, arguments: list[str] | None, program: str = "kro
         code: Any = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except CommandRefusedError as refusal:
         complain(refusal)
-        return FAILURE
+        return refusal.code
     except click.ClickException as error:
         complain(_of_another_proxy(error) or " ".join(error.format_message().split()))
         return USAGE

@@ -61,7 +61,10 @@ def test_a_target_is_an_address_and_port_or_a_service(text: str, target: object)
     assert parse_target(text) == target
 
 
-@pytest.mark.parametrize("text", ["10.0.0.1", "web", "web:80", "10.0.0.1:80/icmp", "a/b/c", "A.default:80", "fd00::1"])
+@pytest.mark.parametrize(
+    "text",
+    ["10.0.0", "[10.0.0.1]", "web", "web:80", "10.0.0.1/icmp", "10.0.0.1:80/icmp", "a/b/c", "A.default:80", "[fd00::1"],
+)
 def test_what_is_no_target(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         parse_target(text)

@@ -90,7 +90,7 @@ async def test_without_an_agent_it_says_what_the_kernel_serves_and_how_to_start_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "Ipvs", KernelOnly)
-    assert await asyncio.to_thread(exit_code, "status", "--state-dir", tmp_path) == 2
+    assert await asyncio.to_thread(exit_code, "status", "--state-dir", tmp_path) == 6
     text = capsys.readouterr().out
     assert "no agent answers" in text
     assert "in the kernel: 1 virtual servers, 1 real servers" in text
@@ -105,7 +105,7 @@ async def test_a_kernel_that_does_not_answer_either_is_said(
             raise KernelError("the kernel has no IPVS")
 
     monkeypatch.setattr(module, "Ipvs", Refusing)
-    assert await asyncio.to_thread(exit_code, "status", "--state-dir", tmp_path) == 2
+    assert await asyncio.to_thread(exit_code, "status", "--state-dir", tmp_path) == 6
     text = capsys.readouterr().out
     assert "serves      not known" in text
     assert "the kernel has no IPVS" in text
@@ -149,7 +149,7 @@ async def test_a_wait_in_vain_ends_with_its_reason(last: Status, reason: str) ->
     _, said, now = await waited(last, seconds=2.2)
     assert reason in said
     assert now == pytest.approx(2.2)
-    assert module.exit_code(last, waited=True) == (2 if last.state is State.NO_AGENT else 1)
+    assert module.exit_code(last, waited=True) == (6 if last.state is State.NO_AGENT else 1)
 
 
 async def test_a_wait_does_not_fail_for_a_problem_of_somebodys_service(

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from kroute.broadcaster import Broadcaster
-from kroute.cli.explain import DIFFERENT, NOT_SERVED, SERVED, UNKNOWN, exit_code, print_explanations
+from kroute.cli.explain import exit_code, print_explanations
+from kroute.cli.terminal.output import DIFFERENT, DONE, NOT_SERVED, UNKNOWN
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.iptables.rules import family_rules
 from kroute.firewall.reasons import HOST_PORT, IN_WORDS
@@ -112,7 +113,7 @@ async def test_all_kinds_of_clients_are_served(node: FakeNode) -> None:
         "elsewhere": (Fate.SERVED, "masqueraded"),
     }
     assert [it.address for it in found.real_servers] == ["10.244.1.1"]
-    assert exit_code(ExplanationList([found])) == SERVED
+    assert exit_code(ExplanationList([found])) == DONE
 
 
 async def test_one_client_alone(node: FakeNode) -> None:
@@ -185,7 +186,7 @@ async def test_without_an_agent_the_kernel_speaks_alone(node: FakeNode) -> None:
     found = await explained(agent=False)
     assert (found.source, found.service, found.frontend) == ("kernel", "", None)
     assert fates(found)["elsewhere"] == (Fate.SERVED, "masqueraded")
-    assert exit_code(ExplanationList([found])) == SERVED
+    assert exit_code(ExplanationList([found])) == DONE
 
 
 async def test_it_is_printed_for_a_person(node: FakeNode) -> None:

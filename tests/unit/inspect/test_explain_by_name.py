@@ -1,4 +1,4 @@
-"""`kroute explain` takes a Service by its name, and explains each address and port that is meant."""
+"""`kroute explain` takes a Service by its name, or an address, and explains each address and port that is meant."""
 
 import asyncio
 from pathlib import Path
@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from kroute.cli import explain as command
-from kroute.cli.parameters.arguments import ServicePorts, parse_target
+from kroute.cli.parameters.arguments import AddressPorts, ServicePorts, parse_target
+from kroute.cli.terminal.output import NO_AGENT, UNKNOWN
 from kroute.inspect import agent_socket, planned_state
 from kroute.inspect.explain import Explanation
-from kroute.model.objects import Service
-from kroute.model.plan import VirtualServerKey
+from kroute.inspect.snapshot import QUESTION, of_agent
+from kroute.model.objects import ObjectKey, Service
+from kroute.model.plan import Protocol, ServicePlan, VirtualServer, VirtualServerKey
 from kroute.planning.endpoint_reasons import FrontendView, ServiceView
 from tests.builders import facts, service
 from tests.unit.command_line import exit_code
@@ -78,16 +80,50 @@ async def test_a_service_by_its_name(
     assert [str(it) for it in explained] == ["TCP 10.96.0.10:80", "TCP [fd00::10]:80"]
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("10.96.0.10", AddressPorts("10.96.0.10")),
+        ("10.96.0.10/udp", AddressPorts("10.96.0.10", Protocol.UDP)),
+        ("fd00:0::10", AddressPorts("fd00::10")),
+        ("[fd00::10]", AddressPorts("fd00::10")),
+        ("[fd00::10]/SCTP", AddressPorts("fd00::10", Protocol.SCTP)),
+        ("[fd00::10]:80", VirtualServerKey(Protocol.TCP, "fd00::10", 80)),
+    ],
+)
+def test_an_address_without_a_port_means_all_its_ports(text: str, meant: object) -> None:
+    assert parse_target(text) == meant
+
+
+async def test_all_ports_of_an_address(
+    explained: list[VirtualServerKey], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(_about: str) -> bytes:
+        return msgspec.json.encode(of_agent([plan], {}))
+
+    keys = (("TCP", "10.96.0.10", 80), ("UDP", "10.96.0.10", 53), ("TCP", "fd00::10", 80))
+    servers = (VirtualServer(VirtualServerKey(Protocol[it[0]], *it[1:]), "rr", 0, None, ()) for it in keys)
+    plan = ServicePlan(ObjectKey("default", "web"), virtual_servers=tuple(servers))
+    async with agent_socket.serve(tmp_path, {QUESTION: answer}):
+        for address, code in (("10.96.0.10", 0), ("10.96.0.10/udp", 0), ("10.96.0.9", UNKNOWN), ("fd00::9", UNKNOWN)):
+            arguments = ("explain", address, "--state-dir", tmp_path, "-o", "name")
+            assert await asyncio.to_thread(exit_code, *arguments) == code
+    output = capfd.readouterr()
+    assert output.out.splitlines() == ["10.96.0.10:80/TCP", "10.96.0.10:53/UDP", "10.96.0.10:53/UDP"]
+    assert "kroute does not serve any port of 10.96.0.9 on this node" in output.err
+    assert "an IPv6 address with a port is written [ADDRESS]:PORT" in output.err
+
+
 async def test_what_is_not_there_is_said(
     explained: list[VirtualServerKey], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert await ask(tmp_path, None, "default/nobody") == command.UNKNOWN
-    assert "Service default/nobody is nothing that kroute serves here" in capfd.readouterr().err
-    assert await ask(tmp_path, service(), "default/web:https") == command.UNKNOWN
-    assert "port https of Service default/web is nothing that kroute serves" in capfd.readouterr().err
+    assert await ask(tmp_path, None, "default/nobody") == UNKNOWN
+    assert "kroute does not serve Service default/nobody on this node" in capfd.readouterr().err
+    assert await ask(tmp_path, service(), "default/web:https") == UNKNOWN
+    assert "kroute does not serve port https of Service default/web on this node" in capfd.readouterr().err
     assert explained == []
 
 
 def test_without_an_agent_nobody_knows_services(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("explain", "default/web", "--state-dir", tmp_path) == 1
-    assert "only the agent knows of Services: write ADDRESS:PORT" in capfd.readouterr().err
+    assert exit_code("explain", "default/web", "--state-dir", tmp_path) == NO_AGENT
+    assert "only the agent knows Services: write ADDRESS:PORT" in capfd.readouterr().err
