@@ -6,6 +6,7 @@ from kroute import lean_imports  # noqa: F401  before structlog and msgspec
 
 import json
 import logging
+import os
 import sys
 import time
 from contextlib import suppress
@@ -87,7 +88,7 @@ def configure(log_format: str, level: str) -> None:
     rendering: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, _as_json]
         if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))]
     )
     structlog.configure(
         processors=[*shared, *rendering],

@@ -21,21 +21,43 @@ WHAT = "[services | service NAMESPACE/NAME]"
 @click.option(
     "--interval", type=DURATION, default="2s", show_default=True, help="The time between two updates, with -w."
 )
+@click.option("--count", type=click.IntRange(1), default=None, help="With -w: end after so many updates.")
+@click.option(
+    "--sort-by",
+    type=click.Choice(("packets", "connections", "bytes", "active", "service")),
+    default=None,
+    help="With -w: the busiest first, by packets if nothing else is chosen, or by the names of Services.",
+)
+@click.option(
+    "--filter", "only", default="", metavar="TEXT", help="Only what has this text in a Service's name or an address."
+)
 @output_option
 @STATE_DIR
-def show(what: tuple[str, ...], *, watch: bool, interval: float, output: str, state_dir: Path) -> int:
+def show(
+    what: tuple[str, ...],
+    *,
+    watch: bool,
+    interval: float,
+    count: int | None,
+    sort_by: str | None,
+    only: str,
+    output: str,
+    state_dir: Path,
+) -> int:
     """Show what is served: virtual servers with schedulers, real servers and connections; or Services, or one in full.
 
-    Exits with 1 if the Service does not exist, or if Services are requested and no agent runs.
+    Exits with 4 if the Service does not exist, and with 6 if Services are requested and no agent answers.
     """
     if watch:
         from kroute.cli.show import live  # noqa: PLC0415  it imports rich
 
         if what or output in {"yaml", "name"} or interval <= 0:
             raise click.UsageError("-w shows all virtual servers, with -o table, wide or json and an interval above 0s")
-        return live.main(state_dir, output, interval)
+        return live.main(live.Watch(state_dir, output, interval, sort_by or live.ORDER, only, count))
+    if count is not None or sort_by is not None:
+        raise click.UsageError("--count and --sort-by go with -w")
     if not what or what == ("services",):
-        return (table.main_services if what else table.main)(state_dir, output)
+        return (table.main_services if what else table.main)(state_dir, output, only)
     if len(what) != 2 or what[0] != "service":
         raise click.UsageError(f"cannot show {' '.join(what)!r}: write kroute show {WHAT}")
     try:

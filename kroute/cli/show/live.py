@@ -3,10 +3,11 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 import msgspec
@@ -14,10 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kroute.cli.show.table import ask_or_read
+from kroute.cli.show.table import ask_or_read, narrowed
 from kroute.cli.terminal.output import DONE, plain, refusing
-from kroute.cli.terminal.screen import Screen
-from kroute.cli.terminal.tables import Table
+from kroute.cli.terminal.screen import Screen, terminal_width
+from kroute.cli.terminal.tables import Table, number, size
 from kroute.comparison.virtual_servers import TAKES_CONNECTIONS
 from kroute.inspect.snapshot import Snapshot
 from kroute.kernel.errors import KernelError
@@ -44,8 +45,20 @@ class RateRow(View):
     bytes_out: float
 
 
+ORDERS: Mapping[str, Callable[[RateRow], float]] = {
+    "packets": lambda row: -row.packets,
+    "connections": lambda row: -row.connections,
+    "bytes": lambda row: -row.bytes_in - row.bytes_out,
+    "active": lambda row: -row.active,
+    "service": lambda _row: 0,
+}
+"""What virtual servers can be sorted by, the busiest first. Those that are equal are in the order of their names."""
+ORDER = "packets"
+"""The order if none is chosen."""
+
+
 class RateList(Document):
-    """The rates of all virtual servers in one interval, the busiest first."""
+    """The rates of all virtual servers in one interval, sorted."""
 
     kind: ClassVar[str] = "RateList"
 
@@ -64,30 +77,45 @@ class Sample(msgspec.Struct):
     traffic: Mapping[VirtualServerKey, Traffic]
 
 
-def main(state_dir: Path, how: str, interval: float) -> int:
-    """Show rates until interrupted. `how` is table, wide (of any width) or json (one line per interval)."""
+class Watch(msgspec.Struct, frozen=True):
+    """What to show: of the agent of this state directory, in this format, every `interval` seconds.
+
+    `order` is a key of ORDERS, `only` is as in `table.narrowed`, and `count` is how often to show it; None: for ever.
+    """
+
+    state_dir: Path
+    how: str
+    interval: float
+    order: str = ORDER
+    only: str = ""
+    count: int | None = None
+
+
+def main(watch: Watch) -> int:
+    """Show rates until interrupted. Formats are table, wide (of any width) and json (one line per interval)."""
     with refusing(KernelError), suppress(KeyboardInterrupt, BrokenPipeError):
-        asyncio.run(_watch(state_dir, how, interval))
+        asyncio.run(_watch(watch))
     return DONE
 
 
-async def _watch(state_dir: Path, how: str, interval: float) -> None:
+async def _watch(watch: Watch) -> None:
     """Show the rates of each interval. On a terminal the table is redrawn, elsewhere a new one follows."""
-    if how == "json":
-        await _follow(state_dir, interval, _print_line)
+    if watch.how == "json":
+        await _follow(watch, _print_line)
     elif sys.stdout.isatty():
-        with Live(console=Console(), auto_refresh=False) as live:
-            await _follow(state_dir, interval, lambda rates: live.update(drawn(rates, how), refresh=True))
+        console = Console()
+        with Live(console=console, auto_refresh=False) as live:
+            await _follow(watch, lambda it: live.update(drawn(it, watch.how, console.size.height), refresh=True))
     else:
-        await _follow(state_dir, interval, lambda rates: print_rates(plain(rates), Screen.of_this_process(how)))
+        await _follow(watch, lambda rates: print_rates(plain(rates), Screen.of_this_process(watch.how)))
 
 
-async def _follow(state_dir: Path, interval: float, show: Callable[[RateList], None]) -> None:
-    before = await _read(state_dir)
-    while True:
-        await asyncio.sleep(interval)
-        after = await _read(state_dir)
-        show(rates(before, after))
+async def _follow(watch: Watch, show: Callable[[RateList], None]) -> None:
+    before = await _read(watch)
+    for _ in repeat(None) if watch.count is None else range(watch.count):
+        await asyncio.sleep(watch.interval)
+        after = await _read(watch)
+        show(rates(before, after, watch.order))
         before = after
 
 
@@ -96,14 +124,14 @@ def _print_line(found: RateList) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _read(state_dir: Path) -> Sample:
-    shown = await ask_or_read(state_dir)
+async def _read(watch: Watch) -> Sample:
+    shown = narrowed(await ask_or_read(watch.state_dir), watch.only)
     async with Ipvs() as ipvs:
         return Sample(time.monotonic(), shown, await ipvs.traffic())
 
 
-def rates(before: Sample, after: Sample) -> RateList:
-    """The rates between two samples, the busiest virtual server first. The counters of a new one began at 0."""
+def rates(before: Sample, after: Sample, order: str = ORDER) -> RateList:
+    """The rates between two samples, in one of ORDERS. The counters of a new virtual server began at 0."""
     seconds = after.time - before.time
     rows = []
     for row in after.shown.virtual_servers:
@@ -126,27 +154,60 @@ def rates(before: Sample, after: Sample) -> RateList:
                 bytes_out=moved.bytes_out / seconds,
             )
         )
-    rows.sort(key=lambda it: (-it.packets, -it.active, it.service, it.protocol, it.address, it.port))
+    sort = ORDERS[order]
+    rows.sort(key=lambda it: (sort(it), it.service, it.protocol, it.address, it.port))
     return RateList(rows)
 
 
 def print_rates(found: RateList, screen: Screen) -> None:
     """Print the table of one interval."""
-    screen.table(rate_table(found))
+    screen.table(rate_table(found.items, exact=screen.is_wide or screen.repeats))
 
 
-def rate_table(found: RateList) -> Table:
-    """The table of one interval."""
+def rate_table(rows: Iterable[RateRow], *, exact: bool = False) -> Table:
+    """The table of one interval. `exact`: with numbers for programs, not with units."""
     table = Table(*_HEADINGS, numbers=_HEADINGS[2:], outer=2)
-    for row in found.items:
-        values = (f"{it:.1f}" for it in (row.connections, row.packets, row.bytes_in, row.bytes_out))
+    for row in rows:
         name = f"{row.protocol} {host_port(row.address, row.port)}"
-        table.add(row.service or "-", name, row.real_servers, row.active, row.inactive, *values)
+        table.add(row.service or "-", name, row.real_servers, row.active, row.inactive, *rate_cells(row, exact=exact))
     return table
 
 
-def drawn(found: RateList, how: str) -> Text:
-    """The table of one interval for a terminal, which is redrawn in place."""
-    screen, table = Screen.of_this_process(how), rate_table(plain(found))
-    headings = [click.style(it, bold=True) for it in table.headings(screen.width)]
-    return Text.from_ansi("\n".join([*headings, *table.rows(screen.width)]), overflow="fold")
+def rate_cells(row: Any, *, exact: bool = False) -> tuple[str, ...]:
+    """The rates of a row with the fields of RateRow: connections, packets, bytes in and out, with units or exact."""
+    values = (row.connections, row.packets, row.bytes_in, row.bytes_out)
+    if exact:
+        return tuple(f"{it:.1f}" for it in values)
+    return number(values[0]), number(values[1]), size(values[2]), size(values[3])
+
+
+def drawn(found: RateList, how: str, height: int) -> Text:
+    """The table of one interval for a terminal of so many lines, which is redrawn in place.
+
+    What does not fit is counted in the last line.
+    """
+    screen, rows = Screen.of_this_process(how), plain(found).items
+    shown = rows[:height]
+    while len(lines := _lines(shown, len(rows) - len(shown), screen)) > height and shown:
+        shown = shown[: -max(1, (len(lines) - height) // 8)]
+    text = "\n".join(lines)
+    context = click.get_current_context(silent=True)
+    return Text.from_ansi(click.unstyle(text) if context and context.color is False else text, overflow="fold")
+
+
+def _lines(rows: list[RateRow], left_out: int, screen: Screen) -> list[str]:
+    """The lines of a table with these rows, as the terminal folds them, and how many rows are left out."""
+    table, columns = rate_table(rows, exact=screen.is_wide), terminal_width()
+    headings = [(it, click.style(it, bold=True)) for it in table.headings(screen.width)]
+    lines = [*headings, *((it, it) for it in table.rows(screen.width))]
+    if left_out:
+        more = f"{left_out} more: use --filter or --sort-by, or a larger window"
+        lines += [(it, it) for it in screen.folded(more)]
+    return [part for plain_line, line in lines for part in _folded(plain_line, line, columns)]
+
+
+def _folded(line: str, styled: str, columns: int) -> list[str]:
+    """A line as the terminal folds it."""
+    if len(line) <= columns:
+        return [styled]
+    return [line[start : start + columns] for start in range(0, len(line), columns)]

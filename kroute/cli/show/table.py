@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kroute.cli.terminal.formats import show
-from kroute.cli.terminal.output import DONE, FAILURE, complain, refusing
+from kroute.cli.terminal.output import DONE, NO_AGENT, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
 from kroute.controllers.masquerade.set_fills import SetFill
@@ -32,26 +32,35 @@ _SET_HEADINGS = ("Set", "Entries", "Capacity", "Limit")
 _SERVICE_HEADINGS = ("Service", "Virtual servers", "Serving", "Active", "Inactive", "State", "Problems")
 
 
-def main(state_dir: Path, how: str) -> int:
+def main(state_dir: Path, how: str, only: str = "") -> int:
     """Print what this node's agent serves, or without an agent what the kernel has. Returns the exit code.
 
-    `how` is one of FORMATS; wide has traffic counters and forwarding methods.
+    `how` is one of FORMATS; wide has traffic counters and forwarding methods. `only` is as in `narrowed`.
     """
     with refusing(KernelError):
         shown = asyncio.run(_read(state_dir, with_traffic=how == "wide"))
-    show(shown, how, print_snapshot)
+    show(narrowed(shown, only), how, print_snapshot)
     return DONE
 
 
-def main_services(state_dir: Path, how: str) -> int:
+def main_services(state_dir: Path, how: str, only: str = "") -> int:
     """Print a line for each Service. Fails without an agent, since the kernel does not know Services."""
-    try:
+    hint = "only the agent knows Services: `kroute show` shows what the kernel has"
+    with refusing(agent_socket.AgentUnreachableError, code=NO_AGENT, hint=hint):
         shown = asyncio.run(_ask(state_dir))
-    except agent_socket.AgentUnreachableError as error:
-        complain(f"{error}; only the agent knows of Services (`kroute show` shows what the kernel has)")
-        return FAILURE
-    show(snapshot.services(shown), how, print_services)
+    show(snapshot.services(narrowed(shown, only)), how, print_services)
     return DONE
+
+
+def narrowed(shown: Snapshot, only: str) -> Snapshot:
+    """The snapshot with what has the text `only` in the name of its Service or in its address, in any case."""
+    text = only.lower()
+    if not text:
+        return shown
+    servers = [it for it in shown.virtual_servers if text in it.service or text in host_port(it.address, it.port)]
+    known = {it.service for it in servers}
+    problems = [it for it in shown.problems if it.service in known or text in it.service]
+    return msgspec.structs.replace(shown, virtual_servers=servers, problems=problems)
 
 
 async def ask_or_read(state_dir: Path) -> Snapshot:

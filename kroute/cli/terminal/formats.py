@@ -1,5 +1,6 @@
 """The formats of every command that lists something: for people, for programs, and names alone."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +20,16 @@ Found = TypeVar("Found", bound=Document)
 
 
 def output_option(command: Command) -> Command:
-    """Add the option `--output`. Its value goes to `show`."""
+    """Add the options `--output`, whose value goes to `show`, and `--color`, which sets the context's colour."""
+    command = click.option(
+        "--color",
+        type=click.Choice(("auto", "always", "never")),
+        default="auto",
+        show_default=True,
+        expose_value=False,
+        callback=_set_color,
+        help="Whether to use colors. auto: on a terminal, unless the variable NO_COLOR is set or TERM is dumb.",
+    )(command)
     return click.option(
         "-o",
         "--output",
@@ -28,6 +38,12 @@ def output_option(command: Command) -> Command:
         show_default=True,
         help="How to print it. wide: all that is known, in lines of any length; name: names alone.",
     )(command)
+
+
+def _set_color(context: click.Context, _parameter: click.Parameter, choice: str) -> None:
+    """Tell `click.echo` whether to keep colours; None is for click to decide by the terminal (no-color.org)."""
+    is_unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    context.color = {"always": True, "never": False}.get(choice, False if is_unwanted else None)
 
 
 def show(found: Found, how: str, draw: Callable[[Found, Screen], None]) -> None:

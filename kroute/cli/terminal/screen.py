@@ -29,7 +29,7 @@ class Screen:
     def of_this_process(cls, how: str = "table") -> Self:
         """The screen behind standard output, for the format `table` or `wide`. `COLUMNS` overrides its width."""
         is_wide, is_terminal = how == "wide", sys.stdout.isatty()
-        width = _columns() if is_terminal and not is_wide else None
+        width = terminal_width() if is_terminal and not is_wide else None
         return cls(width, is_wide=is_wide, repeats=not is_terminal)
 
     def line(self, text: str = "", *, hang: int = 0, err: bool = False, **style: Any) -> None:
@@ -58,7 +58,8 @@ class Screen:
             click.echo(line)
 
 
-def _columns() -> int:
+def terminal_width() -> int:
+    """The columns of the terminal, or of the variable `COLUMNS`; at least NARROWEST."""
     import shutil  # noqa: PLC0415  it loads what compresses archives; not for a pipe
 
     return max(NARROWEST, shutil.get_terminal_size().columns)

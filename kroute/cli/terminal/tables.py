@@ -17,6 +17,24 @@ NARROWEST_NAME = 12
 Row = tuple[str, ...]
 
 
+def number(value: float) -> str:
+    """A number of things for a person: one decimal below ten, thousands as k, M and G."""
+    return _shortened(value, 1000, ("", "k", "M", "G"))
+
+
+def size(value: float) -> str:
+    """A number of bytes for a person, with its unit."""
+    return _shortened(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _shortened(value: float, base: int, units: Sequence[str]) -> str:
+    power = 0
+    while value >= base and power < len(units) - 1:
+        value /= base
+        power += 1
+    return f"{value:.1f}{units[power]}" if 0 < value < 9.95 else f"{value:.0f}{units[power]}"
+
+
 class Table:
     """Rows of cells, each a text without line breaks.
 

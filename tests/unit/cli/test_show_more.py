@@ -1,5 +1,6 @@
 """`kroute show` beyond the table of virtual servers: all Services, one Service in full, and rates."""
 
+import asyncio
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -8,15 +9,16 @@ import msgspec
 import pytest
 import yaml
 
+from kroute.cli.main import load
 from kroute.cli.show import live
 from kroute.cli.show import service as show_service
 from kroute.cli.show import table as show_table
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView
-from kroute.cli.terminal import formats
+from kroute.cli.terminal import formats, tables
 from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, snapshot
 from kroute.inspect.snapshot import ProblemRow, ServiceRow, Snapshot, TrafficCounts
-from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
+from kroute.kernel.ipvs.client import Ipvs, RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.kernel.ipvs.connections import Connection, read_connections
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
@@ -76,9 +78,9 @@ async def test_services_come_from_the_agent_alone(tmp_path: Path, capfd: pytest.
 
 
 def test_without_an_agent_services_are_not_known(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("show", "services", "--state-dir", tmp_path) == 1
-    assert exit_code("show", "service", "default/web", "--state-dir", tmp_path) == 1
-    assert capfd.readouterr().err.count("only the agent knows of Services") == 2
+    assert exit_code("show", "services", "--state-dir", tmp_path) == 6
+    assert exit_code("show", "service", "default/web", "--state-dir", tmp_path) == 6
+    assert capfd.readouterr().err.count("only the agent knows Services") == 2
 
 
 def test_yaml_says_what_json_says(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -109,6 +111,68 @@ def test_a_virtual_server_that_is_new_or_was_made_again_began_at_nothing() -> No
     for before in (reading(10.0), reading(10.0, web=Traffic(100, 1000, 0, 0, 0))):
         web, _ = live.rates(before, reading(11.0, web=Traffic(3, 30, 0, 0, 0))).items
         assert (web.connections, web.packets) == (3.0, 30.0)
+
+
+def test_the_order_of_rates_is_chosen() -> None:
+    choices = next(it for it in load("show").params if it.name == "sort_by").type
+    assert set(choices.choices) == set(live.ORDERS)  # type: ignore[attr-defined]
+    before, after = reading(10.0, web=Traffic(0, 0, 0, 0, 0)), reading(11.0, web=Traffic(1, 1, 1, 1, 1))
+    after.traffic = {**after.traffic, DNS: Traffic(9, 0, 0, 9, 9)}
+    first = {order: live.rates(before, after, order).items[0].service for order in live.ORDERS}
+    assert first == {
+        "packets": "default/web",
+        "connections": "kube-system/dns",
+        "bytes": "kube-system/dns",
+        "active": "default/web",
+        "service": "default/web",
+    }
+
+
+def test_what_is_shown_is_chosen_by_service_or_address() -> None:
+    def shown(text: str) -> list[str]:
+        return [it.service for it in snapshot.services(show_table.narrowed(SHOWN, text)).items]
+
+    assert shown("") == ["default/odd", "default/web", "kube-system/dns"]
+    assert shown("Default/") == ["default/odd", "default/web"]
+    assert shown("fd00::10") == ["kube-system/dns"]
+    assert shown("10.96.0.10:80") == ["default/web"]
+    assert shown("nobody") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "size"),
+    [
+        (0, "0", "0 B"),
+        (0.04, "0.0", "0.0 B"),
+        (9.94, "9.9", "9.9 B"),
+        (9.96, "10", "10 B"),
+        (999.4, "999", "999 B"),
+        (1234, "1.2k", "1.2 KiB"),
+        (123_456_789, "123M", "118 MiB"),
+    ],
+)
+def test_numbers_have_units_for_people(value: float, number: str, size: str) -> None:
+    assert (tables.number(value), tables.size(value)) == (number, size)
+
+
+async def test_a_watch_ends_after_its_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    class Counters(Ipvs):
+        async def open(self) -> None: ...
+        async def close(self) -> None: ...
+        async def traffic(self) -> dict[tuple[int, str, int], Traffic]:
+            return {}
+
+    async def answer(_about: str) -> bytes:
+        return msgspec.json.encode(SHOWN)
+
+    monkeypatch.setattr(live, "Ipvs", Counters)
+    arguments = ("show", "-w", "--count", "2", "--interval", "0.01", "-o", "json", "--filter", "dns")
+    async with agent_socket.serve(tmp_path, {snapshot.QUESTION: answer}):
+        assert await asyncio.to_thread(exit_code, *arguments, "--state-dir", tmp_path) == 0
+    found = [msgspec.json.decode(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [[it["service"] for it in each["items"]] for each in found] == [["kube-system/dns"]] * 2
 
 
 def test_rates_are_drawn() -> None:

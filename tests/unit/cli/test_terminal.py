@@ -10,12 +10,15 @@ import re
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import click
+import msgspec
 import pytest
 from rich.console import Console
 from rich.live import Live
 
-from kroute.cli.show.live import drawn
-from kroute.cli.terminal.formats import FORMATS
+from kroute.cli.show.live import RateList, drawn
+from kroute.cli.status import print_status
+from kroute.cli.terminal.formats import FORMATS, output_option
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
 from tests.unit.cli.terminal_views import VIEWS
@@ -74,6 +77,43 @@ def test_every_listing_has_the_same_formats(command: str, capsys: pytest.Capture
     assert "', '".join(FORMATS) in capsys.readouterr().err
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "choice", "is_terminal", "is_coloured"),
+    [
+        ({}, "auto", True, True),
+        ({}, "auto", False, False),
+        ({"NO_COLOR": "1"}, "auto", True, False),
+        ({"NO_COLOR": ""}, "auto", True, True),
+        ({"TERM": "dumb"}, "auto", True, False),
+        ({"NO_COLOR": "1"}, "always", True, True),
+        ({}, "always", False, True),
+        ({}, "never", True, False),
+    ],
+)
+def test_colors_are_for_terminals_unless_somebody_chose(
+    variables: dict[str, str], choice: str, is_terminal: bool, is_coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    @output_option
+    def command(output: str) -> None:
+        screen = Screen.of_this_process(output)
+        print_status(VIEWS["status"].found, screen)
+
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    written = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr("sys.stdout", written)
+    command.main(["--color", choice], standalone_mode=False)
+    assert ("\x1b[" in written.getvalue()) == is_coloured
+
+
 def test_the_width_is_that_of_the_terminal_and_a_pipe_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "97")
     monkeypatch.setattr("sys.stdout", io.StringIO())
@@ -85,12 +125,37 @@ def test_the_width_is_that_of_the_terminal_and_a_pipe_has_none(monkeypatch: pyte
     assert Screen.of_this_process("wide").width is None
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("how", ["table", "wide"])
+@pytest.mark.parametrize("height", [10, 24, 60])
+def test_rates_that_do_not_fit_on_the_screen_are_counted(
+    columns: int, how: str, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    [row] = VIEWS["show -w"].found.items
+    rows = [msgspec.structs.replace(row, port=port) for port in range(10000, 10060)]
+    lines = drawn(RateList(rows), how, height).plain.splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= columns
+    text = "".join(lines)
+    shown = len(re.findall(r"\]:\s*100\d\d", text))
+    assert f"{60 - shown} more: use --filter" in " ".join(map(str.strip, lines))
+    assert shown > 0 or columns == 40
+
+
+def test_rates_that_fit_are_all_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert len(drawn(RateList(VIEWS["show -w"].found.items * 9), "table", 10).plain.splitlines()) == 10
+
+
 def test_rates_that_are_redrawn_lose_nothing_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     screen = io.StringIO()
     console = Console(file=screen, width=80, force_terminal=True, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        live.update(drawn(VIEWS["show -w"].found, "table"), refresh=True)
+        live.update(drawn(VIEWS["show -w"].found, "table", 25), refresh=True)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "".join(shown.split()).startswith("".join(printed("show -w", Screen(80)).split()))
