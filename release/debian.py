@@ -15,7 +15,7 @@ from release.source import Source
 PACKAGING = PROJECT / "deploy/debian"
 UNITS = ("kroute.service", "kroute-director.service")
 SETTINGS = ("kroute.yaml", "director.yaml")
-COMMANDS = ("kroute", "kubectl-kroute")
+COMMANDS = ("kroute", "kubectl-kroute", "kubectl_complete-kroute")
 _CONTROL_FILES = ("postinst", "prerm", "postrm")
 
 

@@ -12,6 +12,7 @@ from kroute.inspect.shared_state import SharedState
 from kroute.inspect.status import Status
 
 PROXY, EXEC = "pods/proxy", "pods/exec"
+OTHER_VERSION = "its answer is of another version of kroute: upgrade it, or this command"
 
 
 class NodeStatus(msgspec.Struct):
@@ -33,7 +34,7 @@ async def ask_status(kubectl: Kubectl, pod: AgentPod) -> NodeStatus:
     except KubectlError as error:
         found.error = str(error)
     except msgspec.DecodeError:
-        found.error = "its answer is of another version of kroute: upgrade it, or this command"
+        found.error = OTHER_VERSION
     return found
 
 

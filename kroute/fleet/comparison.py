@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kroute.fleet.answers import NodeStatus
 from kroute.inspect.shared_state import SharedServer, SharedState
-from kroute.inspect.status import Status
+from kroute.inspect.status import State, Status
 from kroute.model.addresses import host_port
 
 MOST_NAMED = 5
@@ -30,7 +30,7 @@ def usual(values: Iterable[T]) -> T | None:
 
 def differences(nodes: Sequence[NodeStatus]) -> dict[str, list[str]]:
     """For each node that differs in version, backend or problems: sentences about it."""
-    answered = {it.node: it.status for it in nodes if it.status is not None}
+    answered = {it.node: it.status for it in nodes if it.status is not None and it.status.state is not State.NO_AGENT}
     if len(answered) < 2:
         return {}
     found: dict[str, list[str]] = {}

@@ -39,13 +39,13 @@ def bundle(settings: Settings, *, path: str | None) -> int:
     What cannot be collected is named in the bundle's index, with the reason. Exits with 0 if something was collected.
     """
     logs.configure("console", "error")  # only the index is printed
-    name = f"kroute-bundle-{_file_name(settings.node_name)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    name = bundle_name(settings.node_name)
     path = path or f"{name}.tar.gz"
     if path == STDOUT and sys.stdout.isatty():
         raise click.UsageError("standard output is a terminal: give --file PATH, or send the output to a file")
     index, packed = asyncio.run(_make(settings, name))
     with refusing(OSError):
-        _write(path, packed)
+        write(path, packed)
     print_index(index, path, len(packed))
     return DONE if any(not part.reason for part in index.parts) else FAILURE
 
@@ -57,7 +57,7 @@ async def _make(settings: Settings, name: str) -> tuple[Index, bytes]:
     return index, pack(name, index, contents)
 
 
-def _write(path: str, packed: bytes) -> None:
+def write(path: str, packed: bytes) -> None:
     """Write the archive for its owner only. Raises OSError, also if the file exists."""
     if path == STDOUT:
         sys.stdout.buffer.write(packed)
@@ -81,5 +81,7 @@ def print_index(index: Index, path: str, size: int) -> None:
     )
 
 
-def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", "_", text)[:63]
+def bundle_name(node: str) -> str:
+    """The name of a bundle that is made now, without the suffix of a file."""
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", node)[:63]
+    return f"kroute-bundle-{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"

@@ -3,63 +3,61 @@
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import click
+from click.shell_completion import ShellComplete
 
 from kroute import __version__
 from kroute.cli.kubectl import printing
+from kroute.cli.kubectl.options import EVERY_NODE, cluster_options, complete_target, kubectl_of
+from kroute.cli.parameters.completions import complete_shown
 from kroute.cli.parameters.options import DURATION
 from kroute.cli.terminal import output
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE, complain
-from kroute.fleet.agents import NAMESPACE, AgentPod, find
-from kroute.fleet.answers import run
-from kroute.fleet.kubectl import Kubectl, KubectlError
+from kroute.cli.terminal.help_sections import SectionGroup
+from kroute.cli.terminal.output import DIFFERENT, DONE, FAILURE, NO_AGENT, CommandRefusedError, complain, refusing
+from kroute.fleet.agents import AgentPod, find
+from kroute.fleet.answers import ask_all_status, run
+from kroute.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.fleet.survey import Survey, survey
 
-NOBODY = 2
-"""The exit code if no agent was found, or kubectl does not reach the cluster."""
-EVERY_NODE = "all"
-AT_ONCE = 8
-"""Calls of kubectl that run at the same time."""
+PROGRAM = "kubectl kroute"
+_DIRECTIVES = {"plain": 4, "dir": 16, "file": 0}
+"""What the shell may add to completions of a kind, as cobra's ShellCompDirective: nothing, directories, files."""
+_GZIP = b"\x1f\x8b"
+_BUNDLE_SECONDS = "90s"
+"""An agent may take 60 s for its bundle, and the network has to bring it."""
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-_FLAGS = ("context", "cluster", "user", "kubeconfig", "as", "as_group")
 
-OPTIONS = (
-    click.option(
-        "--node", default=EVERY_NODE, show_default=True, help="The node whose agent is asked; all: every one."
-    ),
-    click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the agents' pods are."),
-    click.option(
-        "--timeout", type=DURATION, default="15s", show_default=True, help="How long one node's agent may take."
-    ),
-    click.option("--context", default=None, help="As kubectl has it."),
-    click.option("--cluster", default=None, help="As kubectl has it."),
-    click.option("--user", default=None, help="As kubectl has it."),
-    click.option("--kubeconfig", default=None, help="As kubectl has it."),
-    click.option("--as", "as_", default=None, help="As kubectl has it."),
-    click.option("--as-group", default=None, help="As kubectl has it."),
+class Plugin(SectionGroup):
+    """The commands of the plugin, in the sections of its help."""
+
+    sections: ClassVar = {
+        "Before the installation": ("check", "values"),
+        "The whole cluster": ("status", "top", "version"),
+        "Node by node": ("show", "explain", "plan", "bundle"),
+    }
+
+
+@click.group(
+    cls=Plugin,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-
-
-def cluster_options(command: Command) -> Command:
-    """The options of every command: whom to ask, and kubectl's own for how to reach the cluster."""
-    for each in reversed(OPTIONS):
-        command = each(command)
-    return command
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(__version__, prog_name="kubectl kroute")
-def plugin() -> None:
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_context
+def plugin(context: click.Context) -> None:
     """Ask the kroute agents of a cluster, and mark the nodes that differ from the others.
 
     Agents are asked through the API server: by its pod proxy where the metrics port is bound to the node's address,
     else by running `kroute` in the agent's pod. Exit codes: 0 all right, 1 problems, differences or a node that does
-    not answer, 2 no agent found.
+    not answer, 2 a wrong command line, 6 no agent found; else that of the command on the nodes.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @plugin.command()
@@ -70,8 +68,67 @@ def status(*, output: str, **options: Any) -> int:
     return _answered(options, lambda kubectl, pods: _status(kubectl, pods, output))
 
 
+@plugin.command()
+@click.argument("by", type=click.Choice(("nodes", "services")), default="nodes", metavar="[nodes | services]")
+@click.option(
+    "--interval", type=DURATION, default="2s", show_default=True, help="The time over which rates are measured."
+)
+@click.option(
+    "--sort-by",
+    type=click.Choice(("packets", "connections", "bytes", "active", "name")),
+    default="packets",
+    show_default=True,
+    help="The busiest first, or by name.",
+)
+@click.option(
+    "--filter", "only", default="", metavar="TEXT", help="Only what has this text in a Service's name or an address."
+)
+@output_option
+@cluster_options
+def top(by: str, *, interval: float, sort_by: str, only: str, output: str, **options: Any) -> int:
+    """Show connections, packets and bytes a second of each node, or of each Service on all nodes."""
+    from kroute.cli.kubectl import top as rates  # noqa: PLC0415  it imports rich
+
+    if interval <= 0 or interval >= options["timeout"]:
+        raise click.UsageError("--interval must be above 0s, and less than --timeout")
+
+    async def show_top(kubectl: Kubectl, pods: Sequence[AgentPod]) -> int:
+        found = await rates.top(kubectl, pods, by, interval=interval, order=sort_by, only=only)
+        show(found, output, rates.print_totals)
+        return FAILURE if found.unanswered else DONE
+
+    return _answered(options, show_top)
+
+
+@plugin.command()
+@click.option("--client", is_flag=True, help="The version of this command alone; the cluster is not asked.")
+@output_option
+@cluster_options
+def version(*, client: bool, output: str, **options: Any) -> int:
+    """Show the version of this command, and those of the agents with their nodes."""
+    if client:
+        show(printing.versions([]), output, printing.print_versions)
+        return DONE
+
+    async def show_versions(kubectl: Kubectl, pods: Sequence[AgentPod]) -> int:
+        found = printing.versions(await ask_all_status(kubectl, pods))
+        show(found, output, printing.print_versions)
+        return FAILURE if found.unanswered else DONE
+
+    try:
+        return _answered(options, show_versions)
+    except CommandRefusedError:
+        show(printing.versions([]), output, printing.print_versions)
+        raise
+
+
 @plugin.command(name="show")
-@click.argument("what", nargs=-1, metavar="[services | service NAMESPACE/NAME]")
+@click.argument(
+    "what",
+    nargs=-1,
+    metavar="[services | service NAMESPACE/NAME]",
+    shell_complete=partial(complete_shown, services=complete_target),
+)
 @output_option
 @cluster_options
 def show_(what: tuple[str, ...], *, output: str, **options: Any) -> int:
@@ -80,21 +137,43 @@ def show_(what: tuple[str, ...], *, output: str, **options: Any) -> int:
 
 
 @plugin.command()
-@click.argument("frontend", metavar="ADDRESS:PORT[/udp]")
+@click.argument("target", metavar="ADDRESS[:PORT] | SERVICE[:PORT]", shell_complete=complete_target)
 @click.option("--from", "client", default=None, help="The packet's source, as with `kroute explain`.")
 @output_option
 @cluster_options
-def explain(frontend: str, *, client: str | None, output: str, **options: Any) -> int:
+def explain(target: str, *, client: str | None, output: str, **options: Any) -> int:
     """Say for each node why a packet to ADDRESS:PORT goes where it goes, as `kroute explain` does there."""
     source = ("--from", client) if client is not None else ()
-    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, ("explain", *source, frontend), output))
+    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, ("explain", *source, target), output))
+
+
+@plugin.command()
+@output_option
+@cluster_options
+def plan(*, output: str, **options: Any) -> int:
+    """Show what the agent of each node would change now, as `kroute plan` does there.
+
+    Exits with 0 if there is nothing to change on any node, and with 5 if there is.
+    """
+    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, ("plan",), output))
+
+
+@plugin.command()
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where the files are written.  [default: the current directory]",
+)
+@partial(cluster_options, timeout=_BUNDLE_SECONDS)
+def bundle(*, directory: Path, **options: Any) -> int:
+    """Collect from each node everything that support needs, one file for each, as `kroute bundle` does there."""
+    return _answered(options, lambda kubectl, pods: _bundle(kubectl, pods, directory))
 
 
 def _answered(options: dict[str, Any], act: Callable[[Kubectl, list[AgentPod]], Any]) -> int:
     """Find the agents' pods and do something with them. Returns the exit code."""
-    names = {name: options["as_" if name == "as" else name] for name in _FLAGS}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items() if value is not None]
-    kubectl = Kubectl(flags, at_once=AT_ONCE, seconds=options["timeout"])
+    kubectl = kubectl_of(options, options["timeout"])
 
     async def find_and_act() -> int:
         pods = await find(kubectl, options["namespace"])
@@ -103,15 +182,12 @@ def _answered(options: dict[str, Any], act: Callable[[Kubectl, list[AgentPod]], 
         if not pods:
             where = f"on node {options['node']}" if options["node"] != EVERY_NODE else "on any node"
             complain(f"no pod of kroute {where} in the namespace {options['namespace']}: give its own with --namespace")
-            return NOBODY
+            return NO_AGENT
         code: int = await act(kubectl, pods)
         return code
 
-    try:
+    with refusing(KubectlError):
         return asyncio.run(find_and_act())
-    except KubectlError as error:
-        complain(error)
-        return NOBODY
 
 
 async def _status(kubectl: Kubectl, pods: Sequence[AgentPod], how: str) -> int:
@@ -137,10 +213,47 @@ async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str],
         for pod, each in zip(pods, outputs, strict=True)
     ]
     show(printing.Answers(items=printing.marked(answers)), how, printing.print_answers)
-    return DONE if not found.differences and not any(it.error or it.exit_code for it in answers) else FAILURE
+    return code_of(answers)
 
 
-async def _output(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> Any:
+def code_of(answers: Sequence[printing.Answer]) -> int:
+    """The exit code of a command that every node has run: the nodes' own, FAILURE if they disagree about it."""
+    if any(it.error for it in answers):
+        return FAILURE
+    codes = {it.exit_code for it in answers}
+    if codes == {DONE, DIFFERENT}:
+        return DIFFERENT
+    if len(codes) > 1 or (codes == {DONE} and any(it.differences for it in answers)):
+        return FAILURE
+    return codes.pop()
+
+
+async def _bundle(kubectl: Kubectl, pods: Sequence[AgentPod], directory: Path) -> int:
+    """Write the bundle of each node into a file of its own, and name the files."""
+    outputs = await asyncio.gather(*(_output(kubectl, pod, ["bundle", "--file", "-"]) for pod in pods))
+    written = [_keep(directory, pod.node, found) for pod, found in zip(pods, outputs, strict=True)]
+    return DONE if all(written) else FAILURE
+
+
+def _keep(directory: Path, node: str, found: Output | KubectlError) -> bool:
+    """Write a node's bundle, and say where. Returns whether there is one."""
+    from kroute.cli.bundle.command import bundle_name, write  # noqa: PLC0415  it imports all that a bundle has
+
+    if isinstance(found, KubectlError):
+        complain(f"no bundle of {node}: {found}")
+        return False
+    if not found.out.startswith(_GZIP):
+        complain(f"no bundle of {node}: {found.complaint or 'its answer is not an archive'}")
+        return False
+    path = directory / f"{bundle_name(node)}.tar.gz"
+    with refusing(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        write(str(path), found.out)
+    click.echo(f"{path}: {len(found.out) / 1024:.0f} KiB")
+    return True
+
+
+async def _output(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> Output | KubectlError:
     try:
         return await run(kubectl, pod, words)
     except KubectlError as error:
@@ -149,4 +262,14 @@ async def _output(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> Any:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
-    sys.exit(output.run(plugin, arguments, "kubectl kroute"))
+    sys.exit(output.run(plugin, arguments, PROGRAM))
+
+
+def complete() -> None:
+    """The program `kubectl_complete-kroute`, which kubectl runs to complete the words behind `kubectl kroute`."""
+    *before, incomplete = sys.argv[1:] or [""]
+    found = ShellComplete(plugin, {}, PROGRAM, "").get_completions(before, incomplete)
+    for each in found:
+        if each.type == "plain":
+            click.echo(f"{each.value}\t{each.help}" if each.help else each.value)
+    click.echo(f":{_DIRECTIVES[found[0].type if found else 'plain']}")

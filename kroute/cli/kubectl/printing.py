@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import click
 import msgspec
 
+from kroute import __version__
 from kroute.cli.status import print_problem
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
-from kroute.fleet.answers import decoded
+from kroute.fleet.answers import NodeStatus, decoded
 from kroute.fleet.comparison import usual
 from kroute.fleet.kubectl import KubectlError, Output
 from kroute.fleet.survey import Survey
@@ -72,6 +73,43 @@ class Answers(Document):
     def names(self) -> list[str]:
         """Every node that was asked."""
         return [it.node for it in self.items]
+
+
+class FleetVersions(Document):
+    """The version of this command, and the nodes of each version of the agent. `unanswered` says of each node without
+    an answer why."""
+
+    kind: ClassVar[str] = "VersionList"
+
+    client: str
+    agents: dict[str, list[str]]
+    unanswered: dict[str, str]
+
+    def names(self) -> list[str]:
+        """The versions, that of this command first."""
+        return [self.client, *self.agents]
+
+
+def versions(nodes: Sequence[NodeStatus]) -> FleetVersions:
+    """The versions of these nodes' agents, the most frequent first."""
+    found: dict[str, list[str]] = {}
+    unanswered = {it.node: it.error or "no agent answers" for it in nodes if not (it.status and it.status.version)}
+    for each in nodes:
+        if each.status is not None and each.status.version:
+            found.setdefault(each.status.version, []).append(each.node)
+    agents = dict(sorted(found.items(), key=lambda it: (-len(it[1]), it[0])))
+    return FleetVersions(__version__, agents, unanswered)
+
+
+def print_versions(found: FleetVersions, screen: Screen) -> None:
+    """Print a line for each version."""
+    screen.line(f"kubectl-kroute  {found.client}")
+    for version, nodes in found.agents.items():
+        count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        which = "" if len(found.agents) == 1 else f": {', '.join(_some(nodes))}"
+        screen.line(f"agents          {version} on {count}{which}", hang=16)
+    for node, reason in found.unanswered.items():
+        screen.line(f"NO ANSWER       {node}: {reason}", hang=16, fg="red")
 
 
 def document(found: Survey) -> Fleet:

@@ -24,7 +24,7 @@ WHAT = "[services | service NAMESPACE/NAME]"
 @click.option("--count", type=click.IntRange(1), default=None, help="With -w: end after so many updates.")
 @click.option(
     "--sort-by",
-    type=click.Choice(("packets", "connections", "bytes", "active", "service")),
+    type=click.Choice(("packets", "connections", "bytes", "active", "name")),
     default=None,
     help="With -w: the busiest first, by packets if nothing else is chosen, or by the names of Services.",
 )

@@ -45,14 +45,14 @@ class RateRow(View):
     bytes_out: float
 
 
-ORDERS: Mapping[str, Callable[[RateRow], float]] = {
+ORDERS: Mapping[str, Callable[[Any], float]] = {
     "packets": lambda row: -row.packets,
     "connections": lambda row: -row.connections,
     "bytes": lambda row: -row.bytes_in - row.bytes_out,
     "active": lambda row: -row.active,
-    "service": lambda _row: 0,
+    "name": lambda _row: 0,
 }
-"""What virtual servers can be sorted by, the busiest first. Those that are equal are in the order of their names."""
+"""What rows of rates can be sorted by, the busiest first. Those that are equal are in the order of their names."""
 ORDER = "packets"
 """The order if none is chosen."""
 

@@ -7,7 +7,17 @@ from kroute.checks.finding import failed, ok, warning
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
 from kroute.cli.check import Report, print_findings
 from kroute.cli.explain import print_explanations
-from kroute.cli.kubectl.printing import Answer, Answers, Fleet, FleetNode, print_answers, print_fleet
+from kroute.cli.kubectl.printing import (
+    Answer,
+    Answers,
+    Fleet,
+    FleetNode,
+    FleetVersions,
+    print_answers,
+    print_fleet,
+    print_versions,
+)
+from kroute.cli.kubectl.top import Total, Totals, print_totals
 from kroute.cli.migrate import print_hand_over, print_leftovers, print_outcome
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateList, RateRow, print_rates
@@ -172,6 +182,12 @@ FLEET = Fleet(
     ]
 )
 
+TOTALS = [
+    Total("worker-1.europe-west1.example.internal", 1, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1),
+    Total(LONG, 123, 1234567, 98765, 12345.6, 1234567.8, 123456789.0, 98765432.1),
+    Total("default/web", 3, 7, 0, 0.5, 12.0, 1500.0, 0.0),
+]
+
 VIEWS = {
     "status": Shown(STATUS, print_status),
     "kubectl kroute status": Shown(FLEET, print_fleet),
@@ -183,6 +199,12 @@ VIEWS = {
             ]
         ),
         print_answers,
+    ),
+    "kubectl kroute top nodes": Shown(Totals("nodes", TOTALS[:1], {"node3": "no answer within 15 s"}), print_totals),
+    "kubectl kroute top services": Shown(Totals("services", TOTALS[1:]), print_totals),
+    "kubectl kroute version": Shown(
+        FleetVersions("1.2.3", {"1.2.3": ["node1", "node2"], "1.2.2": ["node3"]}, {"node4": "no answer within 15 s"}),
+        print_versions,
     ),
     "show": Shown(SNAPSHOT, print_snapshot),
     "show services": Shown(snapshot.services(SNAPSHOT), print_services),

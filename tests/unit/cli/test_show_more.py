@@ -124,7 +124,7 @@ def test_the_order_of_rates_is_chosen() -> None:
         "connections": "kube-system/dns",
         "bytes": "kube-system/dns",
         "active": "default/web",
-        "service": "default/web",
+        "name": "default/web",
     }
 
 

@@ -224,4 +224,4 @@ def test_secrets_are_removed_and_the_rest_stays(text: str, cleaned: str) -> None
 
 
 def test_a_name_for_a_file_is_made_of_harmless_characters() -> None:
-    assert command._file_name("../../n\x1b1") == ".._.._n_1"
+    assert command.bundle_name("../../n\x1b1").startswith("kroute-bundle-.._.._n_1-20")
