@@ -38,6 +38,7 @@ from kroute.cli.parameters.options import (
     option,
 )
 from kroute.cli.parameters.settings_log import log_settings
+from kroute.cli.terminal.help_sections import SettingsCommand
 from kroute.director.director import serve
 from kroute.director.settings import (
     DEFAULTS,
@@ -55,7 +56,7 @@ from kroute.settings import Settings, text
 from kroute.settings.text import write_duration
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @CONFIG
 @KUBECONFIG
 @MASTER

@@ -7,13 +7,14 @@ top.
 import os
 import sys
 from importlib import import_module
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import click
 
 from kroute import __version__
 from kroute.cli.parameters.variables import check_variables
 from kroute.cli.terminal import output
+from kroute.cli.terminal.help_sections import SectionGroup
 from kroute.runtime import gc_tuning
 
 PROGRAM = "kroute"
@@ -88,8 +89,15 @@ def load(name: str) -> click.Command:
     return command
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SectionGroup):
     """Lists its commands without importing their modules, and imports the one that is called."""
+
+    sections: ClassVar = {
+        "Serve": ("run", "director"),
+        "Look, and change nothing": ("status", "show", "explain", "plan", "check", "bundle"),
+        "Take over, hand over, remove": ("migrate", "cleanup"),
+        "Help": ("help", "version", "completion", "man"),
+    }
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -237,6 +237,7 @@ LOG_LEVEL = option(
     type=click.Choice(["debug", "info", "warning", "error"]),
     default=DEFAULTS.log_level,
     show_default=True,
+    help="The least severe events that are logged.",
 )
 
 

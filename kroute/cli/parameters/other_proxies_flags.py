@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kroute.cli.terminal.help_sections import SettingsCommand
+
 if TYPE_CHECKING:
     from kroute.migration.flag_table import OtherFlags
 
 
-class FlagsCommand(click.Command):
+class FlagsCommand(SettingsCommand):
     """A command that translates the flags of other proxies before it parses its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,13 +2,15 @@
 
 import json
 import platform
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from kroute import __version__
-from kroute.cli.main import COMMANDS, cli
+from kroute.cli.main import COMMANDS, LazyGroup, cli, load
+from kroute.cli.manual.setting_groups import COMMON, GROUPS
 from kroute.inspect import agent_socket
 from kroute.inspect.status import State, Status
 from kroute.model.document import encode
@@ -22,7 +24,7 @@ def test_it_names_every_command_in_full_and_that_is_no_error(
     monkeypatch.setenv("COLUMNS", "80")
     assert exit_code(*arguments) == 0
     text = capsys.readouterr().out
-    assert "..." not in text.partition("Commands:")[2]
+    assert "..." not in text.partition("Options:")[2]
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
     for name, entry in COMMANDS.items():
@@ -36,6 +38,47 @@ def test_help_of_a_command_is_what_its_own_flag_shows(name: str, capsys: pytest.
     assert exit_code("help", name) == 0
     assert capsys.readouterr().out == its_own
     assert f"Usage: kroute {name} " in its_own
+
+
+def flags_of(text: str) -> list[str]:
+    """The options that a help text lists."""
+    return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)
+
+
+def test_every_command_is_in_one_section() -> None:
+    assert sorted(name for section in LazyGroup.sections.values() for name in section) == sorted(COMMANDS)
+
+
+def test_every_setting_is_in_one_section() -> None:
+    """A new setting of `kroute run` belongs into `kroute/cli/manual/setting_groups.py`."""
+    flags = [flag for group in GROUPS.values() for flag in group]
+    assert sorted(flags) == sorted(it.opts[0] for it in load("run").params)
+    assert set(flags) >= COMMON
+
+
+@pytest.mark.parametrize("name", ["run", "director"])
+def test_the_help_shows_common_settings_and_all_when_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {it.opts[-1] for it in load(name).params}
+    assert exit_code(name, "--help-all") == 0
+    everything = capsys.readouterr().out
+    assert sorted(flags_of(everything)) == sorted({*known, "--help", "--help-all"})
+    assert "more settings" not in everything
+    assert exit_code(name, "--help") == 0
+    text = capsys.readouterr().out
+    settings = {flag for group in GROUPS.values() for flag in group} & known
+    assert set(flags_of(text)) & settings == COMMON & known
+    assert f"{len(settings - COMMON)} more settings" in text
+    assert len(text.splitlines()) < 130
+
+
+@pytest.mark.parametrize("name", ["explain", "plan", "check", "migrate", "bundle"])
+def test_the_settings_of_another_command_are_folded_away(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(name, "--help") == 0
+    text = capsys.readouterr().out
+    assert "--scheduler" not in text
+    assert f"see `kroute {name} --help-all`" in " ".join(text.split())
+    assert exit_code(name, "--help-all") == 0
+    assert "--scheduler" in flags_of(capsys.readouterr().out)
 
 
 def test_help_of_no_command_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

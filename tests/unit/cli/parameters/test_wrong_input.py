@@ -79,7 +79,7 @@ def test_a_word_counts_in_any_case(word: str, started: list[Settings]) -> None:
 
 
 def test_help_spells_them_as_they_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("run", "--help") == 0
+    assert exit_code("run", "--help-all") == 0
     text = capsys.readouterr().out
     assert all(it in text for it in ("CIDR[,CIDR]|primary", "IP:PORT|off", "[on|off|leave]", "FLAG[,FLAG]|none"))
 
