@@ -13,7 +13,7 @@ from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE
+from kroute.cli.terminal.output import AS_ROOT, DONE, FAILURE, lacks_privileges
 from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
 from kroute.model.document import Document
@@ -73,7 +73,8 @@ async def findings_of(settings: Settings) -> list[Finding]:
         findings += await check_node(settings, ipv6=facts.ipv6 is not None)
         cluster += check_node_addresses(known.node, facts, interfaces, known.unknown)
     except KernelError as error:
-        findings.append(failed(NODE, str(error), "run kroute as root, in the host's network namespace"))
+        step = AS_ROOT if lacks_privileges(error) else "first correct what failed"
+        findings.append(failed(NODE, str(error), step))
     return findings + cluster
 
 

@@ -57,7 +57,7 @@ def explain(settings: Settings, *, target: Target, client: str | None, output: s
     with refusing(KernelError):
         found = asyncio.run(_explain(settings, target, client))
     if not found.items:
-        complain(f"kroute does not serve {_called(target)} on this node: {_what_to_do(target)}")
+        complain(f"not served on this node: {_called(target)}; {_what_to_do(target)}")
         return UNKNOWN
     show(found, output, print_explanations)
     return exit_code(found)
@@ -122,7 +122,7 @@ def _called(target: Target) -> str:
             port = f"port {target.port} of " if target.port else ""
             return f"{port}Service {target.service}"
         case AddressPorts():
-            return f"any {target.protocol.name if target.protocol else ''} port of {target.address}".replace("  ", " ")
+            return f"{target.address}/{target.protocol.name}" if target.protocol else target.address
     return str(target)
 
 

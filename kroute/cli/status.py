@@ -10,7 +10,7 @@ import msgspec
 
 from kroute.cli.parameters.options import DURATION, STATE_DIR
 from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import DONE, FAILURE, NO_AGENT, complain, refusing
+from kroute.cli.terminal.output import AS_ROOT, DONE, FAILURE, NO_AGENT, complain, lacks_privileges, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.inspect import agent_socket, shared_state
 from kroute.inspect import status as inspected
@@ -134,7 +134,7 @@ async def _without_agent(why: str) -> Status:
         connections, inactive = sum(it.active for it in real), sum(it.inactive for it in real)
         served = Served(0, len(table), len(real), connections=connections, inactive=inactive)
     except KernelError as error:
-        step = "run this command as root, in the host's network namespace"
+        step = AS_ROOT if lacks_privileges(error) else "`kroute check` says what this node lacks"
         problems.append(StatusProblem(Severity.FAIL, "", "KernelUnreadable", str(error), step))
     return with_problems(Status(node="", role="", state=State.NO_AGENT, served=served), problems)
 

@@ -29,10 +29,11 @@ IPV6 = Path("/proc/net/if_inet6")
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The backend of this node, and why it is this one, as a clause."""
+    """The backend of this node, and why it is this one, as a clause. `given`: a setting names it, and not `auto`."""
 
     name: str
     why: str
+    given: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
@@ -44,9 +45,9 @@ async def choose(settings: Settings) -> Choice:
     Raises KernelError when the kernel does not tell its state.
     """
     if settings.firewall != AUTO:
-        return Choice(settings.firewall, f"--firewall {settings.firewall} says so")
+        return Choice(settings.firewall, "the setting `firewall` names it", given=True)
     if await _is_present(settings, BACKENDS[OLDEST]):
-        return Choice(OLDEST, "its sets are on this node already; --firewall with another name replaces them")
+        return Choice(OLDEST, f"its sets are on this node already; --firewall {PREFERRED} replaces them")
     if lacking := await _lacking(settings, PREFERRED):
         return Choice(OLDEST, f"{PREFERRED} cannot be used here: {lacking}")
     return Choice(PREFERRED, "the kernel has what it needs")

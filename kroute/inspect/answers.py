@@ -6,14 +6,14 @@ import msgspec
 
 from kroute.broadcaster import Broadcaster
 from kroute.controllers.node_controllers import NodeControllers
-from kroute.firewall.backend import Choice
+from kroute.firewall.backend import Choice, settled_on
 from kroute.inspect import agent_settings, planned_state, service_names, snapshot, support
 from kroute.inspect.agent_socket import Answer
 from kroute.kernel.ipvs.client import Ipvs
 from kroute.model.document import encode
 from kroute.model.objects import ObjectKey
 from kroute.planning.catalog import Catalog
-from kroute.settings import Settings
+from kroute.settings import AUTO, Settings
 
 
 class Answers:
@@ -53,7 +53,8 @@ class Answers:
         return service_names.encode(self._broadcaster.services)
 
     async def _answer_settings(self, _about: str) -> bytes:
-        return agent_settings.encode(self._settings)
+        given = self._firewall.given
+        return agent_settings.encode(self._settings if given else settled_on(self._settings, AUTO))
 
     async def _answer_service(self, about: str) -> bytes:
         found = planned_state.of_service(self._catalog, self._broadcaster, ObjectKey.parse(about))

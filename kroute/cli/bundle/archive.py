@@ -15,6 +15,7 @@ import msgspec
 from kroute import __version__
 from kroute.cli.bundle.redaction import Redaction
 from kroute.model.document import Document, View, encode
+from kroute.settings.wording import with_path
 
 PART_SECONDS = 15.0
 ALL_SECONDS = 60.0
@@ -89,7 +90,7 @@ async def collect(
         except TimeoutError:
             entry.reason = f"not collected within {part_seconds:g} s"
         except Exception as error:  # noqa: BLE001  whatever is wrong with the node, the other parts are wanted
-            entry.reason = redaction.clean(str(error) or type(error).__name__)
+            entry.reason = redaction.clean(with_path(error))
         else:
             kept = redaction.clean(raw.decode(errors="replace")).encode()
             entry.bytes, entry.omitted = len(kept), max(0, len(kept) - min(part_bytes, left))

@@ -181,7 +181,10 @@ def _answered(options: dict[str, Any], act: Callable[[Kubectl, list[AgentPod]], 
             pods = [pod for pod in pods if pod.node == options["node"]]
         if not pods:
             where = f"on node {options['node']}" if options["node"] != EVERY_NODE else "on any node"
-            complain(f"no pod of kroute {where} in the namespace {options['namespace']}: give its own with --namespace")
+            namespace = options["namespace"]
+            complain(
+                f"no pod of kroute {where} in the namespace {namespace}: if it is in another one, give --namespace"
+            )
             return NO_AGENT
         code: int = await act(kubectl, pods)
         return code

@@ -273,11 +273,11 @@ def run_options(command: Command) -> Command:
 def settings_of(values: Mapping[str, Any]) -> Settings:
     """The settings from the values of these options. Raises UsageError if they contradict each other."""
     if values["manifests"] and (values["kubeconfig"] or values["master"]):
-        raise click.UsageError("--manifests and --kubeconfig or --master exclude each other: give one source")
+        raise click.UsageError("--manifests cannot be used with --kubeconfig or --master: give one source")
     if values["resync_period"] < 1:
         raise click.UsageError("--resync-period must be at least 1s")
     if values["direct_return"] and values["direct_return_mark"] == values["masquerade_mark"]:
-        raise click.UsageError("--direct-return-mark has to be another bit than --masquerade-mark")
+        raise click.UsageError("--direct-return-mark and --masquerade-mark must be different bits")
     for mode, name in (
         ("BridgeInterface", "pod_bridge_interface"),
         ("InterfaceNamePrefix", "pod_interface_name_prefix"),

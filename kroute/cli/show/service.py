@@ -186,10 +186,11 @@ def print_report(report: ServiceReport, screen: Screen) -> None:
     for address in report.direct_vips:
         screen.line(f"address {address}: on no link, its packets are delivered to this node by direct return", hang=2)
     for vip in report.vips:
-        state, calls = "bound" if vip.is_bound else "NOT bound", "calls from this node have the source"
+        state = "bound" if vip.is_bound else "NOT bound"
+        source = f"the source {vip.source}" if vip.source else "a source that the kernel chooses"
         is_right = source_routes.is_right_source(Vip(vip.address, vip.planned_source), vip.source)
-        source = "" if is_right else f", should be {vip.planned_source}"
-        screen.line(f"address {vip.address}: {state}, {calls} {vip.source}{source}", hang=2)
+        desired = "" if is_right else f", should have {vip.planned_source}"
+        screen.line(f"address {vip.address}: {state}, calls from this node have {source}{desired}", hang=2)
     missing = [entry for entry in report.set_entries if not entry.is_there]
     screen.line(f"set entries: {len(report.set_entries) - len(missing)} of {len(report.set_entries)} are there")
     for entry in missing:

@@ -5,16 +5,16 @@ Results go to standard output, as text or in a format for programs. Reasons for 
 exact.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from errno import EACCES, EPERM
 from typing import Any, TypeVar, cast
 
 import click
 
 from kroute.printable import printable
-from kroute.settings.wording import in_words
+from kroute.settings.wording import with_path
 
 DONE, FAILURE, USAGE, NOT_SERVED, UNKNOWN, DIFFERENT, NO_AGENT = range(7)
 EXIT_CODES: Mapping[int, str] = {
@@ -27,6 +27,9 @@ EXIT_CODES: Mapping[int, str] = {
     NO_AGENT: "no agent answers",
 }
 """The exit codes of all commands, with what each means."""
+
+AS_ROOT = "run this command as root, in the host's network namespace"
+"""The next step where privileges are missing."""
 
 T = TypeVar("T")
 
@@ -45,10 +48,13 @@ def refusing(*errors: type[Exception], code: int = FAILURE, hint: str = "") -> I
     try:
         yield
     except errors as error:
-        sentence = in_words(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            sentence = f"{os.fsdecode(error.filename)}: {sentence}"
-        raise CommandRefusedError(f"{sentence}; {hint}" if hint else sentence, code) from error
+        sentences = [with_path(error), hint or (AS_ROOT if lacks_privileges(error) else "")]
+        raise CommandRefusedError("; ".join(filter(None, sentences)), code) from error
+
+
+def lacks_privileges(error: Exception) -> bool:
+    """Whether the system refused something for want of a privilege."""
+    return getattr(error, "errno", None) in {EPERM, EACCES}
 
 
 def complain(sentence: object) -> None:

@@ -1,5 +1,7 @@
 """Text from objects reaches a terminal without control characters; programs get it unchanged."""
 
+from errno import EEXIST, EPERM
+
 import msgspec
 import pytest
 
@@ -14,6 +16,7 @@ from kroute.cli.terminal import formats, output
 from kroute.inspect import snapshot
 from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList
+from kroute.kernel.errors import KernelError
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem, Protocol, ServicePlan, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
@@ -80,3 +83,18 @@ def test_what_is_no_text_stays_as_it_is() -> None:
     found = (KEY, {"a": (1, None, 2.5)}, frozenset({Protocol.UDP}), [True])
     assert output.plain(found) == found
     assert type(output.plain(KEY)) is VirtualServerKey
+
+
+@pytest.mark.parametrize(
+    ("error", "hint", "says"),
+    [
+        (KernelError("no IPVS"), "", "no IPVS"),
+        (KernelError("it refused", errno=EPERM), "", f"it refused; {output.AS_ROOT}"),
+        (KernelError("it refused", errno=EPERM), "only the agent knows", "it refused; only the agent knows"),
+        (FileExistsError(EEXIST, "x", "b.tar.gz"), "", "b.tar.gz: File exists"),
+    ],
+)
+def test_a_refusal_says_what_to_do_about_its_own_cause(error: Exception, hint: str, says: str) -> None:
+    with pytest.raises(output.CommandRefusedError) as refusal, output.refusing(KernelError, OSError, hint=hint):
+        raise error
+    assert str(refusal.value) == says

@@ -1,15 +1,19 @@
 """Commands with the options of `kroute run` use the agent's settings, overridden by their own options."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from kroute.cli.parameters.settings_in_force import settings_in_force
 from kroute.cli.terminal.formats import output_option
+from kroute.firewall.backend import Choice
 from kroute.inspect import agent_settings, agent_socket
-from kroute.settings import Exemption, IpvsTimeouts, PortRange, Settings
+from kroute.inspect.answers import Answers
+from kroute.settings import AUTO, Exemption, IpvsTimeouts, PortRange, Settings
 
 AGENT = Settings(
     node_name="node1",
@@ -91,3 +95,12 @@ async def test_settings_survive_the_socket(tmp_path: Path) -> None:
     async with agent_socket.serve(tmp_path, {agent_settings.QUESTION: answer}):
         assert await agent_settings.ask(tmp_path) == AGENT
     assert await agent_settings.ask(tmp_path) is None
+
+
+@pytest.mark.parametrize(("given", "firewall"), [(True, "nftables"), (False, AUTO)])
+async def test_a_backend_that_the_agent_has_chosen_itself_is_nobodys_setting(given: bool, firewall: str) -> None:
+    settings = Settings("node1", firewall="nftables")
+    choice = Choice("nftables", "why", given=given)
+    answers = Answers(settings, Mock(), Mock(), choice, Mock())
+    answer = await answers.by_question[agent_settings.QUESTION]("")
+    assert msgspec.json.decode(answer)["firewall"] == firewall

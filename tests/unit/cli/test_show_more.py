@@ -235,7 +235,7 @@ def test_a_service_is_printed_from_the_api_to_its_clients() -> None:
         "clusterIP TCP 10.96.0.10:80 (http), policy Cluster",
         "  in  10.244.1.1:80 on node2: ready",
         "  out 10.244.1.3:80: no",
-        "address 10.96.0.10: NOT bound, calls from this node have the source 10.96.0.10, should be 192.168.1.5",
+        "address 10.96.0.10: NOT bound, calls from this node have the source 10.96.0.10, should have 192.168.1.5",
         "set entries: 1 of 2 are there",
         "  missing: 10.96.0.10 in KROUTE-VIP",
         "connections: 30",

@@ -52,7 +52,7 @@ def test_every_name_of_the_setting_is_a_backend() -> None:
 @pytest.mark.parametrize("name", backend.BACKENDS)
 async def test_what_the_settings_name_is_chosen_without_a_look_at_the_kernel(node: Node, name: str) -> None:
     choice = await backend.choose(Settings("node1", firewall=name))
-    assert (choice.name, choice.why) == (name, f"--firewall {name} says so")
+    assert choice == backend.Choice(name, "the setting `firewall` names it", given=True)
     assert node.opened == []
 
 

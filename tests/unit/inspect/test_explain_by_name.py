@@ -110,7 +110,7 @@ async def test_all_ports_of_an_address(
             assert await asyncio.to_thread(exit_code, *arguments) == code
     output = capfd.readouterr()
     assert output.out.splitlines() == ["10.96.0.10:80/TCP", "10.96.0.10:53/UDP", "10.96.0.10:53/UDP"]
-    assert "kroute does not serve any port of 10.96.0.9 on this node" in output.err
+    assert "not served on this node: 10.96.0.9;" in output.err
     assert "an IPv6 address with a port is written [ADDRESS]:PORT" in output.err
 
 
@@ -118,9 +118,9 @@ async def test_what_is_not_there_is_said(
     explained: list[VirtualServerKey], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert await ask(tmp_path, None, "default/nobody") == UNKNOWN
-    assert "kroute does not serve Service default/nobody on this node" in capfd.readouterr().err
+    assert "not served on this node: Service default/nobody;" in capfd.readouterr().err
     assert await ask(tmp_path, service(), "default/web:https") == UNKNOWN
-    assert "kroute does not serve port https of Service default/web on this node" in capfd.readouterr().err
+    assert "not served on this node: port https of Service default/web;" in capfd.readouterr().err
     assert explained == []
 
 
