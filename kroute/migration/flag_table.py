@@ -10,6 +10,8 @@ Translate = Callable[[str], list[str]]
 """From a flag's value to kroute's arguments. Raises ValueError with a sentence for a value that has none."""
 
 THE_SAME = "the same"
+DEBUG = 4
+"""The verbosity of klog that means debugging (kubernetes/community, sig-instrumentation/logging.md)."""
 
 
 class Outcome(StrEnum):
@@ -99,6 +101,19 @@ def needed(why: str) -> Flag:
         return []
 
     return Flag(Outcome.REFUSED, why, "true", translate, is_switch=True)
+
+
+def verbosity() -> Flag:
+    """The flag `--v` of klog. Kubernetes uses 4 and more for what developers look at."""
+
+    def translate(value: str) -> list[str]:
+        try:
+            level = int(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not a number; kroute's word is --log-level") from None
+        return ["--log-level", "debug"] if level >= DEBUG else []
+
+    return Flag(Outcome.HONOURED, f"`--log-level debug` from `{DEBUG}` on; less asks for nothing", "0", translate)
 
 
 def _default_alone(outcome: Outcome, why: str, default: str | bool) -> Flag:

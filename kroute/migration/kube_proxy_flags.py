@@ -6,7 +6,18 @@ the same meaning in the configuration file, which kroute reads too: the reasons 
 
 from functools import partial
 
-from kroute.migration.flag_table import THE_SAME, Flag, OtherFlags, Outcome, no_meaning, refused, renamed, same, switch
+from kroute.migration.flag_table import (
+    THE_SAME,
+    Flag,
+    OtherFlags,
+    Outcome,
+    no_meaning,
+    refused,
+    renamed,
+    same,
+    switch,
+    verbosity,
+)
 from kroute.migration.go_values import bind_address, duration, host_name, is_unspecified, mark_bit, networks
 from kroute.migration.kube_proxy_configuration import HEALTHZ_PORT, METRICS_PORT, MH_FLAGS, UNUSED
 
@@ -49,7 +60,7 @@ _WITHOUT_FIELD: dict[str, Flag] = {
     "metrics-port": refused("kroute's word is --metrics-bind-address", "10249"),
     "boot-id-file": no_meaning("kroute does not read it", "/proc/sys/kernel/random/boot_id"),
     "machine-id-file": no_meaning("kroute does not read it", "/etc/machine-id,/var/lib/dbus/machine-id"),
-    "v": refused(_LOGS, "0"),
+    "v": verbosity(),
     "vmodule": no_meaning(_LOGS, ""),
     "log-flush-frequency": no_meaning(_LOGS, "5s"),
     "log-json-info-buffer-size": no_meaning(_LOGS, "0"),

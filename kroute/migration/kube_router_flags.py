@@ -11,6 +11,7 @@ from kroute.migration.flag_table import (
     renamed,
     same,
     switch,
+    verbosity,
 )
 from kroute.migration.go_values import duration, host_name, networks
 
@@ -106,7 +107,7 @@ _FLAGS: dict[str, Flag] = {
     "metrics-port": refused(_METRICS, "0"),
     "enable-pprof": refused("kroute has no profiling endpoint: leave this out", False),
     "runtime-endpoint": refused(_DSR, ""),
-    "v": refused("kroute's word is --log-level", "0"),
+    "v": verbosity(),
     "loadbalancer-default-class": refused(_LOADBALANCER, True),
     "loadbalancer-sync-period": refused(_LOADBALANCER, "1m0s"),
     "iptables-sync-period": refused(_POLICIES, "5m0s"),

@@ -182,9 +182,7 @@ def _answered(options: dict[str, Any], act: Callable[[Kubectl, list[AgentPod]], 
         if not pods:
             where = f"on node {options['node']}" if options["node"] != EVERY_NODE else "on any node"
             namespace = options["namespace"]
-            complain(
-                f"no pod of kroute {where} in the namespace {namespace}: if it is in another one, give --namespace"
-            )
+            complain(f"no pod of kroute {where} in namespace {namespace}: if it is in another one, give --namespace")
             return NO_AGENT
         code: int = await act(kubectl, pods)
         return code

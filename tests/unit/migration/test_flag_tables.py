@@ -108,6 +108,25 @@ def test_a_flag_that_is_not_honoured_takes_what_asks_for_nothing_and_says_why(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("written", "ours"),
+    [
+        (["--v=2"], []),
+        (["-v", "2"], []),
+        (["-v=3"], []),
+        (["--v=4"], ["--log-level", "debug"]),
+        (["--v", "10"], ["--log-level", "debug"]),
+    ],
+)
+def test_the_verbosity_of_klog_is_a_log_level(written: list[str], ours: list[str]) -> None:
+    assert translated(written, OWN) == ours
+
+
+def test_a_verbosity_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", "--v=high") == USAGE
+    assert "'high' is not a number" in capsys.readouterr().err
+
+
 def test_the_last_value_of_a_switch_counts() -> None:
     again = ["--nodeport-bindon-all-ip=false", "--hairpin-mode", "--nodeport-bindon-all-ip", "--hairpin-mode=false"]
     assert translated(again, OWN) == ["--hairpin", "off"]
