@@ -1,5 +1,6 @@
 """What a node or a director serves, what is wrong there, and what to do about it: the answer to `kroute status`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -18,6 +19,8 @@ WITH_DIGEST = "shared"
 
 MOST_PROBLEMS = 100
 """How many problems a Status names; `problems_total` counts all."""
+MOST_OF_A_REASON = 20
+"""How many problems of one reason it names while there are others, so that a frequent one hides none."""
 
 
 class State(StrEnum):
@@ -89,7 +92,7 @@ class Status(Document, kw_only=True):
     `role` is `node`, or for a director `director`; then `election` is `active`, `standby` or `unknown`. `pending` is
     how many Services have changes that were read and are not in the kernel yet. `generation` grows with each plan of
     this agent. `shared` is the digest of what must be the same on every node (`inspect.shared_state`), empty if it was
-    not asked for.
+    not asked for. `reasons` counts all problems by their reason.
     """
 
     kind: ClassVar[str] = "Status"
@@ -110,6 +113,7 @@ class Status(Document, kw_only=True):
     shared: str = ""
     problems: list[StatusProblem] = msgspec.field(default_factory=list)
     problems_total: int = 0
+    reasons: Mapping[str, int] = {}
 
     def names(self) -> list[str]:
         """What has problems: Services, and `node` for the node itself."""
@@ -122,9 +126,18 @@ class Status(Document, kw_only=True):
 
 
 def with_problems(status: Status, problems: Iterable[StatusProblem]) -> Status:
-    """The status with these problems: those of the node first, in their order, and not more than MOST_PROBLEMS."""
-    found = sorted(problems, key=lambda it: it.severity is not Severity.FAIL)
-    return msgspec.structs.replace(status, problems=found[:MOST_PROBLEMS], problems_total=len(found))
+    """The status with these problems: those of the node first, in their order, and not more than MOST_PROBLEMS.
+
+    Where they are too many, the first MOST_OF_A_REASON of each reason are preferred.
+    """
+    found = sorted(problems, key=lambda problem: problem.severity is not Severity.FAIL)
+    reasons: Counter[str] = Counter()
+    first, others = [], []
+    for number, problem in enumerate(found):
+        (first if reasons[problem.reason] < MOST_OF_A_REASON else others).append(number)
+        reasons[problem.reason] += 1
+    named = [found[number] for number in sorted([*first, *others][:MOST_PROBLEMS])]
+    return msgspec.structs.replace(status, problems=named, problems_total=len(found), reasons=dict(reasons))
 
 
 def rfc3339(moment: float) -> str | None:

@@ -45,19 +45,38 @@ async def test_the_page_follows_services_connections_problems_and_health(shop: O
 
     shop.broadcaster.publish([plan("new", 1, Problem("InvalidAnnotation", "x=y", "y is not allowed"))])
     await shows(lambda: page.text("#verdict"), "2 problems")
-    assert (await page.text("#problems li")).splitlines()[:2] == ["default/new InvalidAnnotation", "y is not allowed"]
+    assert await page.text("#problems li") == "InvalidAnnotation 2 problems"
     assert (await row_of(page, "default/new")())[STATE] == "✕ missing, 1 problem"
 
     shop.workers.faults = ["masquerade has failed for 75 s: the lock is held"]
     await shows(lambda: page.text("#verdict"), "not healthy")
     assert (await page.text("#problems li")).splitlines()[1] == shop.workers.faults[0]
-    assert await page.script("return [...document.querySelectorAll('#problems li')].map((it) => it.className)") == [
-        "fail", "warning", "warning",
+    assert await page.script("return [...document.querySelectorAll('#problems > li')].map((it) => it.className)") == [
+        "fail", "warning",
     ]  # fmt: skip
 
     requested = await page.requested()
     assert all(url.startswith(f"http://127.0.0.1:{shop.metrics_port}/") for url in requested)
     assert await page.complaints() == []
+
+
+async def test_problems_of_one_reason_are_folded_into_one_that_stays_open(shop: Observed, page: Browser) -> None:
+    odd = [plan(f"odd{number}", number, Problem("InvalidPort", "x", "port 0 is not served")) for number in range(49)]
+    shop.broadcaster.publish([*odd, plan("new", 99, Problem("InvalidAnnotation", "x=y", "y is not allowed"))])
+    await shows(lambda: page.text("#problems"), "InvalidAnnotation 2 problems\nInvalidPort 49 problems")
+    await page.click("#problems > li:last-child summary")
+
+    async def opened() -> list[str]:
+        return (await page.text("#problems > li:last-child")).splitlines()
+
+    lines = await opened()
+    assert lines[:3] == ["InvalidPort 49 problems", "default/odd0 InvalidPort", "port 0 is not served"]
+    shop.broadcaster.publish([plan("odd50", 50, Problem("InvalidPort", "x", "port 0 is not served"))])
+    await shows(lambda: page.text("#verdict"), "52 problems")
+    assert (await opened())[:2] == ["InvalidPort 50 problems", "default/odd0 InvalidPort"]
+    shop.broadcaster.publish([plan(f"zmore{number}", 100 + number, odd[0].problems[0]) for number in range(70)])
+    await shows(lambda: page.text("#verdict"), "122 problems")
+    assert (await opened())[-1] == "and 22 more: kroute show services"
 
 
 async def test_rates_are_those_of_the_counters(shop: Observed, page: Browser) -> None:

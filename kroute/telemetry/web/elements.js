@@ -71,13 +71,31 @@ export function facts(list, pairs) {
   }));
 }
 
-/** Fill a list of problems, those of the node and the worst first, as the agent has sorted them. */
-export function problems(list, found) {
-  update(list, found.map((it) => {
-    const where = it.service ? serviceLink(it.service) : element("span", "this node");
-    const head = element("p", [where, " ", element("strong", it.reason)]);
-    return element("li", [head, element("p", it.message), element("p", withCode(it.nextStep), "quiet")], it.severity.toLowerCase());
+/** Fill a list of problems, those of the node and the worst first, as the agent has sorted them. Those of one reason are
+ * folded into one; `totals` counts all of each reason, also those that the agent does not name. */
+export function problems(list, found, totals = {}) {
+  const groups = new Map();
+  for (const it of found) groups.set(it.reason, [...(groups.get(it.reason) ?? []), it]);
+  update(list, [...groups].map(([reason, group]) => {
+    const total = totals[reason] ?? group.length;
+    return total > 1 ? folded(list, reason, group, total) : problem(group[0]);
   }));
+}
+
+function problem(it) {
+  const where = it.service ? serviceLink(it.service) : element("span", "this node");
+  const head = element("p", [where, " ", element("strong", it.reason)]);
+  return element("li", [head, element("p", it.message), element("p", withCode(it.nextStep), "quiet")], it.severity.toLowerCase());
+}
+
+/** The problems of one reason, folded away until somebody opens them; open ones stay open. */
+function folded(list, reason, group, total) {
+  const items = element("ul", group.map(problem), "problems");
+  if (total > group.length) items.append(element("li", `and ${count(total - group.length)} more: kroute show services`, "quiet"));
+  const details = element("details", [element("summary", [element("strong", reason), ` ${counted(total, "problem")}`]), items]);
+  details.dataset.key = `problems ${reason}`;
+  details.open = list.querySelector(`[data-key="${CSS.escape(details.dataset.key)}"]`)?.open ?? false;
+  return element("li", details, group[0].severity.toLowerCase());
 }
 
 /** A sentence in which `commands` are set apart. */

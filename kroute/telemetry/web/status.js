@@ -31,7 +31,7 @@ function showNode(content) {
   byId("problems-section").hidden = status.problemsTotal === 0;
   const left = status.problemsTotal - status.problems.length;
   say("problems-count", left ? `${count(status.problemsTotal)}, the first ${status.problems.length}` : count(status.problemsTotal));
-  problems(byId("problems"), status.problems);
+  problems(byId("problems"), status.problems, status.reasons);
   showOverview(content);
   showServices(content.services);
   showControllers(content.controllers);

@@ -1,6 +1,7 @@
 """A running agent says what it serves, what is wrong, and what to do about it."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 from kroute.inspect import shared_state
 from kroute.inspect.shared_state import SharedState
-from kroute.inspect.status import State, Status
+from kroute.inspect.status import MOST_PROBLEMS, Severity, State, Status, StatusProblem, with_problems
 from kroute.kernel.ipvs.client import RealServerState, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan, Problem
@@ -116,3 +117,16 @@ async def test_what_nodes_share_is_found_out_once_however_many_ask(
     now += 2.1
     await status(agent, "shared")
     assert len(found) == 2
+
+
+def test_a_frequent_reason_hides_no_other() -> None:
+    def problem(number: int, reason: str, severity: Severity = Severity.WARNING) -> StatusProblem:
+        return StatusProblem(severity, f"default/s{number}", reason, "message", "step")
+
+    many = [problem(number, "Frequent") for number in range(300)]
+    rare = [problem(number, "Rare") for number in range(300, 303)]
+    found = with_problems(Status(node="n", state=State.READY), [*many, *rare, problem(1, "Bad", Severity.FAIL)])
+    assert found.reasons == {"Bad": 1, "Frequent": 300, "Rare": 3}
+    assert (len(found.problems), found.problems_total) == (MOST_PROBLEMS, 304)
+    assert Counter(it.reason for it in found.problems) == {"Bad": 1, "Frequent": 96, "Rare": 3}
+    assert [it.reason for it in found.problems[:2]] == ["Bad", "Frequent"]
