@@ -37,8 +37,8 @@ from kroute.cli.parameters.options import (
     list_option,
     option,
 )
+from kroute.cli.parameters.settings_command import SettingsCommand
 from kroute.cli.parameters.settings_log import log_settings
-from kroute.cli.terminal.help_sections import SettingsCommand
 from kroute.director.director import serve
 from kroute.director.settings import (
     DEFAULTS,

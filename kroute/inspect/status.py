@@ -132,7 +132,8 @@ def with_problems(status: Status, problems: Iterable[StatusProblem]) -> Status:
     """
     found = sorted(problems, key=lambda problem: problem.severity is not Severity.FAIL)
     reasons: Counter[str] = Counter()
-    first, others = [], []
+    first: list[int] = []
+    others: list[int] = []
     for number, problem in enumerate(found):
         (first if reasons[problem.reason] < MOST_OF_A_REASON else others).append(number)
         reasons[problem.reason] += 1

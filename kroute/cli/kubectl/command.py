@@ -14,7 +14,7 @@ from kroute import __version__
 from kroute.cli.kubectl import printing
 from kroute.cli.kubectl.options import EVERY_NODE, cluster_options, complete_target, kubectl_of
 from kroute.cli.parameters.completions import complete_shown
-from kroute.cli.parameters.options import DURATION
+from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY
 from kroute.cli.terminal import output
 from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
 from kroute.cli.terminal.help_sections import SectionGroup
@@ -73,19 +73,11 @@ def status(*, output: str, **options: Any) -> int:
 @click.option(
     "--interval", type=DURATION, default="2s", show_default=True, help="The time over which rates are measured."
 )
-@click.option(
-    "--sort-by",
-    type=click.Choice(("packets", "connections", "bytes", "active", "name")),
-    default="packets",
-    show_default=True,
-    help="The busiest first, or by name.",
-)
-@click.option(
-    "--filter", "only", default="", metavar="TEXT", help="Only what has this text in a Service's name or an address."
-)
+@SORT_BY
+@FILTER
 @output_option
 @cluster_options
-def top(by: str, *, interval: float, sort_by: str, only: str, output: str, **options: Any) -> int:
+def top(by: str, *, interval: float, sort_by: str | None, only: str, output: str, **options: Any) -> int:
     """Show connections, packets and bytes a second of each node, or of each Service on all nodes."""
     from kroute.cli.kubectl import top as rates  # noqa: PLC0415  it imports rich
 
@@ -206,9 +198,8 @@ def exit_code(found: Survey) -> int:
 async def _run(kubectl: Kubectl, pods: Sequence[AgentPod], words: Sequence[str], how: str) -> int:
     """Run a command on every node, and print the outputs one below the other, with the marks of the survey."""
     remote = "json" if how in FOR_PROGRAMS else how
-    found, *outputs = await asyncio.gather(
-        survey(kubectl, pods), *(_output(kubectl, pod, [*words, "--output", remote]) for pod in pods)
-    )
+    asked = asyncio.gather(*(_output(kubectl, pod, [*words, "--output", remote]) for pod in pods))
+    found, outputs = await asyncio.gather(survey(kubectl, pods), asked)
     answers = [
         printing.answer(pod.node, each, found.differences.get(pod.node, []))
         for pod, each in zip(pods, outputs, strict=True)

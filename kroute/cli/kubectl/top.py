@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kroute.cli.show.live import ORDERS, RateList, RateRow, rate_cells
+from kroute.cli.show.live import ORDER, ORDERS, RateList, RateRow, rate_cells
 from kroute.cli.terminal.screen import Screen
 from kroute.cli.terminal.tables import Table
 from kroute.fleet.agents import AgentPod
@@ -60,9 +60,9 @@ class Totals(Document):
 
 
 async def top(
-    kubectl: Kubectl, pods: Sequence[AgentPod], by: str, *, interval: float, order: str, only: str = ""
+    kubectl: Kubectl, pods: Sequence[AgentPod], by: str, *, interval: float, order: str | None = None, only: str = ""
 ) -> Totals:
-    """Ask every agent for its rates over an interval (seconds), and add them. `order` is a key of ORDERS.
+    """Ask every agent for its rates over an interval (seconds), and add them. `order` is a key of ORDERS, or None.
 
     `only` is as with `kroute show --filter`.
     """
@@ -71,7 +71,7 @@ async def top(
     answers = await asyncio.gather(*(_rates(kubectl, pod, words) for pod in pods))
     answered = {pod.node: it for pod, it in zip(pods, answers, strict=True) if isinstance(it, RateList)}
     failed = {pod.node: str(it) for pod, it in zip(pods, answers, strict=True) if not isinstance(it, RateList)}
-    return Totals(by, totals(answered, by, order), failed)
+    return Totals(by, totals(answered, by, order or ORDER), failed)
 
 
 async def _rates(kubectl: Kubectl, pod: AgentPod, words: Sequence[str]) -> RateList | KubectlError:

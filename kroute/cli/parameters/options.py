@@ -240,6 +240,16 @@ LOG_LEVEL = option(
     help="The least severe events that are logged.",
 )
 
+SORT_BY = click.option(
+    "--sort-by",
+    type=click.Choice(("packets", "connections", "bytes", "active", "name")),
+    default=None,
+    help="The order of rates: the busiest first, or by name.  [default: packets]",
+)
+FILTER = click.option(
+    "--filter", "only", default="", metavar="TEXT", help="Only what has this text in a Service's name or an address."
+)
+
 
 CONNTRACK_OPTIONS = (
     option(

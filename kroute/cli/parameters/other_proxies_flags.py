@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kroute.cli.terminal.help_sections import SettingsCommand
+from kroute.cli.parameters.settings_command import SettingsCommand
 
 if TYPE_CHECKING:
     from kroute.migration.flag_table import OtherFlags

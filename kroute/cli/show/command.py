@@ -6,7 +6,7 @@ import click
 
 from kroute.cli.parameters.arguments import parse_service
 from kroute.cli.parameters.completions import complete_shown
-from kroute.cli.parameters.options import DURATION, STATE_DIR
+from kroute.cli.parameters.options import DURATION, FILTER, SORT_BY, STATE_DIR
 from kroute.cli.show import table
 from kroute.cli.terminal.formats import output_option
 
@@ -22,15 +22,8 @@ WHAT = "[services | service NAMESPACE/NAME]"
     "--interval", type=DURATION, default="2s", show_default=True, help="The time between two updates, with -w."
 )
 @click.option("--count", type=click.IntRange(1), default=None, help="With -w: end after so many updates.")
-@click.option(
-    "--sort-by",
-    type=click.Choice(("packets", "connections", "bytes", "active", "name")),
-    default=None,
-    help="With -w: the busiest first, by packets if nothing else is chosen, or by the names of Services.",
-)
-@click.option(
-    "--filter", "only", default="", metavar="TEXT", help="Only what has this text in a Service's name or an address."
-)
+@SORT_BY
+@FILTER
 @output_option
 @STATE_DIR
 def show(

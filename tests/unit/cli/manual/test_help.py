@@ -10,7 +10,7 @@ import pytest
 
 from kroute import __version__
 from kroute.cli.main import COMMANDS, LazyGroup, cli, load
-from kroute.cli.manual.setting_groups import COMMON, GROUPS
+from kroute.cli.parameters.setting_groups import COMMON, GROUPS
 from kroute.inspect import agent_socket
 from kroute.inspect.status import State, Status
 from kroute.model.document import encode
@@ -50,7 +50,7 @@ def test_every_command_is_in_one_section() -> None:
 
 
 def test_every_setting_is_in_one_section() -> None:
-    """A new setting of `kroute run` belongs into `kroute/cli/manual/setting_groups.py`."""
+    """A new setting of `kroute run` belongs into `kroute/cli/parameters/setting_groups.py`."""
     flags = [flag for group in GROUPS.values() for flag in group]
     assert sorted(flags) == sorted(it.opts[0] for it in load("run").params)
     assert set(flags) >= COMMON
