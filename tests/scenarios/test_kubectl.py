@@ -137,6 +137,31 @@ async def test_every_node_is_asked_and_the_one_that_has_missed_a_change_is_marke
     code, text = kubectl_kroute(world, api, "explain", f"{CLUSTER_IPS[0]}:8080", "--node", "node2")
     assert code == 0, text
     assert f"in  {missed.ip}:8080" in text
+    code, text = kubectl_kroute(world, api, "explain", CLUSTER_IPS[1], "--node", "node2")
+    assert code == 0, text
+    assert f"TCP [{CLUSTER_IPS[1]}]:8080" in text
+
+
+async def test_rates_plans_and_bundles_of_nodes(
+    world: World, api: ApiServer, agents: dict[str, str], tmp_path: Path
+) -> None:
+    code, text = kubectl_kroute(world, api, "top", "services", "-o", "json")
+    found = json.loads(text)
+    assert (code, found["unanswered"]) == (0, {})
+    assert [(it["name"], it["nodes"]) for it in found["items"]] == [("default/web", len(agents))]
+    code, text = kubectl_kroute(world, api, "top", "--sort-by", "name", "--filter", "web")
+    assert code == 0, text
+    assert [line.split()[0] for line in text.splitlines()] == ["Node", *sorted(agents)]
+    code, text = kubectl_kroute(world, api, "plan", "--node", "node1")
+    assert code == 0, text
+    assert "nothing to change" in text
+    code, text = kubectl_kroute(world, api, "plan", "--node", "node1", "-o", "name")
+    assert code == 0, text
+    code, text = kubectl_kroute(world, api, "bundle", "--node", "node1", "--directory", str(tmp_path / "bundles"))
+    assert code == 0, text
+    [path] = (tmp_path / "bundles").iterdir()
+    with tarfile.open(path) as archive:
+        assert any(it.name.endswith("/kernel/ipvs.json") for it in archive.getmembers())
 
 
 async def test_a_node_says_on_one_screen_that_all_is_well_and_gives_a_whole_bundle(
@@ -153,4 +178,4 @@ async def test_a_node_says_on_one_screen_that_all_is_well_and_gives_a_whole_bund
     [agent] = [it for it in node.processes if it.running]
     await agent.kill()
     code, status = await ask_json(node, "status")
-    assert (code, status["state"], status["served"]["virtualServers"]) == (2, "no agent", 2)
+    assert (code, status["state"], status["served"]["virtualServers"]) == (6, "no agent", 2)
