@@ -23,6 +23,7 @@ from kroute.fleet.agents import AgentPod, find
 from kroute.fleet.answers import ask_all_status, run
 from kroute.fleet.kubectl import Kubectl, KubectlError, Output
 from kroute.fleet.survey import Survey, survey
+from kroute.settings.wording import with_path
 
 PROGRAM = "kubectl kroute"
 _DIRECTIVES = {"plain": 4, "dir": 16, "file": 0}
@@ -238,9 +239,12 @@ def _keep(directory: Path, node: str, found: Output | KubectlError) -> bool:
         complain(f"no bundle of {node}: {found.complaint or 'its answer is not an archive'}")
         return False
     path = directory / f"{bundle_name(node)}.tar.gz"
-    with refusing(OSError):
+    try:
         directory.mkdir(parents=True, exist_ok=True)
         write(str(path), found.out)
+    except OSError as error:
+        complain(f"no bundle of {node}: {with_path(error)}")
+        return False
     click.echo(f"{path}: {len(found.out) / 1024:.0f} KiB")
     return True
 

@@ -259,6 +259,8 @@ async def test_a_bundle_of_each_node_is_a_file_of_its_own(
     [path] = (tmp_path / "bundles").iterdir()
     assert f"{path}: " in output.out
     assert "no bundle of node2: its answer is not an archive" in output.err
+    assert await run(nodes, "bundle", "--directory", str(path / "below"), "--node", "node1") == FAILURE
+    assert f"no bundle of node1: {path}" in capsys.readouterr().err
     with tarfile.open(fileobj=io.BytesIO(path.read_bytes())) as archive:
         assert any(name.endswith("/index.json") for name in archive.getnames())
 
