@@ -5,6 +5,7 @@ from collections.abc import Mapping
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Source of Services": ("--config", "--kubeconfig", "--master", "--manifests"),
     "This node": ("--node-name", "--node-ip", "--dummy-interface", "--strict-arp", "--state-dir", "--proc-sys"),
+    "Other service proxies on the node": ("--other-proxies", "--take-over-after"),
     "Load balancing": (
         "--scheduler",
         "--scheduler-flags",
@@ -65,6 +66,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "--metrics-bind-address",
         "--metrics-services",
         "--healthz-bind-address",
+        "--own-bind-address",
     ),
 }
 
@@ -76,6 +78,7 @@ COMMON = frozenset(
         "--manifests",
         "--node-name",
         "--node-ip",
+        "--other-proxies",
         "--scheduler",
         "--nodeport-addresses",
         "--external-ips-on-node-addresses",
