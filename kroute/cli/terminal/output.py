@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from kroute.printable import printable
-from kroute.settings.wording import with_path
 
 DONE, FAILURE, USAGE, NOT_SERVED, UNKNOWN, DIFFERENT, NO_AGENT = range(7)
 EXIT_CODES: Mapping[int, str] = {
@@ -48,6 +47,8 @@ def refusing(*errors: type[Exception], code: int = FAILURE, hint: str = "") -> I
     try:
         yield
     except errors as error:
+        from kroute.settings.wording import with_path  # noqa: PLC0415  it loads msgspec, which the help does not need
+
         sentences = [with_path(error), hint or (AS_ROOT if lacks_privileges(error) else "")]
         raise CommandRefusedError("; ".join(filter(None, sentences)), code) from error
 

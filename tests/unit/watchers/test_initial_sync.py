@@ -102,7 +102,7 @@ RULES = PlannedChange("", "rules", "edit", "write the IPv4 rules")
         (PlannedChanges([], []), 0, ["nothing to change"]),
         (
             PlannedChanges([CHANGE, RULES], ["it is odd"]),
-            2,
+            5,
             [
                 "default/web",
                 "  + bind 10.96.0.10 (kube-ipvs0)",
