@@ -34,7 +34,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         return path
     if not isinstance(content, dict):
         raise click.BadParameter(f"{path} must hold `name: value` pairs, named like the flags", ctx, param)
-    allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
+    allowed = _settings(ctx, param)
     for name in content:
         if name not in allowed:
             raise click.BadParameter(
@@ -50,7 +50,7 @@ def _use_kube_proxy_configuration(
     """Use the fields that apply as defaults. The others are kept for `tell_of_unused_fields`."""
     from kroute.migration.kube_proxy_configuration import ConfigurationFieldError, translate  # noqa: PLC0415  as above
 
-    allowed = {_config_name(each): each for each in ctx.command.params if each.name != param.name}
+    allowed = _settings(ctx, param)
     try:
         settings_, remarks = translate(content)
     except ConfigurationFieldError as error:
@@ -74,6 +74,11 @@ def tell_of_unused_fields(ctx: click.Context) -> None:
     """Log each field of a kube-proxy configuration that is set and not used. To be called once logs are configured."""
     for field, why in ctx.meta.get(_UNUSED_FIELDS, {}).items():
         log.warning("config.field_not_used", field=field, why=why)
+
+
+def _settings(ctx: click.Context, config: click.Parameter) -> dict[str, click.Parameter]:
+    """The settings of a command, by their names in the file. Options without a variable, like --output, are none."""
+    return {_config_name(each): each for each in ctx.command.params if each.envvar and each.name != config.name}
 
 
 def _config_name(parameter: click.Parameter) -> str:

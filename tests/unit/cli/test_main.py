@@ -151,6 +151,15 @@ def test_a_wrong_file_is_named_with_what_is_allowed(
     assert says in error
 
 
+def test_an_option_that_is_no_setting_is_not_read_from_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "kroute.yaml"
+    config.write_text("output: json\n")
+    assert exit_code("plan", "--config", str(config)) == USAGE
+    assert "'output' is not a setting; allowed: cleanup-on-exit, cluster-cidr, conntrack" in capsys.readouterr().err
+
+
 def test_a_value_in_the_file_is_checked_like_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "kroute.yaml"
     config.write_text("masquerade-mark: 3\n")
