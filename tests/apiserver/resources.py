@@ -77,6 +77,12 @@ LEASES = ResourceType(
 EVENTS = ResourceType("Event", "events", "v1", "events.k8s.io", zero={"eventTime": None}, core_inside=True)
 
 CONFIG_MAPS = ResourceType("ConfigMap", "configmaps", "v1")
+NAMESPACES = ResourceType("Namespace", "namespaces", "v1", namespaced=False)
+SERVICE_CIDRS = ResourceType("ServiceCIDR", "servicecidrs", "v1", "networking.k8s.io", namespaced=False)
+IP_POOLS = ResourceType("IPPool", "ippools", "v1", "crd.projectcalico.org", namespaced=False)
+FELIX_CONFIGURATIONS = ResourceType(
+    "FelixConfiguration", "felixconfigurations", "v1", "crd.projectcalico.org", namespaced=False
+)
 
 DAEMON_SETS = ResourceType(
     "DaemonSet",
@@ -90,7 +96,10 @@ DAEMON_SETS = ResourceType(
     zero_annotations={"deprecated.daemonset.template.generation": "0"},
 )
 
-TYPES = (SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS, DAEMON_SETS)
+TYPES = (
+    *(SERVICES, ENDPOINT_SLICES, NODES, LEASES, EVENTS, PODS, CONFIG_MAPS, NAMESPACES, DAEMON_SETS, SERVICE_CIDRS),
+    *(IP_POOLS, FELIX_CONFIGURATIONS),
+)
 BY_KIND = {type_.kind: type_ for type_ in TYPES}
 
 _PATH = re.compile(

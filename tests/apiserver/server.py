@@ -24,6 +24,23 @@ from tests.apiserver.status import StatusError
 from tests.apiserver.store import Store
 from tests.apiserver.watches import Watch
 
+VERSION = {
+    "major": "1",
+    "minor": "36",
+    "emulationMajor": "1",
+    "emulationMinor": "36",
+    "minCompatibilityMajor": "1",
+    "minCompatibilityMinor": "35",
+    "gitVersion": "v1.36.2",
+    "gitCommit": "",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "go1.27.3",
+    "compiler": "gc",
+    "platform": "linux/amd64",
+}
+"""The answer to /version, by a kube-apiserver 1.36.2."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -85,6 +102,7 @@ class ApiServer:
             application.router.add_post(path, handler)
         pods.add_routes(application.router, self)
         application.router.add_get("/readyz", self._ready)
+        application.router.add_get("/version", self._version)
         application.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
@@ -175,6 +193,9 @@ class ApiServer:
         if self.access.denies_everything:
             return error_answer(status.forbidden_path("/readyz", USER))
         return web.Response(text="ok") if self.is_ready else web.Response(status=500, text="[+]ping ok\n")
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response(VERSION)
 
     async def _add_fault(self, request: web.Request) -> web.Response:
         """POST /faults {"kind": "answer", "status": 503, "where": "list", "times": 3}: for a server of its own."""
