@@ -1,57 +1,54 @@
 """`kroute check`: whether this node and this cluster meet kroute's prerequisites."""
 
 import asyncio
-from typing import ClassVar
 
 import click
-import msgspec
 
 from kroute import logs
 from kroute.checks.api_checks import NO_API, Known, check_api
-from kroute.checks.finding import Finding, Level, failed
+from kroute.checks.finding import Finding, failed
 from kroute.checks.node_checks import NODE, check_node, check_node_addresses
 from kroute.cli.parameters.other_proxies_flags import FlagsCommand
 from kroute.cli.parameters.settings_in_force import settings_in_force
-from kroute.cli.terminal.formats import output_option, show
-from kroute.cli.terminal.output import AS_ROOT, DONE, FAILURE, lacks_privileges
-from kroute.cli.terminal.screen import Screen
+from kroute.cli.terminal.findings import show_findings
+from kroute.cli.terminal.formats import output_option
+from kroute.cli.terminal.output import AS_ROOT, lacks_privileges
+from kroute.fleet.agents import NAMESPACE
 from kroute.kernel.errors import KernelError
-from kroute.model.document import Document
 from kroute.model.node_facts import node_facts
 from kroute.settings import Settings
 from kroute.watchers.initial_sync import InitialSyncError, node_object
 from kroute.watchers.node import read_node_interfaces
 
 MANIFESTS = "manifests"
-COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAIL: "red"}
-
-
-class Report(Document):
-    """What was checked. `ready`: whether no check failed."""
-
-    kind: ClassVar[str] = "FindingList"
-
-    ready: bool
-    findings: list[Finding] = msgspec.field(name="items")
-
-    def names(self) -> list[str]:
-        """The checks that did not pass."""
-        return [it.check for it in self.findings if it.level is not Level.OK]
 
 
 @click.command(cls=FlagsCommand)
 @output_option
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Read the cluster by a kubeconfig, not this node: what an installation would meet. Needs no rights on a node.",
+)
+@click.option(
+    "-n",
+    "--namespace",
+    default=NAMESPACE,
+    show_default=True,
+    help="With --cluster: where kroute is to be installed.",
+)
 @settings_in_force
-def check(settings: Settings, *, output: str) -> int:
+def check(settings: Settings, *, output: str, cluster: bool, namespace: str) -> int:
     """Look whether the node and the cluster have what kroute needs; each finding comes with its next step.
 
     Exits with 0 if no check failed, even with warnings, else with 1.
     """
     logs.configure("console", "error")  # only the findings are printed
-    findings = asyncio.run(findings_of(settings))
-    report = Report(all(finding.level is not Level.FAIL for finding in findings), findings)
-    show(report, output, print_findings)
-    return DONE if report.ready else FAILURE
+    if not cluster:
+        return show_findings(asyncio.run(findings_of(settings)), output)
+    from kroute.cli.kubectl.cluster import findings_by_api  # noqa: PLC0415  before an installation only
+
+    return show_findings(asyncio.run(findings_by_api(settings, namespace)), output)
 
 
 async def findings_of(settings: Settings) -> list[Finding]:
@@ -76,16 +73,3 @@ async def findings_of(settings: Settings) -> list[Finding]:
         step = AS_ROOT if lacks_privileges(error) else "first correct what failed"
         findings.append(failed(NODE, str(error), step))
     return findings + cluster
-
-
-def print_findings(report: Report, screen: Screen) -> None:
-    """Print one line for each finding, and below it what to do."""
-    width = max((len(it.check) for it in report.findings), default=0)
-    indent = len("WARNING  ") + width + len("  ")
-    for finding in report.findings:
-        first, *more = screen.folded(f"{finding.level:<9}{finding.check:<{width}}  {finding.message}", indent)
-        click.echo(click.style(first[:9], fg=COLOURS[finding.level]) + first[9:])
-        for line in more:
-            click.echo(line)
-        if finding.next_step:
-            screen.line(f"{'':<{indent}}-> {finding.next_step}", hang=indent + 3)

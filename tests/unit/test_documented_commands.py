@@ -265,7 +265,8 @@ def kubectl(*arguments: str) -> Object:
 def test_helm_renders_the_chart_with_every_value(command: Command) -> None:
     """`helm template` is `helm install` without a cluster. --reuse-values takes those of the installation."""
     chart = f"kroute-{__version__}.tgz"
-    words = ["deploy/helm/kroute" if word == chart else word for word in command.words[2:] if word != "--reuse-values"]
+    files = {chart: "deploy/helm/kroute", "values.yaml": "tests/unit/golden/values/kubeadm.yaml"}
+    words = [files.get(word, word) for word in command.words[2:] if word != "--reuse-values"]
     if verb(command) == "helm upgrade":
         words += ["--set", "apiServer.host=192.0.2.1"]
     done = helm("template", *words)

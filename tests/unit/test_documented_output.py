@@ -12,6 +12,7 @@ from kroute import __version__
 from kroute.cli.explain import print_explanations
 from kroute.cli.kubectl.printing import Fleet, FleetNode, print_fleet
 from kroute.cli.status import print_status
+from kroute.cli.terminal.findings import print_findings
 from kroute.cli.terminal.screen import Screen
 from kroute.firewall.reasons import IN_WORDS, OTHERS_TO_CLUSTER_IP
 from kroute.firewall.reasons import SERVED as HAS_PORT
@@ -23,6 +24,7 @@ from kroute.inspect.verdicts import Client, Fate, Verdict
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import apply_annotations
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
+from tests.unit.cli.terminal_views import VIEWS
 from tests.unit.documented_commands import ROOT, blocks
 
 [BAD_SCHEDULER] = apply_annotations(Options(), {"kube-router.io/service.scheduler": "fast"})[1]
@@ -89,6 +91,7 @@ SHOWN: dict[tuple[str, str], tuple[Any, Callable[[Any, Screen], None]]] = {
     ("operate.md", "# kroute status"): (STATUS, print_status),
     ("operate.md", "# kroute explain"): (ExplanationList([EXPLANATION]), print_explanations),
     ("kubectl.md", "$ kubectl kroute status"): (FLEET, print_fleet),
+    ("quickstart.md", "$ kubectl kroute check"): (VIEWS["check --cluster"].found, print_findings),
 }
 
 

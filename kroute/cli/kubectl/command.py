@@ -164,14 +164,63 @@ def bundle(*, directory: Path, **options: Any) -> int:
     return _answered(options, lambda kubectl, pods: _bundle(kubectl, pods, directory))
 
 
-def _answered(options: dict[str, Any], act: Callable[[Kubectl, list[AgentPod]], Any]) -> int:
-    """Find the agents' pods and do something with them. Returns the exit code."""
+@plugin.command()
+@click.option(
+    "--before-install", is_flag=True, help="Read the cluster as before an installation, though agents are there."
+)
+@output_option
+@cluster_options
+def check(*, before_install: bool, output: str, **options: Any) -> int:
+    """Say what an installation would meet in this cluster; once kroute is there, run `kroute check` on each node.
+
+    Exits with 0 if no check failed, even with warnings, else with 1.
+    """
+
+    async def read(kubectl: Kubectl) -> int:
+        from kroute.cli.kubectl.cluster import check_by_kubectl  # noqa: PLC0415  other commands do not need it
+
+        return await check_by_kubectl(kubectl, options["namespace"], output)
+
+    if before_install:
+        return asyncio.run(read(kubectl_of(options, options["timeout"])))
+    return _answered(options, lambda kubectl, pods: _run(kubectl, pods, ("check",), output), without_agents=read)
+
+
+@plugin.command()
+@cluster_options
+def values(**options: Any) -> int:
+    """Write a values.yaml for the chart, as this cluster needs it, with the source of each value.
+
+    Exits with 1 if something is missing in it, or the cluster cannot be read.
+    """
+    if options["node"] != EVERY_NODE:
+        raise click.UsageError("the values are for all nodes: leave --node out")
+    from kroute.cli.kubectl.cluster import write_values  # noqa: PLC0415  other commands do not need it
+
+    return asyncio.run(write_values(kubectl_of(options, options["timeout"]), options["namespace"]))
+
+
+def _answered(
+    options: dict[str, Any],
+    act: Callable[[Kubectl, list[AgentPod]], Any],
+    *,
+    without_agents: Callable[[Kubectl], Any] | None = None,
+) -> int:
+    """Find the agents' pods and do something with them, or something else without any. Returns the exit code."""
     kubectl = kubectl_of(options, options["timeout"])
 
     async def find_and_act() -> int:
-        pods = await find(kubectl, options["namespace"])
+        try:
+            pods = await find(kubectl, options["namespace"])
+        except KubectlError:
+            if without_agents is None:
+                raise
+            pods = []
         if options["node"] != EVERY_NODE:
             pods = [pod for pod in pods if pod.node == options["node"]]
+        elif not pods and without_agents is not None:
+            instead: int = await without_agents(kubectl)
+            return instead
         if not pods:
             where = f"on node {options['node']}" if options["node"] != EVERY_NODE else "on any node"
             namespace = options["namespace"]

@@ -40,7 +40,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
             raise click.BadParameter(
                 f"{path}: {name!r} is not a setting; allowed: {', '.join(sorted(allowed))}", ctx, param
             )
-    ctx.default_map = {str(allowed[name].name): _as_written(value, allowed[name]) for name, value in content.items()}
+    ctx.default_map = {str(allowed[name].name): as_written(value, allowed[name]) for name, value in content.items()}
     return path
 
 
@@ -60,7 +60,7 @@ def _use_kube_proxy_configuration(
         if name not in allowed:
             remarks |= {} if is_default else {field: f"kroute {ctx.info_name} has no such setting"}
             continue
-        written = _as_written(value, allowed[name])
+        written = as_written(value, allowed[name])
         try:
             allowed[name].type_cast_value(ctx, written)
         except click.BadParameter as error:
@@ -85,7 +85,7 @@ def _config_name(parameter: click.Parameter) -> str:
     return parameter.opts[0].lstrip("-")
 
 
-def _as_written(value: Any, parameter: click.Parameter) -> Any:
+def as_written(value: Any, parameter: click.Parameter) -> Any:
     """The value as on the command line: a list becomes comma-separated, or one flag for each element."""
     if isinstance(value, list):
         return [str(each) for each in value] if parameter.multiple else ",".join(str(each) for each in value)

@@ -1,12 +1,13 @@
 """What each command may find, as its functions for the terminal get it, with values that are as long as they may be."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kroute.checks.finding import failed, ok, warning
 from kroute.checks.known_proxies import KUBE_PROXY, OTHER_PROXIES
-from kroute.cli.check import Report, print_findings
 from kroute.cli.explain import print_explanations
+from kroute.cli.kubectl.cluster import findings_by
 from kroute.cli.kubectl.printing import (
     Answer,
     Answers,
@@ -24,6 +25,7 @@ from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ConnectionView, EntryView, ServiceReport, VipView, print_report
 from kroute.cli.show.table import print_services, print_snapshot
 from kroute.cli.status import print_status
+from kroute.cli.terminal.findings import Report, print_findings
 from kroute.cli.terminal.screen import Screen
 from kroute.comparison.virtual_servers import Condition
 from kroute.controllers.masquerade.set_fills import SetFill
@@ -42,6 +44,7 @@ from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.planning.endpoint_reasons import EndpointView, FrontendView
 from kroute.settings import Settings
 from tests.builders import service
+from tests.unit.cli.kubectl.clusters import get_of, kubeadm
 
 IPV6 = "fd00:10:96:1234:5678:9abc:def0:1234"
 LONG = "kube-prometheus-stack-with-a-long-name/kube-prometheus-stack-prometheus-node-exporter"
@@ -216,6 +219,7 @@ VIEWS = {
     "explain": Shown(ExplanationList([EXPLANATION, EXPLANATION]), print_explanations),
     "plan": Shown(CHANGES, print_changes),
     "check": Shown(FINDINGS, print_findings),
+    "check --cluster": Shown(Report(True, asyncio.run(findings_by(get_of(kubeadm()), "kube-system"))), print_findings),
     "migrate --from": Shown(LEFTOVERS, lambda found, screen: print_leftovers(PROXY, found, screen)),
     "migrate --to": Shown(
         HandOver(True, (IPV6,), (IPV6,), (IPV6,)), lambda found, screen: print_hand_over(PROXY, SETTINGS, found, screen)

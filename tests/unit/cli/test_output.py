@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from kroute.checks.finding import failed
-from kroute.cli.check import Report, print_findings
 from kroute.cli.explain import print_explanations
 from kroute.cli.plan import print_changes
 from kroute.cli.show.live import RateList, RateRow, print_rates
 from kroute.cli.show.service import ServiceReport, print_report
 from kroute.cli.show.table import print_services
 from kroute.cli.terminal import formats, output
+from kroute.cli.terminal.findings import Report, print_findings
 from kroute.inspect import snapshot
 from kroute.inspect.dry_run.planned_changes import PlannedChange, PlannedChanges
 from kroute.inspect.explain import Explanation, ExplanationList

@@ -1,8 +1,9 @@
 """The seam: only the backends and the kernel's own classes know the language of iptables, ipset and nf_tables.
 
 `migration/`, its command and some modules of `checks/` deal with other programs' rules; the bundle for support has all
-rules of the kernel, whoever made them. The wiring chooses which kernel clients are opened, records their writes, and
-gives them to a backend. The setting has the backends' names.
+rules of the kernel, whoever made them, and the chart's values name the image that can remove such rules. The wiring
+chooses which kernel clients are opened, records their writes, and gives them to a backend. The setting has the
+backends' names.
 """
 
 import ast
@@ -22,6 +23,7 @@ KNOW_THE_TOOLS = (
     "kernel/",
     "migration/",
     "cli/bundle/kernel_parts.py",
+    "cli/kubectl/values.py",
     "cli/migrate.py",
     "checks/bridges.py",
     "checks/calico.py",

@@ -1,0 +1,281 @@
+"""What an installation would meet in a cluster: versions, nodes, the Namespace, other service proxies, CNI plugins.
+
+Programs are recognised by the containers of their DaemonSets. What each expects of kroute: docs/neighbours.md.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kroute.checks.cluster_objects import Cluster, ClusterNode, Container, DaemonSet, flags_of
+from kroute.checks.cluster_proxies import CONFIGURED
+from kroute.checks.finding import Finding, failed, ok, warning
+from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
+
+VERSION, NODES, NAMESPACE, PROXY, CNI, NEIGHBOURS = "version", "nodes", "namespace", "proxy", "cni", "neighbours"
+
+OLDEST, NEWEST = (1, 30), (1, 37)
+"""The Kubernetes versions by whose schemas the manifests are valid (tests/unit/kubernetes_schemas.py)."""
+OLDEST_KERNEL = (6, 1)
+"""The oldest kernel in the lab."""
+MOST_NAMED = 5
+"""Nodes or versions that one finding names."""
+
+_ONE_PROXY = "leave Services to it and do not install kroute, or turn that off first (docs/neighbours.md)"
+_ENFORCE = "pod-security.kubernetes.io/enforce"
+_YES = frozenset({"true", "1", "t"})
+
+
+def check_cluster(cluster: Cluster) -> list[Finding]:
+    """Every finding that needs no translation of another proxy's configuration, kube-proxy's own left out."""
+    return [
+        check_version(cluster.version),
+        *check_nodes(cluster.nodes),
+        *check_namespace(cluster),
+        *check_kroute(cluster),
+        *check_cni(cluster),
+        *check_neighbours(cluster),
+    ]
+
+
+def check_version(version: str) -> Finding:
+    """Whether kroute's manifests are made for this version of the API."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", version)
+    oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
+    if match is None:
+        return warning(VERSION, f"the API server calls its version {version!r}", f"use Kubernetes {oldest} to {newest}")
+    found = (int(match[1]), int(match[2]))
+    if found < OLDEST:
+        message = f"Kubernetes {version} is older than {oldest}, for which the chart and the manifests are made"
+        return failed(VERSION, message, f"upgrade the cluster to {oldest} or later")
+    if found > NEWEST:
+        message = f"Kubernetes {version} is newer than {newest}, the newest whose API kroute was compared with"
+        return warning(VERSION, message, "look for a newer kroute")
+    return ok(VERSION, f"Kubernetes {version}: kroute is for {oldest} to {newest}")
+
+
+def check_nodes(nodes: Sequence[ClusterNode]) -> list[Finding]:
+    """Kernels, operating systems and architectures, by what the kubelets say."""
+    linux = [node for node in nodes if node.info.operating_system in {"linux", ""}]
+    if not linux:
+        return [warning(NODES, "no Node is known", "run `kroute check` on a node after the installation")]
+    kernels, systems, machines = (
+        Counter(values(node) for node in linux)
+        for values in (_kernel_text, lambda node: node.info.os_image or "?", lambda node: node.info.architecture or "?")
+    )
+    parts = (f"Linux {_counted(kernels)}", _counted(systems), _counted(machines))
+    found = [ok(NODES, f"{_plural(len(linux), 'Node')}: {'; '.join(parts)}")]
+    if old := sorted({_kernel_text(node) for node in linux if _kernel(node) < OLDEST_KERNEL}):
+        message = f"Linux {_listed(old)} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest that is tested"
+        found.append(warning(NODES, message, "install on one such node first, and run `kroute check` there"))
+    if others := sorted({node.info.architecture for node in linux} - {"amd64", ""}):
+        message = f"some Nodes are {_listed(others)}: the tests run on amd64 only"
+        found.append(warning(NODES, message, "build the image for each architecture (docs/release.md)"))
+    if windows := len(nodes) - len(linux):
+        message = f"{_plural(windows, 'Node')} without Linux: kroute is not for them, and the chart leaves them out"
+        found.append(ok(NODES, message))
+    return found
+
+
+def _kernel_text(node: ClusterNode) -> str:
+    return node.info.kernel_version or "?"
+
+
+def _kernel(node: ClusterNode) -> tuple[int, int]:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", node.info.kernel_version)
+    return (int(match[1]), int(match[2])) if match else OLDEST_KERNEL
+
+
+def check_namespace(cluster: Cluster) -> list[Finding]:
+    """Whether Pod Security Admission would take kroute's pods (`pod-security.kubernetes.io/enforce`).
+
+    They are in the host's network, have NET_ADMIN and mount directories of the host, which `baseline` forbids.
+    """
+    name, labels = cluster.namespace, cluster.namespace_labels
+    if cluster.namespace_is_missing:
+        return [warning(NAMESPACE, f"there is no Namespace {name}", "install with `--create-namespace`")]
+    if labels is None:
+        return []
+    level = labels.get(_ENFORCE, "")
+    if level in {"baseline", "restricted"}:
+        message = f"{name} has {_ENFORCE}={level}: its pods may not use the host's network, so no pod would start"
+        next_step = f"run `kubectl label namespace {name} {_ENFORCE}=privileged --overwrite`, or choose another one"
+        return [failed(NAMESPACE, message, next_step)]
+    said = f"has {_ENFORCE}={level}" if level else "has no Pod Security level of its own, so the API server's holds"
+    return [ok(NAMESPACE, f"{name} {said}")]
+
+
+def check_kroute(cluster: Cluster) -> list[Finding]:
+    """Whether kroute is there already."""
+    return [
+        ok(PROXY, f"kroute is installed already: {_where(each)}")
+        for each in cluster.daemon_sets
+        if each.labels.get("app.kubernetes.io/name") == "kroute"
+    ]
+
+
+def check_cni(cluster: Cluster) -> list[Finding]:
+    """The CNI plugins, by their DaemonSets, and what each needs beside kroute."""
+    known: dict[str, Finding] = {}
+    for program, check in _CNI_PLUGINS.items():
+        for each in cluster.running(program):
+            known.setdefault(str(each.metadata), check(cluster, each))
+    if known:
+        return list(known.values())
+    if any("flannel.alpha.coreos.com/backend-type" in node.annotations for node in cluster.nodes):
+        return [ok(CNI, "flannel, as a part of K3s: it asks nothing of kroute")]
+    if not cluster.daemon_sets:
+        return [warning(CNI, "no DaemonSet is known, so no CNI plugin", "look it up in docs/neighbours.md")]
+    return [warning(CNI, "no DaemonSet is that of a CNI plugin that kroute knows", "look it up in docs/neighbours.md")]
+
+
+def _calico(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    node = daemon_set.pod.container("calico-node")
+    switch = node.variable("FELIX_BPFENABLED").lower() if node else ""
+    if switch in _YES or (not switch and cluster.felix_is_ebpf):
+        message = f"Calico serves Services itself, by its eBPF data plane ({_where(daemon_set)})"
+        return failed(CNI, message, "set bpfEnabled to false in the FelixConfiguration, or do not install kroute")
+    name = "Canal (Calico's policies, flannel's network)" if daemon_set.pod.container("kube-flannel") else "Calico"
+    return ok(CNI, f"{name}: {_where(daemon_set)}; its policies need --dummy-interface kube-ipvs0, the default")
+
+
+def _flannel(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    return ok(CNI, f"flannel: {_where(daemon_set)}; it asks nothing of kroute")
+
+
+def _cilium(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    data = cilium_config(cluster, daemon_set)
+    if data is None:
+        message = f"Cilium: {_where(daemon_set)}; its ConfigMap cilium-config is not known"
+        return warning(CNI, message, "make sure that kube-proxy-replacement is false there")
+    _, key, replaces = CONFIGURED[CILIUM]
+    value = data.get(key, "false").lower()
+    if replaces.search(value):
+        return failed(CNI, f"Cilium serves Services itself: {key} is {value} ({_where(daemon_set)})", _ONE_PROXY)
+    if value not in {"false", "disabled", ""}:
+        message = f"Cilium serves some kinds of Services itself: {key} is {value} ({_where(daemon_set)})"
+        return warning(CNI, message, f"set {key} to false in cilium-config")
+    return ok(CNI, f"Cilium without {key}: {_where(daemon_set)}; it asks nothing of kroute")
+
+
+def cilium_config(cluster: Cluster, daemon_set: DaemonSet) -> Mapping[str, str] | None:
+    """The ConfigMap `cilium-config` beside this DaemonSet, if it was read."""
+    for key, data in cluster.config_maps.items():
+        if key == (daemon_set.metadata.namespace, "cilium-config"):
+            return data
+    return None
+
+
+def _antrea(cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    _, key, replaces = CONFIGURED[ANTREA]
+    texts = [
+        data[key]
+        for each, data in cluster.config_maps.items()
+        if each.namespace == daemon_set.metadata.namespace and key in data
+    ]
+    if not texts:
+        message = f"Antrea: {_where(daemon_set)}; its {key} is not known"
+        return warning(CNI, message, "make sure that antreaProxy.proxyAll is false there")
+    if replaces.search(texts[0]):
+        message = f"Antrea serves Services itself: antreaProxy.proxyAll is true ({_where(daemon_set)})"
+        return failed(CNI, message, _ONE_PROXY)
+    return ok(CNI, f"Antrea without proxyAll: {_where(daemon_set)}; it asks nothing of kroute")
+
+
+def _weave(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    message = f"Weave Net: {_where(daemon_set)}; its ingress policies do not hold for calls through an IPVS proxy"
+    return warning(CNI, message, "with kube-proxy's IPVS mode they do not, either: use another plugin for policies")
+
+
+def _ovn_kubernetes(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    return failed(CNI, f"OVN-Kubernetes serves Services itself ({_where(daemon_set)})", _ONE_PROXY)
+
+
+def _kube_ovn(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    message = f"Kube-OVN: {_where(daemon_set)}; unless its --enable-lb is false, it serves the ClusterIPs for pods"
+    return warning(CNI, message, "set enable-lb to false in kube-ovn-controller, so that kroute serves them")
+
+
+def _kube_router(_cluster: Cluster, daemon_set: DaemonSet) -> Finding:
+    router = daemon_set.pod.container("kube-router") or Container()
+    message = f"kube-router: {_where(daemon_set)}"
+    ranges = ("service-cluster-ip-range", "service-external-ip-range", "service-node-port-range")
+    if (router.flag("run-firewall") or "true").lower() in _YES and router.flag(ranges[0]) is None:
+        next_step = f"give it {', '.join(f'--{name}' for name in ranges)}, so that its firewall lets Services pass"
+        return warning(CNI, f"{message}; its firewall does not know the Service range", next_step)
+    return ok(CNI, f"{message}; its routes and policies stay")
+
+
+def serves(router: Container) -> bool:
+    """Whether a kube-router serves Services, by the rule of the agent."""
+    return not ROUTER_ONLY & set(router.arguments)
+
+
+def _asks_nothing(name: str) -> Callable[[Cluster, DaemonSet], Finding]:
+    return lambda _, daemon_set: ok(CNI, f"{name}: {_where(daemon_set)}; not tested beside kroute")
+
+
+_CNI_PLUGINS: Mapping[str, Callable[[Cluster, DaemonSet], Finding]] = {
+    "calico-node": _calico,
+    "cilium-agent": _cilium,
+    "antrea-agent": _antrea,
+    "weave": _weave,
+    "kube-router": _kube_router,
+    "ovnkube-node": _ovn_kubernetes,
+    "ovnkube-controller": _ovn_kubernetes,
+    "cni-server": _kube_ovn,
+    "kindnet-cni": _asks_nothing("kindnet"),
+    "aws-node": _asks_nothing("Amazon's VPC CNI plugin"),
+    "kube-flannel": _flannel,
+}
+"""CNI plugins by a container of their DaemonSets. The first row that fits counts: Canal has flannel's, too."""
+
+
+def check_neighbours(cluster: Cluster) -> list[Finding]:
+    """Programs that a setting of kroute exists for."""
+    found = [
+        ok(NEIGHBOURS, f"node-local-dns: {_where(each)}; kroute leaves it the address of the DNS Service")
+        for each in cluster.running("node-cache")
+    ]
+    if bound := binding_node_addresses(cluster):
+        message = f"{bound} gives Services addresses of nodes: they need --external-ips-on-node-addresses"
+        found.append(ok(NEIGHBOURS, f"{message}, which `kubectl kroute values` sets"))
+    return found
+
+
+def binding_node_addresses(cluster: Cluster) -> str:
+    """The program that makes external addresses of Services a node's own; empty without one."""
+    if any("svccontroller.k3s.cattle.io/svcname" in each.labels for each in cluster.daemon_sets):
+        return "K3s ServiceLB"
+    return "kube-vip" if cluster.running("kube-vip") else ""
+
+
+def embedded_kube_proxy(cluster: Cluster) -> tuple[list[ClusterNode], list[ClusterNode]]:
+    """The Nodes whose K3s or RKE2 runs a kube-proxy, and those where it is disabled."""
+    serving: list[ClusterNode] = []
+    disabled: list[ClusterNode] = []
+    servers = [flags for node in cluster.nodes if (flags := flags_of(node)) and flags.arguments[:1] == ["server"]]
+    is_off = any((flags.flag("disable-kube-proxy") or "false").lower() in _YES for flags in servers)
+    for node in cluster.nodes:
+        if flags_of(node) is not None:  # agents take this setting from the servers
+            (disabled if is_off else serving).append(node)
+    return serving, disabled
+
+
+def _where(daemon_set: DaemonSet) -> str:
+    status = daemon_set.status
+    return f"DaemonSet {daemon_set.metadata}, on {_plural(status.desired_number_scheduled, 'Node')}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _counted(counts: Counter[str]) -> str:
+    return _listed([f"{value} ({count})" if len(counts) > 1 else value for value, count in counts.most_common()])
+
+
+def _listed(values: Iterable[str]) -> str:
+    every = list(values)
+    more = len(every) - MOST_NAMED
+    return ", ".join(every[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
