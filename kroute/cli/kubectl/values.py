@@ -75,7 +75,7 @@ class Value(NamedTuple):
 class Values(msgspec.Struct):
     """What to install with. `remarks`: what was found and is not taken, with the reason.
 
-    `iptables` is why the chart's value of this name is true, or empty.
+    `iptables` is when the chart's value of this name has to be true, or empty.
     """
 
     api_servers: list[Address] = msgspec.field(default_factory=list)
@@ -139,9 +139,11 @@ def text_of(values: Values, namespace: str) -> str:
     lines += [f"#   {_comment(install)}"]
     lines += ["apiServer:", f"  # {_comment(values.api_source or 'not found: put its own address here')}"]
     address, *others = values.api_servers or [Address("", 6443)]
-    lines += [f"  # the others: {_listed(others)}"] if others else []
-    lines += [f"  host: {json.dumps(address.host)}", f"  port: {address.port}"]
-    lines += [f"# {_comment(values.iptables)}", "iptables: true"] if values.iptables else []
+    if others:
+        lines += [f"  hosts: {json.dumps([str(each) for each in values.api_servers])}"]
+    else:
+        lines += [f"  host: {json.dumps(address.host)}", f"  port: {address.port}"]
+    lines += [f"# {_comment(values.iptables)}", "# iptables: true"] if values.iptables else []
     lines += ["settings:"] if values.settings else ["settings: {}"]
     for name, (value, source) in sorted(values.settings.items(), key=lambda each: list(_OPTIONS).index(each[0])):
         lines += [f"  # {_comment(source)}", f"  {name}: {json.dumps(value)}"]
@@ -229,7 +231,9 @@ def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> No
     ]
     for name, container in routers[:1]:
         _take_flags(values, container, f"kube-router's DaemonSet {name}", 0)
-        values.iptables = f"the image needs the iptables tools to remove kube-router's rules ({_IMAGE})"
+        values.iptables = (
+            f"only if kube-router's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
+        )
         next_step = f"{_WAITS}; then give it --run-service-proxy=false (docs/migrate-from-kube-router.md)"
         values.findings.append(warning(PROXY, f"kube-router serves Services: DaemonSet {name}", next_step))
     for number, proxy in enumerate(sorted(proxies, key=lambda each: -each.nodes)):
@@ -273,7 +277,7 @@ def _take_kube_proxy(values: Values, proxy: _Proxy) -> Finding:
     if proxy.nodes == 0 and proxy.name.startswith("DaemonSet"):
         return ok(PROXY, f"kube-proxy: {where}")
     if mode != "nftables":
-        values.iptables = f"the image needs the iptables tools to remove kube-proxy's rules ({_IMAGE})"
+        values.iptables = f"only if kube-proxy's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
     next_step = f"{_WAITS}; then end kube-proxy (docs/migrate-from-kube-proxy.md)"
     return warning(PROXY, f"kube-proxy serves Services: {where}", next_step)
 

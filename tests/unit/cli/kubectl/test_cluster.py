@@ -81,7 +81,11 @@ class TestValues:
         values = yaml.safe_load(text)
         Draft7Validator(json.loads((CHART / "values.schema.json").read_text())).validate(values)
         rendered = the("ConfigMap", render_chart(values))["data"]
-        assert rendered["KUBERNETES_SERVICE_HOST"] == values["apiServer"]["host"]
+        server = values["apiServer"]
+        if "hosts" in server:
+            assert rendered["KROUTE_MASTER"] == ",".join(f"https://{host}" for host in server["hosts"])
+        else:
+            assert rendered["KUBERNETES_SERVICE_HOST"] == server["host"]
         (tmp_path / "values.yaml").write_text(text)
         done = helm("template", "kroute", str(CHART), "--values", str(tmp_path / "values.yaml"))
         assert done.returncode == 0, done.stderr
@@ -171,10 +175,10 @@ class TestApiServers:
         [finding] = (await found(*objects))["api server"]
         assert (finding.level, finding.message.partition(" (")[0]) == (Level.OK, chosen)
 
-    async def test_where_nothing_balances_the_first_is_taken_and_the_others_are_named(self) -> None:
+    async def test_where_nothing_balances_all_are_taken(self) -> None:
         text = await values_text(clusters.api_servers("192.168.1.1", "192.168.1.2", "192.168.1.3"))
-        assert yaml.safe_load(text)["apiServer"] == {"host": "192.168.1.1", "port": 6443}
-        assert "  # the others: 192.168.1.2:6443, 192.168.1.3:6443\n" in text
+        hosts = ["192.168.1.1:6443", "192.168.1.2:6443", "192.168.1.3:6443"]
+        assert yaml.safe_load(text)["apiServer"] == {"hosts": hosts}
 
     async def test_without_any_the_file_is_not_complete(self) -> None:
         [finding] = (await found())["api server"]
