@@ -171,10 +171,14 @@ class Agent:
             await patiently("taking over", lambda: self._take_over(ended).adopt(ledger))
         ownership.is_ours.set()
         async with asyncio.TaskGroup() as group:
-            rivals = ownership.follow_rivals(self._controllers.restrain, self._remove_leftovers)
-            others = [group.create_task(rivals, name="rivals")]
+            others: list[asyncio.Task[None]] = []
+
+            def remove(names: Collection[str]) -> None:
+                others.append(group.create_task(self._remove_leftovers(names), name="leftovers"))
+
+            others.append(group.create_task(ownership.follow_rivals(self._controllers.restrain, remove), name="rivals"))
             if ended:
-                others.append(group.create_task(self._remove_leftovers(ended), name="leftovers"))
+                remove(ended)
             await self._controllers.run()
             for task in others:
                 task.cancel()

@@ -45,7 +45,7 @@ Report = Callable[[Problem], None]
 Traces = Callable[[], Awaitable[Collection[str]]]
 """Finds the proxies of which something is in the kernel."""
 Hindrance = Callable[[frozenset[str]], Awaitable[Sign | None]]
-Remove = Callable[[Collection[str]], Awaitable[None]]
+Remove = Callable[[Collection[str]], None]
 Look = Callable[..., Awaitable[list[Sign]]]
 
 
@@ -123,9 +123,9 @@ class Ownership:
     async def follow_rivals(self, restrain: Callable[[bool], None], remove: Remove) -> None:
         """Look for proxies that come later, until cancelled.
 
-        `restrain` is told whether there is one. `remove` deletes what a rival has left that has ended for good. What
-        was in the kernel before and has not gone since is no sign of a rival: kube-proxy's ports may be kroute's by
-        now, so its fresh rules and sets have to show it.
+        `restrain` is told whether there is one. `remove` begins to delete what a rival has left that has ended for
+        good. What was in the kernel before and has not gone since is no sign of a rival: kube-proxy's ports may be
+        kroute's by now, so its fresh rules and sets have to show it.
         """
         if self._settings.other_proxies != WAIT:
             return
@@ -140,9 +140,9 @@ class Ownership:
             if is_silent and fresh:
                 sign = Sign(min(fresh), "it has written rules or sets")
             if sign is not None and await self._has_ended(sign.proxy) and is_silent:
-                await remove(fresh)
-            else:
-                self._rival_is(sign, restrain)
+                self._meant_rival = ""
+                remove(fresh)
+            self._rival_is(sign, restrain)
 
     async def _has_ended(self, proxy: str) -> bool:
         """Whether the cluster has wanted a rival here, and does not want it any more."""

@@ -36,7 +36,7 @@ from kroute.watchers.initial_sync import InitialSyncError, initial_sync
 
 log = structlog.get_logger(__name__)
 
-FIRST_RETRY, LAST_RETRY = 1.0, 30.0
+FIRST_RETRY, LAST_RETRY = 1.0, 300.0
 """Seconds until what could not be removed is tried again."""
 
 

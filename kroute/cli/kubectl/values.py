@@ -231,9 +231,7 @@ def _take_proxies(values: Values, cluster: Cluster, proxies: list[_Proxy]) -> No
     ]
     for name, container in routers[:1]:
         _take_flags(values, container, f"kube-router's DaemonSet {name}", 0)
-        values.iptables = (
-            f"only if kube-router's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
-        )
+        values.iptables = f"only if kube-router's rules are in legacy tables, which `kroute check` says: {_IMAGE}"
         next_step = f"{_WAITS}; then give it --run-service-proxy=false (docs/migrate-from-kube-router.md)"
         values.findings.append(warning(PROXY, f"kube-router serves Services: DaemonSet {name}", next_step))
     for number, proxy in enumerate(sorted(proxies, key=lambda each: -each.nodes)):

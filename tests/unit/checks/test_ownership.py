@@ -72,7 +72,7 @@ class Story:
     async def _hinders(self, _names: frozenset[str]) -> Sign | None:
         return self.hindrance
 
-    async def _remove(self, names: Collection[str]) -> None:
+    def _remove(self, names: Collection[str]) -> None:
         self.removed.append(frozenset(names))
         self.traces -= frozenset(names)
 
