@@ -207,7 +207,7 @@ class DirectorAddresses:
             failures = await self._addresses.write(interface, [UnbindAddress(address)])
             if all(failure.errno in {EADDRNOTAVAIL, ENODEV} for failure in failures):
                 self._ledger.record([AddressDeleted(interface, address)])
-                log.info("vip.unbound", vip=address, interface=interface, reason="not the VIPs' interface any more")
+                log.info("vip.unbound", vip=address, interface=interface, reason="no longer the VIPs' interface")
 
     def _recorded(self) -> set[str]:
         return {address for interface, address in self._ledger.addresses if interface == self.interface}

@@ -20,5 +20,5 @@ class FullSets:
             "set.full",
             set=name,
             elements=elements,
-            next_step="find who has so many ports or source ranges: `kroute show services`",
+            next_step="find the Services with the most ports or source ranges: `kroute show services`",
         )

@@ -45,7 +45,9 @@ async def replace_others(settings: Settings, filling: Filling) -> None:
     said = ""
     while hindrance := await _attempt(settings, filling):
         if hindrance != said:
-            log.warning("firewall.not_replaced", why=hindrance, next_step="both backends stand meanwhile; trying again")
+            log.warning(
+                "firewall.not_replaced", why=hindrance, next_step="both backends are in place meanwhile; trying again"
+            )
         said = hindrance
         await asyncio.sleep(backoff.delay())
 

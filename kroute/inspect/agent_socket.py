@@ -100,8 +100,8 @@ async def ask(state_dir: Path, question: str) -> bytes:
         raise AgentUnreachableError(f"no agent answers on {state_dir / NAME}: {_why(error)}") from None
     if answer == UNKNOWN_QUESTION:
         raise AgentUnreachableError(
-            f"what runs on {state_dir / NAME} does not know the question {question.partition(' ')[0]!r}: "
-            "it is of an older version (upgrade it), or a director"
+            f"the agent on {state_dir / NAME} does not know the question {question.partition(' ')[0]!r}: "
+            "it is an older version (upgrade it), or a director"
         )
     return answer
 
@@ -113,7 +113,7 @@ def _why(error: OSError) -> str:
         case PermissionError():
             return "run this as root"
         case ConnectionRefusedError():
-            return "nobody listens there any more"
+            return "no agent listens there any more"
         case TimeoutError():
             return f"nothing came within {ANSWER_TIMEOUT:.0f} s"
     return error.strerror or type(error).__name__

@@ -107,4 +107,4 @@ def read_key(text: str) -> VirtualServerKey:
     try:
         return VirtualServerKey(Protocol[protocol], address, int(port))
     except KeyError:
-        raise ValueError(f"{protocol} is no protocol of Services") from None
+        raise ValueError(f"{protocol} is not a protocol of Services") from None

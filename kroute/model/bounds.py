@@ -132,5 +132,5 @@ class Batch(Generic[K, V, T]):
 
 def _left_out(more: int) -> Problem:
     subject = "further problems"
-    message = f"{more} {subject} are not listed. Mend those that are; the others appear then."
+    message = f"{more} {subject} are not listed. Correct those that are, and the others appear."
     return Problem("MoreProblems", subject, message)

@@ -19,7 +19,7 @@ from kroute.planning.service_addresses import cluster_ips, has_family, has_node_
 from kroute.settings import Settings
 
 _FREE_RANGE = "Give the cluster a Service range that is free on every node."
-_IF_UNMEANT = "If nobody means that, take it off the interface, or give the cluster a free Service range."
+_IF_UNMEANT = "If this is not intended, take the address off the interface, or give the cluster a free Service range."
 _SERVED = frozenset({Place.OWN, Place.VIP})
 
 
@@ -184,7 +184,7 @@ def _addresses(
     for kind, written in _written_addresses(service):
         address = unicast(written)
         if address is None:
-            reason = f"is not served: it is no unicast IPv4 or IPv6 address that may leave a machine. {ANOTHER}"
+            reason = f"is not served: it is not a unicast IPv4 or IPv6 address that may leave a machine. {ANOTHER}"
             problems.append(_problem(kind, written, "Invalid", reason))
         elif address not in taken and (kind, address) not in tried and node.serves(address):
             tried.add((kind, address))
@@ -213,7 +213,9 @@ def _admission(
         reason = f"is not served: the Service has no {family.value} ClusterIP. Make it dual-stack (ipFamilyPolicy)."
         return Admission(Place.NOWHERE, "Invalid", reason)
     if address in node.own:
-        reason = "is not served here: an interface of this node has the address, and what listens there answers"
+        reason = (
+            "is not served here: an interface of this node has the address, and the program that listens there answers"
+        )
         return Admission(Place.NOWHERE, "NodeAddress", f"{reason} (node-local-dns does so). {_IF_UNMEANT}")
     if use := kernels_use(address, node):
         reason = f"is not served here: it is {use}. {_FREE_RANGE}"

@@ -44,7 +44,7 @@ def _parse(text: str, problems: Problems) -> str | None:
         if not _is_mapped(found := network(text)):
             return str(found)
     subject = f"loadBalancerSourceRanges {quoted(text)}"
-    message = f"{subject} is not a network and lets nobody in. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
+    message = f"{subject} is not a network and admits no client. Write ADDRESS/PREFIX, for example 10.0.0.0/8."
     problems.append(Problem("InvalidSourceRange", subject, message))
     return None
 
@@ -66,5 +66,5 @@ def _not_restricted(family: Family) -> Problem:
 
 def _too_many(count: int) -> Problem:
     subject = f"{count} loadBalancerSourceRanges"
-    message = f"{subject} are too many: the first {MOST_RANGES} let clients in, the others nobody. Join networks."
+    message = f"{subject} are too many: only the first {MOST_RANGES} admit clients. Join networks."
     return Problem("TooManySourceRanges", subject, message)

@@ -70,7 +70,7 @@ def hold(role: Role) -> Iterator[None]:
             log.warning(
                 "namespace_lock.unavailable",
                 consequence=f"a second {role} in this network namespace is not refused",
-                next_step="`ss -xlp` shows who holds the names that begin with @kroute",
+                next_step="`ss -xlp` shows which processes hold the names that begin with @kroute",
             )
         else:
             _follow(held)

@@ -205,7 +205,7 @@ def _parse_port_range(text: str) -> PortRange:
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
     ports = PortRange(int(match[1]), int(match[2] or match[1])) if match else PortRange(0, 0)
     if not 1 <= ports.first <= ports.last <= 65535:
-        raise ValueError(f"{text!r} is no port and no range of ports: write 22 or 2379-2380, from 1 to 65535")
+        raise ValueError(f"{text!r} is not a port or a range of ports: write 22 or 2379-2380, from 1 to 65535")
     return ports
 
 

@@ -23,7 +23,7 @@ class NodeEligibility:
             case Applied(Node() as node) if node.key == self._node:
                 self.ineligible = _why_ineligible(node)
             case Deleted(kind, key) if kind is Node and key == self._node:
-                self.ineligible = f"the Node {key} does not exist any more"
+                self.ineligible = f"the Node {key} no longer exists"
             case _:
                 pass
 

@@ -101,7 +101,7 @@ SYSCTLS = (
         "net.ipv4.conf.all.arp_ignore",
         "1",
         _has_strict_arp,
-        "ARP is answered for addresses of the asked interface only: a VIP on every node is its owner's to answer for",
+        "the node answers ARP only for addresses of the interface that is asked, and so not for VIPs",
     ),
     Row("net.ipv4.conf.all.arp_announce", "2", _has_strict_arp, "no ARP request is sent with a VIP as its source"),
     Row(IPV6_FORWARDING, "1", _serves_ipv6, "the same for IPv6"),
@@ -136,7 +136,7 @@ def _estimation_rows(settings: Settings) -> tuple[Row, ...]:
         rows.append(Row("net.ipv4.vs.run_estimation", value, always, meaning, absent="it is too old for it"))
     if settings.ipvs_estimation_nice is not None:
         value = str(settings.ipvs_estimation_nice)
-        meaning = "how nice the kernel's threads are that do so"
+        meaning = "the niceness of the kernel's threads that do so"
         rows.append(Row("net.ipv4.vs.est_nice", value, always, meaning, absent="Linux 6.2 and later have it"))
     return tuple(rows)
 

@@ -174,7 +174,7 @@ class Contents:
         if failures:
             await self._read_networks(family, which)
             return {edit.key: failures[0].errno for edit in edits}
-        log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are no networks")
+        log.warning("set.rebuilt", set=full_name(family, which), why="it had ranges that are not networks")
         return {}
 
     async def _read_networks(self, family: Family, which: AddressSet) -> Networks:

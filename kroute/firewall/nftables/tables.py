@@ -160,7 +160,9 @@ class Tables:
         table = TABLES[rules.family]
         state = await self._nftables.read(table)
         if state is None:
-            raise KernelError(f"there is no table {table}: somebody has deleted it; making it at the next resync")
+            raise KernelError(
+                f"there is no table {table}: another program has deleted it; making it at the next resync"
+            )
         wrong = differences(state, rules)
         if wrong and state.is_dormant:  # alone: the kernel refuses new base chains in the same transaction
             _raise_first(table, await self._nftables.transact(table, [AddTable()]))

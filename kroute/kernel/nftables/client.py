@@ -144,7 +144,7 @@ class Nftables(NetlinkClient):
             try:
                 part = list(decode_elements(table, of, keys[start : start + size]))
             except UNINTELLIGIBLE as error:
-                sentence = f"set {of.name} of table {table} has other elements; make it anew"
+                sentence = f"set {of.name} of table {table} has other elements; make it again"
                 raise KernelError(sentence, errno=errno.EBADMSG) from error
             yield part
             await asyncio.sleep(0)
@@ -208,7 +208,7 @@ class Nftables(NetlinkClient):
             changes = without(changes, refused)
         number = refused[0].errno
         sentence = f"cannot write elements of table {table}: {describe_errno(number)}"
-        raise KernelError(f"{sentence}; somebody changes the table; trying later", errno=number)
+        raise KernelError(f"{sentence}; another program changes the table; trying later", errno=number)
 
     async def _generation(self) -> int:
         found = await self._netlink.request(query(Message.GETGEN), lambda _, payload: parse_generation(payload))

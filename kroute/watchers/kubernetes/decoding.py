@@ -226,7 +226,7 @@ class ObjectDecoder:
 
     def _decode_sound(self, raw: msgspec.Raw | bytes) -> KubernetesObject:
         if len(memoryview(raw)) > LONGEST_OBJECT:
-            raise msgspec.DecodeError(f"it has more than {LONGEST_OBJECT >> 20} MiB, which is as much as is read")
+            raise msgspec.DecodeError(f"it has more than {LONGEST_OBJECT >> 20} MiB, the limit")
         item = decoded(self._decode, raw)
         _check_lengths(item.metadata)
         return item

@@ -93,7 +93,7 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableError("it is no regular file")
+            raise UnreadableError("it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             text = file.read(LONGEST_FILE + 1)
     finally:

@@ -194,7 +194,7 @@ def _objects(name: str, parts: Iterable[Part], before: Objects) -> tuple[Objects
         match part:
             case Found(object_id, item):
                 if object_id in objects:
-                    complaints.append(f"{object_id} stands in it twice; the later one counts")
+                    complaints.append(f"{object_id} is in it twice; the later one counts")
                 objects[object_id] = item
             case Faulty(object_id, problem):
                 complaints.append(f"{object_id}: {problem}" if object_id else problem)

@@ -231,7 +231,7 @@ RANGES = ("203.0.113.0/24", "2001:db8::/32")
         ("10.96.0.2", {}, "is the ClusterIP of Service default/other"),
         ("10.96.7.7", {"service_cidrs": ("10.96.0.0/16",)}, "is in the Service range"),
         ("10.244.7.7", {"cluster_cidrs": ("10.244.0.0/16",)}, "is in the pods' networks"),
-        ("169.254.169.254", {}, "is no unicast IPv4 or IPv6 address"),
+        ("169.254.169.254", {}, "is not a unicast IPv4 or IPv6 address"),
     ],
     ids=["out of range", "strict", "another Service's ClusterIP", "Service range", "pods", "link-local"],
 )

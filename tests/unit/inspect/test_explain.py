@@ -234,7 +234,7 @@ def test_the_planned_state_of_a_service_and_of_none() -> None:
 def test_a_question_without_sense_is_refused() -> None:
     assert planned_state.read_key("UDP 10.0.0.1 53") == VirtualServerKey(Protocol.UDP, "10.0.0.1", 53)
     for text in ("ICMP 10.0.0.1 53", "TCP 10.0.0.1", "TCP 10.0.0.1 http"):
-        with pytest.raises(ValueError, match=r"no protocol|not enough|invalid literal"):
+        with pytest.raises(ValueError, match=r"not a protocol|not enough|invalid literal"):
             planned_state.read_key(text)
 
 

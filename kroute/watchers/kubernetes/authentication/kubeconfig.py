@@ -105,7 +105,7 @@ def _check_kubeconfig(path: Path) -> None:
         with path.open("rb") as file:
             text = file.read(LONGEST_KUBECONFIG + 1)
         if len(text) > LONGEST_KUBECONFIG:
-            raise ConfigurationError(f"{where} has more than {LONGEST_KUBECONFIG >> 20} MiB: it is none")
+            raise ConfigurationError(f"{where} has more than {LONGEST_KUBECONFIG >> 20} MiB: it is not a kubeconfig")
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from error

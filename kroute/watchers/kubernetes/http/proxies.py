@@ -32,7 +32,7 @@ def proxy_to(url: str, configured: str | None) -> Proxy | None:
         return None
     parts = urlsplit(found if "://" in found else f"http://{found}")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"the proxy {parts.scheme}://{parts.hostname or ''} is none of http:// or https://")
+        raise ValueError(f"the proxy {parts.scheme}://{parts.hostname or ''} must begin with http:// or https://")
     is_tls = parts.scheme == "https"
     headers = (("Proxy-Authorization", basic(parts.username, parts.password)),) if parts.username else ()
     return Proxy(parts.hostname, parts.port or (443 if is_tls else 80), is_tls, headers)

@@ -59,7 +59,7 @@ async def test_a_set_that_is_always_rehashed_is_an_error(monkeypatch: pytest.Mon
 
 
 async def test_elements_of_another_kind_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KernelError, match="make it anew"):
+    with pytest.raises(KernelError, match="make it again"):
         await read(monkeypatch, Kernel([listing(ONE)]), SetDefinition("cluster-ip", ("ip", "port", "ip")))
 
 

@@ -188,7 +188,7 @@ async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest
     assert (follower.names, pauses.taken) == ({"a", "z"}, [])
     [entry] = [entry for entry in logs if entry["event"] == "object.malformed"]
     assert entry["object"] == "default/bad"
-    assert "is as much as is read" in entry["problem"]
+    assert "the limit" in entry["problem"]
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 100])
