@@ -1,9 +1,11 @@
-"""The filter rules of docker and of ufw on a node, which let in and forward only what they know.
+"""The filter rules of docker, ufw and firewalld on a node, which let in and forward only what they know.
 
-Sources: moby's daemon/libnetwork/drivers/bridge (28), ufw's conf/before.rules and conf/after.rules (0.36). Both write
-the same chains for each family. Rules that only log, or that concern broadcasts and DHCP, are left out.
+Sources: moby's daemon/libnetwork/drivers/bridge (28), ufw's conf/before.rules and conf/after.rules (0.36), and what
+firewalld 1.3.3 writes. docker and ufw write the same chains for each family. Rules that only log, or that concern
+broadcasts and DHCP, are left out, and so are chains without rules.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -80,6 +82,46 @@ COMMIT
 """What an administrator adds: with br_netfilter, FORWARD sees the neighbour discovery of pods on one bridge, which
 belongs to no connection."""
 
+_FIREWALLD = """\
+table inet firewalld {{
+    chain filter_INPUT {{
+        type filter hook input priority filter + 10; policy accept;
+        ct state {{ established, related }} accept
+        ct status dnat accept
+        iifname "lo" accept
+        ct state invalid drop
+        jump filter_INPUT_ZONES
+        reject with icmpx admin-prohibited
+    }}
+    chain filter_FORWARD {{
+        type filter hook forward priority filter + 10; policy accept;
+        ct state {{ established, related }} accept
+        ct status dnat accept
+        iifname "lo" accept
+        ct state invalid drop
+        jump filter_FORWARD_ZONES
+        reject with icmpx admin-prohibited
+    }}
+    chain filter_INPUT_ZONES {{
+        {trusted_in}
+        goto filter_IN_public
+    }}
+    chain filter_FORWARD_ZONES {{
+        {trusted_forward}
+        goto filter_FWD_public
+    }}
+    chain filter_IN_trusted {{ accept; }}
+    chain filter_FWD_trusted {{ accept; }}
+    chain filter_IN_public {{
+        {allowed}
+        meta l4proto {{ icmp, ipv6-icmp }} accept
+        reject with icmpx admin-prohibited
+    }}
+    chain filter_FWD_public {{ reject with icmpx admin-prohibited; }}
+}}
+"""
+_RICH_RULE = re.compile(r'rule family="ipv(4|6)" destination address="([^"]+)" accept')
+
 TOOLS = ("iptables", "ip6tables")
 
 
@@ -100,6 +142,36 @@ def ufw(node: Node) -> Iterator[None]:
         for tool in TOOLS:
             node.run(f"{tool}-legacy-restore", "--noflush", stdin=_UFW.format(icmp=_UFW_ICMP[tool]))
         yield
+
+
+@contextmanager
+def firewalld(node: Node, commands: Iterable[Iterable[str]]) -> Iterator[None]:
+    """The rules of firewalld after these calls of firewall-cmd, cut into words, for the length of a `with`.
+
+    Every interface is in the zone public. An option that is not translated here raises ValueError.
+    """
+    trusted, allowed = [], []
+    for option in (option for words in commands for option in words):
+        name, _, value = option.partition("=")
+        match name:
+            case "--add-source":
+                trusted.append(f"{'ip6' if ':' in value else 'ip'} saddr {value} goto filter_{{}}_trusted")
+            case "--add-port":
+                ports, _, protocol = value.partition("/")
+                allowed.append(f"{protocol} dport {ports} accept")
+            case "--add-rich-rule" if rule := _RICH_RULE.fullmatch(value):
+                allowed.append(f"{'ip6' if rule[1] == '6' else 'ip'} daddr {rule[2]} accept")
+            case "firewall-cmd" | "--permanent" | "--zone" | "--reload":
+                pass
+            case _:
+                raise ValueError(option)
+    chains = [[line.format(chain) for line in trusted] for chain in ("IN", "FWD")]
+    lines = ["\n        ".join(rules) for rules in (*chains, allowed)]
+    node.run("nft", "-f", "-", stdin=_FIREWALLD.format(trusted_in=lines[0], trusted_forward=lines[1], allowed=lines[2]))
+    try:
+        yield
+    finally:
+        node.run("nft", "delete", "table", "inet", "firewalld")
 
 
 def restart_docker(node: Node, variant: str = "legacy") -> None:
