@@ -63,8 +63,8 @@ async def _listen(server: BriefHttpServer, what: str, where: ListenAddress, repo
 
 def _sentence(what: str, where: ListenAddress, error: OSError) -> str:
     if (next_step := exhaustion(error)) is None:
-        who_has_it = f"`ss -ltnp sport = :{where.port}` shows who has it"
-        next_step = f"{who_has_it if error.errno == EADDRINUSE else 'give another'} (--{what}-bind-address)"
+        holder = f"`ss -ltnp sport = :{where.port}` shows which process has it"
+        next_step = f"{holder if error.errno == EADDRINUSE else 'give another'} (--{what}-bind-address)"
     return (
         f"{what} cannot be served on {where}: {os.strerror(error.errno or 0)}; {next_step}. "
         "kroute serves without it and tries again, later and later."

@@ -13,8 +13,8 @@ NEARLY_FULL = 0.9
 _OF_A_SERVICE = "correct the Service; `kubectl describe service -n {namespace} {name}` has this as an Event"
 _OF_THE_NODE = "see `kroute check` on the node"
 _NEXT_STEPS: Mapping[str, str] = {
-    "AddressConflict": "give one of the two Services another address or port; `kroute explain` says who has it",
-    "ForeignVirtualServer": "delete that virtual server with `ipvsadm -D` if nobody needs it",
+    "AddressConflict": "give one of the two Services another address or port; `kroute explain` says which one has it",
+    "ForeignVirtualServer": "delete that virtual server with `ipvsadm -D` if no program needs it",
     "HealthCheckPortConflict": "give one of the two Services another healthCheckNodePort",
     "HealthCheckPortUnavailable": "find the program that has the port with `ss -lntp` on the node, and stop it",
     "PortUnavailable": "find the program that has the port with `ss -lntp` on the node, or give kroute another one",

@@ -189,8 +189,8 @@ class HealthChecks(Controller):
         """Report a port that cannot be opened, unless it was reported before; returns the sentence."""
         subject = f"healthCheckNodePort {place.port}"
         where = place.address or "every address"
-        who_has_it = f"`ss -ltnp sport = :{place.port}` shows who has it" if error.errno == EADDRINUSE else ""
-        next_step = exhaustion(error) or who_has_it
+        holder = f"`ss -ltnp sport = :{place.port}` shows which process has it" if error.errno == EADDRINUSE else ""
+        next_step = exhaustion(error) or holder
         message = (
             f"{subject} cannot be opened on {where} of this node: {os.strerror(error.errno or 0)}. "
             f"{next_step}{'; ' if next_step else ''}kroute tries again, later and later."

@@ -70,7 +70,9 @@ WORK_ROWS: tuple[Row, ...] = (
         _of_controllers(lambda it: it.writes),
     ),
     (
-        Metric("kroute_repairs_total", "counter", "What somebody else had changed and was put right.", _CONTROLLER),
+        Metric(
+            "kroute_repairs_total", "counter", "What another program had changed and kroute has repaired.", _CONTROLLER
+        ),
         _of_controllers(lambda it: it.repairs),
     ),
     (
@@ -78,7 +80,7 @@ WORK_ROWS: tuple[Row, ...] = (
         _of_controllers(lambda it: it.failures),
     ),
     (
-        Metric("kroute_denials_total", "counter", "Passes that failed for want of a privilege.", _CONTROLLER),
+        Metric("kroute_denials_total", "counter", "Passes that failed because a privilege is missing.", _CONTROLLER),
         _of_controllers(lambda it: it.denied),
     ),
     (
@@ -178,7 +180,7 @@ API_ROWS: tuple[Row, ...] = (
         _of_watches(lambda it: it.failures),
     ),
     (
-        Metric("kroute_reflector_denials_total", "counter", "Failures for want of a permission.", _KIND),
+        Metric("kroute_reflector_denials_total", "counter", "Failures because a permission is missing.", _KIND),
         _of_watches(lambda it: it.denied),
     ),
     (
