@@ -55,7 +55,7 @@ def schema() -> Schema:
                 "loadModules": _BOOLEAN,
                 "directors": {"type": "array", "items": _director()},
                 "podMonitor": _closed({"enabled": _BOOLEAN, "interval": _STRING, "labels": _MAP}),
-                "prometheusRule": _closed({"enabled": _BOOLEAN, "labels": _MAP}),
+                "prometheusRule": _closed({"enabled": _BOOLEAN, "labels": _MAP, "runbooks": _STRING}),
                 "resources": _MAP,
                 "maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"},
                 "nodeSelector": _MAP,

@@ -196,7 +196,7 @@ class TestValues:
         def probes(address: object) -> list[Object]:
             objects = render_chart({"settings": {"healthz-bind-address": address}})
             [container] = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
-            return [container[it] for it in ("livenessProbe", "readinessProbe") if it in container]
+            return [container[it] for it in ("startupProbe", "livenessProbe", "readinessProbe") if it in container]
 
         assert {it["httpGet"]["port"] for it in probes("[::]:10300")} == {10300}
         hosts = {"127.0.0.1:10300": "127.0.0.1", "[::1]:10300": "::1", ":10300": None, "0.0.0.0:10300": None}
@@ -225,6 +225,18 @@ class TestMonitoring:
         rule = the("PrometheusRule", render_chart({"prometheusRule": {"enabled": True, "labels": {"release": "kps"}}}))
         assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
         assert rule["metadata"]["labels"]["release"] == "kps"
+
+    def test_the_runbooks_can_be_at_an_address_of_the_cluster(self) -> None:
+        values = {"prometheusRule": {"enabled": True, "runbooks": "https://docs.example.com/alerts.html"}}
+        [group] = the("PrometheusRule", render_chart(values))["spec"]["groups"]
+        for rule in group["rules"]:
+            anchor = rule["alert"].lower()
+            assert rule["annotations"]["runbook_url"] == f"https://docs.example.com/alerts.html#{anchor}"
+
+    def test_labels_of_services_are_not_replaced_by_those_of_the_pod(self) -> None:
+        """tests/prometheus/ shows what becomes of them otherwise."""
+        [endpoint] = the("PodMonitor", render_chart(MONITORED))["spec"]["podMetricsEndpoints"]
+        assert endpoint["honorLabels"] is True
 
 
 def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None:

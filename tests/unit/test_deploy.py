@@ -154,11 +154,20 @@ class TestPods:
             for name in kustomizations()
             for pod in pods(render(KUSTOMIZE / name))
             for container in pod["containers"]
-            for kind in ("livenessProbe", "readinessProbe")
+            for kind in ("startupProbe", "livenessProbe", "readinessProbe")
         ]
         assert {it["httpGet"]["port"] for it in probes if "httpGet" in it} == {healthz.port}
         alerts = (DEPLOY / "prometheus/alerts.yaml").read_text()
         assert re.findall(r"localhost:(\d+)/healthz", alerts) == [str(healthz.port)]
+
+    def test_no_probe_asks_before_it_can_be_answered(self) -> None:
+        """The kubelet writes a Warning Event for each probe that fails. Liveness waits for the startup probe."""
+        [container] = pods(render(KUSTOMIZE / "base"))[0]["containers"]
+        startup, readiness = container["startupProbe"], container["readinessProbe"]
+        assert startup["httpGet"] == container["livenessProbe"]["httpGet"], "it succeeds while kroute starts"
+        assert 0 < startup["initialDelaySeconds"] < readiness["initialDelaySeconds"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= 60
+        assert "initialDelaySeconds" not in container["livenessProbe"]
 
     def test_it_runs_a_command_that_kroute_has(self, pod: Object) -> None:
         [container] = pod["containers"]

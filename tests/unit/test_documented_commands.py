@@ -51,6 +51,7 @@ RUN_BY = {
     "kubectl annotate": "tests/unit/test_documented_commands.py",
     "kubectl apply": A_CLUSTER,
     "kubectl delete": A_CLUSTER,
+    "kubectl describe": A_CLUSTER,
     "kubectl exec": A_CLUSTER,
     "kubectl get": A_CLUSTER,
     "kubectl kroute": "tests/unit/fleet/test_kubectl_kroute.py",
@@ -59,6 +60,7 @@ RUN_BY = {
     "kubectl patch": "tests/unit/test_documented_commands.py",
     "kubectl rollout": A_CLUSTER,
     "kubectl set": A_CLUSTER,
+    "kubectl top": A_CLUSTER,
     "docker build": "not run by docker: buildah builds the same file, for tests/scenarios/test_image.py",
     "docker buildx": "not run: there is no docker; one architecture of it is what docker build makes",
     "docker push": "not run: there is no registry",
@@ -201,7 +203,7 @@ def test_the_plugin_takes_every_flag_and_value(command: Command) -> None:
 )
 def test_kubectl_and_helm_have_every_verb_and_flag(command: Command) -> None:
     program, name = verb(command).split()
-    verbs = (name, command.words[command.words.index("rollout") + 1]) if name == "rollout" else (name,)
+    verbs = (name, command.words[command.words.index(name) + 1]) if name in {"rollout", "top"} else (name,)
     text = help_of(program, *verbs)
     assert f"{program} {' '.join(verbs)}" in text
     own = command.words[: command.words.index("--")] if "--" in command.words else command.words

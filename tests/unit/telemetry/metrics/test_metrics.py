@@ -39,6 +39,8 @@ WEB = ServicePlan(
 )
 FAMILIES = (("IPv4",), ("IPv6",))
 HOST = "192.0.2.1:6443"
+OF_OTHER_PROXIES = {"kroute_waiting_for_proxy", "kroute_rival_proxy"}
+"""Metrics that have series only while there is another proxy."""
 SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in families.ROWS}
 
 Series = dict[tuple[str, ...], float]
@@ -207,7 +209,19 @@ def test_every_alert_names_metrics_that_exist_and_says_what_to_do() -> None:
     for rule in group["rules"]:
         assert exist(used_in(rule["expr"])), rule["alert"]
         assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+
+
+def test_every_alert_has_a_section_that_begins_with_what_to_type() -> None:
+    [group] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"]
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    _, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    assert [section.split("\n")[0] for section in sections] == [rule["alert"] for rule in group["rules"]]
+    for section in sections:
+        assert re.match(r"\w+\n\n    kubectl ", section), section
+    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", page, re.MULTILINE)
+    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in group["rules"]]
 
 
 def test_every_panel_names_metrics_that_exist() -> None:
@@ -217,11 +231,13 @@ def test_every_panel_names_metrics_that_exist() -> None:
     for panel in panels:
         for target in panel["targets"]:
             assert exist(used_in(target["expr"])), panel["title"]
+            for selector in re.findall(r"\{[^}]*\}", target["expr"]):
+                assert selector.startswith('{cluster=~"$cluster",instance=~"$instance"'), panel["title"]
 
 
 def exist(names: set[str]) -> bool:
     """Whether there are names, and all of them exist."""
-    known = {"up"}
+    known = {"up", *OF_OTHER_PROXIES}
     for name, metric in SAID_OF_EVERY_AGENT.items():
         known |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if metric.kind == "histogram" else {name}
     return bool(names) and names <= known

@@ -1,0 +1,1 @@
+"""Tests with Prometheus itself: `scripts/setup test` installs Debian's package."""
