@@ -13,10 +13,10 @@ from release.source import Source
 
 CHART = PROJECT / "deploy/helm/kroute"
 _HEADER = """\
-# kroute {version} on every node of a cluster. Before you apply it, put in
-#   KUBERNETES_SERVICE_HOST   the API server's own address, or that of a load balancer in front of it
-#   image                     where your nodes find the image
-# and, beside the former, KROUTE_CLUSTER_CIDR: the networks of the pods. docs/deploy.md has the commands.
+# kroute {version} on every node of a cluster. Before you apply it, replace
+#   API-SERVER                by the API server's own address, or that of a load balancer in front of it
+#   image: kroute             by where your nodes find the image
+# and put in, beside the former, KROUTE_CLUSTER_CIDR: the networks of the pods. docs/deploy.md has the commands.
 """
 
 
@@ -39,5 +39,5 @@ def build(source: Source, output: Path, image: str = "kroute") -> tuple[Path, Pa
 
 def _render(chart: Path) -> str:
     helm = Path(sys.executable).parent / "helm"
-    command = [helm, "template", "kroute", chart, "--namespace", "kube-system"]
+    command = [helm, "template", "kroute", chart, "--namespace", "kube-system", "--set", "apiServer.host=API-SERVER"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

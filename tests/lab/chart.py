@@ -15,6 +15,7 @@ from tests.lab.manifests import DEPLOY
 from tests.lab.objects import Object
 
 CHART = DEPLOY / "helm/kroute"
+REQUIRED = {"apiServer": {"host": "192.0.2.1"}}
 HELM = Path(sys.executable).parent / "helm"
 
 
@@ -31,8 +32,9 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 
 def render_chart(values: Mapping[str, Any], chart: Path = CHART) -> list[Object]:
-    """The objects that `helm install --namespace kube-system` would make."""
-    return [it for it in yaml.load_all(_rendered(chart, json.dumps(values)), yaml.CSafeLoader) if it]
+    """The objects that `helm install --namespace kube-system` would make, with an API server if none is given."""
+    complete = json.dumps({**REQUIRED, **values})
+    return [it for it in yaml.load_all(_rendered(chart, complete), yaml.CSafeLoader) if it]
 
 
 @functools.cache
@@ -44,6 +46,6 @@ def _rendered(chart: Path, values: str) -> str:
 
 def refusal(values: Mapping[str, Any]) -> str:
     """What helm says when it refuses these values."""
-    done = helm("template", "kroute", str(CHART), values=values)
+    done = helm("template", "kroute", str(CHART), values={**REQUIRED, **values})
     assert done.returncode != 0, done.stdout
     return done.stderr

@@ -103,7 +103,9 @@ def test_the_chart_renders_the_same_as_its_source(release: dict[str, bytes], tmp
 
 
 def test_install_yaml_is_the_chart_with_its_defaults(release: dict[str, bytes]) -> None:
-    assert [it for it in yaml.safe_load_all(release["install.yaml"]) if it] == render_chart({})
+    assert [it for it in yaml.safe_load_all(release["install.yaml"]) if it] == render_chart(
+        {"apiServer": {"host": "API-SERVER"}}
+    )
 
 
 def test_the_list_of_contents_has_every_pinned_and_every_installed_package(release: dict[str, bytes]) -> None:

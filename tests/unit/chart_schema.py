@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kroute.cli.main import load
+from kroute.cli.migrate import PROXIES
 
 Schema = dict[str, Any]
 
@@ -16,8 +17,30 @@ _SERVER = r"^([A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[0-9
 """HOST, HOST:PORT, [IPv6]:PORT or IPv6."""
 _STRING: Schema = {"type": "string"}
 _MAP: Schema = {"type": "object"}
+_TEXTS: Schema = {"type": "object", "additionalProperties": _STRING}
 _BOOLEAN: Schema = {"type": "boolean"}
-_ITEM: Schema = {"type": ["string", "integer"]}
+_OBJECTS: Schema = {"type": "array", "items": _MAP}
+_NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$", "maxLength": 253}
+
+_IPV4 = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])){3}"
+_IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f.]*"
+_CIDR = rf"({_IPV4}(/(3[0-2]|[12]?[0-9]))?|{_IPV6}(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?)"
+_PORT = "[0-9]{1,5}"
+_DURATION = r"(([0-9]+h)?([0-9]+m)?[0-9]+(\.[0-9]+)?s?|([0-9]+h)?[0-9]+m|[0-9]+h)"
+
+ELEMENTS = {
+    "CIDR[,CIDR]": _CIDR,
+    "CIDR[,CIDR]|primary": rf"({_CIDR}|[Pp][Rr][Ii][Mm][Aa][Rr][Yy])",
+    "DURATION": _DURATION,
+    "FLAG[,FLAG]|none": "[a-z0-9-]+",
+    "IP:PORT|off": rf"([Oo][Ff][Ff]|({_IPV4}|\[{_IPV6}\])?:{_PORT})",
+    "MARK": "(0x[0-9A-Fa-f]+|[0-9]+)",
+    "NAME": r"[^\s/:]{1,63}",
+    "PERCENT": r"[0-9]+(\.[0-9]+)? ?%",
+    "PORT[-PORT][,...]": rf"{_PORT}(-{_PORT})?",
+    "SRC:DST[,...]": rf"({_IPV4}(/[0-9]+)?:{_IPV4}(/[0-9]+)?|{_IPV6}/[0-9]+:{_IPV6}/[0-9]+)",
+}
+"""What one value of a setting looks like, by the word that its help has for it. `settings.text` says the rest."""
 
 
 def schema() -> Schema:
@@ -27,7 +50,8 @@ def schema() -> Schema:
         "title": "Values of the chart kroute",
         **_closed(
             {
-                "mode": {"enum": ["serve", "uninstall"]},
+                "mode": {"enum": ["serve", "uninstall", "hand-over"]},
+                "enabled": _BOOLEAN,
                 "image": _closed(
                     {
                         "repository": {"type": "string", "minLength": 1},
@@ -39,7 +63,7 @@ def schema() -> Schema:
                 ),
                 "apiServer": _closed(
                     {
-                        "host": _STRING,
+                        "host": {"type": "string", "pattern": r"^([0-9A-Za-z_.-]+|[0-9A-Fa-f:.]+)?$"},
                         "port": {"type": "integer", "minimum": 1, "maximum": 65535},
                         "hosts": {
                             "type": "array",
@@ -51,17 +75,48 @@ def schema() -> Schema:
                 "settings": _closed(
                     {name: of_option(it) for it in load("run").params if (name := _name(it)) not in OF_THE_POD}
                 ),
+                "config": _closed({"configMap": _NAME, "key": {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}}),
+                "migration": _closed({"byLabel": _BOOLEAN, "handOverTo": {"enum": ["", *PROXIES]}}),
                 "iptables": _BOOLEAN,
                 "loadModules": _BOOLEAN,
                 "directors": {"type": "array", "items": _director()},
-                "podMonitor": _closed({"enabled": _BOOLEAN, "interval": _STRING, "labels": _MAP}),
-                "prometheusRule": _closed({"enabled": _BOOLEAN, "labels": _MAP, "runbooks": _STRING}),
-                "resources": _MAP,
-                "maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"},
-                "nodeSelector": _MAP,
-                "tolerations": {"type": "array"},
+                "serviceAccount": _closed({"create": _BOOLEAN, "name": _NAME, "annotations": _TEXTS}),
+                "podMonitor": _closed(
+                    {
+                        "enabled": _BOOLEAN,
+                        "interval": {"type": "string", "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$"},
+                        "labels": _TEXTS,
+                        "relabelings": _OBJECTS,
+                    }
+                ),
+                "prometheusRule": _closed(
+                    {
+                        "enabled": _BOOLEAN,
+                        "labels": _TEXTS,
+                        "runbooks": {"type": "string", "pattern": r"^(https?://[^\s#]+)?$"},
+                    }
+                ),
+                "dashboard": _closed({"enabled": _BOOLEAN, "labels": _TEXTS, "annotations": _TEXTS}),
+                "resources": _closed({"requests": _MAP, "limits": _MAP, "claims": {"type": "array"}}),
+                "updateStrategy": _closed(
+                    {
+                        "type": {"enum": ["RollingUpdate", "OnDelete"]},
+                        # Two pods of one node would want the same ports, so maxSurge is not for them.
+                        "rollingUpdate": _closed(
+                            {"maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"}}
+                        ),
+                    }
+                ),
+                "priorityClassName": _NAME,
+                "nodeSelector": _TEXTS,
+                "tolerations": _OBJECTS,
                 "affinity": _MAP,
-                "podAnnotations": {"type": "object", "additionalProperties": _STRING},
+                "podAnnotations": _TEXTS,
+                "podLabels": {**_TEXTS, "propertyNames": {"not": {"const": "app.kubernetes.io/name"}}},
+                "extraInitContainers": _OBJECTS,
+                "extraEnv": {"type": "array", "items": {**_MAP, "required": ["name"]}},
+                "extraVolumes": {"type": "array", "items": {**_MAP, "required": ["name"]}},
+                "extraVolumeMounts": {"type": "array", "items": {**_MAP, "required": ["name", "mountPath"]}},
                 "global": _MAP,
             }
         ),
@@ -83,9 +138,13 @@ def of_option(option: click.Parameter) -> Schema:
         return {"type": "integer", **{name: limit for name, limit in limits.items() if limit is not None}}
     if kind.name == "boolean":
         return _BOOLEAN
+    element = ELEMENTS[kind.name]
+    one: Schema = {"type": ["string", "integer"], "pattern": f"^{element}$"}
     if option.multiple:
-        return {"type": ["string", "integer", "array"], "items": _ITEM}
-    return {"type": ["string", "boolean"]} if _name(option).endswith("-bind-address") else _ITEM
+        return {"type": ["string", "integer", "array"], "pattern": f"^({element}([, ]+|$))*$", "items": one}
+    if _name(option).endswith("-bind-address"):
+        return {"type": ["string", "boolean"], "pattern": f"^{element}$", "not": {"const": True}}
+    return one
 
 
 def _name(option: click.Parameter) -> str:

@@ -2,20 +2,27 @@
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from kroute import __version__
-from kroute.settings.text import parse_servers
-from tests.lab.chart import CHART, helm, refusal, render_chart
+from kroute.cli.main import load
+from kroute.settings import DEFAULTS
+from kroute.settings.text import as_flags, parse_servers
+from tests.lab.chart import CHART, REQUIRED, helm, refusal, render_chart
 from tests.lab.manifests import DEPLOY, KUSTOMIZE, render, the, with_component
 from tests.lab.objects import Object
-from tests.unit import chart_schema
+from tests.unit import chart_readme, chart_schema
+from tests.unit.chart_schema import OF_THE_POD
 from tests.unit.kubernetes_schemas import NEWEST, OLDEST, validate
 
+NO_HOST = '"KUBERNETES_SERVICE_HOST": ""'
 DUAL_STACK = {
     "settings": {
         "cluster-cidr": ["10.244.0.0/16", "fd00:10:244::/56"],
@@ -36,21 +43,57 @@ EVERY_VALUE = {
     "podAnnotations": {"example.com/owner": "network"},
     "nodeSelector": {"pool": "web"},
     "directors": [{"name": "front"}],
-    "maxUnavailable": 1,
+    "updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}},
+    "podLabels": {"team": "network"},
+    "priorityClassName": "own-class",
+    "serviceAccount": {"annotations": {"example.com/role": "proxy"}},
+    "extraInitContainers": [{"name": "wait", "image": "busybox", "command": ["true"]}],
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://192.0.2.9:3128"}],
+    "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    "config": {"configMap": "kube-proxy"},
+    "migration": {"byLabel": True, "handOverTo": "kube-router"},
+    "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
 }
+FORMS = [
+    (
+        "CIDR[,CIDR]",
+        ["10.0.0.0/8", "10.0.0.1", "fd00::/8,10.244.0.0/16", "::/0", "10.0.0.0/8 fd00::/64", "::ffff:10.0.0.0/104"],
+        ["10.0.0.0/33", "256.0.0.0/8", "10.0.0/8", "nodes", "fd00/8", "fd00::/129", "10.0.0.0/8;fd00::/8"],
+    ),
+    ("CIDR[,CIDR]|primary", ["primary", "192.0.2.0/24"], ["secondary", "192.0.2.0/40"]),
+    ("DURATION", ["30s", "5m", "1h30m", "0", "1h", "2"], ["30 s", "five", "30ms", "-1s", ""]),
+    ("FLAG[,FLAG]|none", ["none", "sh-port,sh-fallback", "mh-port"], ["sh_port", "sh-port;mh-port"]),
+    (
+        "IP:PORT|off",
+        ["0.0.0.0:10256", ":10256", "[::1]:10256", "off"],
+        ["10256", "0.0.0.0", "::1:10256", "localhost:10256", "300.0.0.1:10256"],
+    ),
+    ("MARK", ["0x4000", "16384"], ["4000h", "-1"]),
+    ("NAME", ["cni0"], ["a/b", "a b", ""]),
+    ("PERCENT", ["0.1%", "5%", "1 %"], ["0.1", "many", "-1%"]),
+    ("PORT[-PORT][,...]", ["22", "22,2379-2380"], ["ssh", "22-", "123456"]),
+    (
+        "SRC:DST[,...]",
+        ["10.0.0.0/8:10.0.0.0/8", "fd00::/8:fd00::/8,10.0.0.0/8:192.0.2.1"],
+        ["10.0.0.0/8", "10.0.0.0/8-10.0.0.0/8", "a:b"],
+    ),
+]
+"""Of each kind of setting values that are right, and values that are not."""
 SCHEMA = CHART / "values.schema.json"
 
 
 def comparable(objects: list[Object]) -> dict[tuple[str, str], Object]:
     """Objects by kind and name, without what each tool does in its own way.
 
-    A new ConfigMap restarts the pods: with kustomize by a digest in its name, with Helm by one on the pods. The
-    component of directors has no labels.
+    A new ConfigMap restarts the pods: with kustomize by a digest in its name, with Helm by one on the pods. Helm gives
+    every object the same labels, kustomize one of them, and the component of directors has none.
     """
     text = json.dumps(objects)
     for item in objects:
         if item["kind"] == "ConfigMap":
             text = text.replace(json.dumps(item["metadata"]["name"]), '"kroute"')
+            text = text.replace(f'"KUBERNETES_SERVICE_HOST": "{REQUIRED["apiServer"]["host"]}"', NO_HOST)
     made: dict[tuple[str, str], Object] = {}
     for item in json.loads(text):
         if item["kind"] == "DaemonSet":
@@ -58,8 +101,9 @@ def comparable(objects: list[Object]) -> dict[tuple[str, str], Object]:
             of_pod["annotations"] = {
                 name: value for name, value in of_pod.get("annotations", {}).items() if name != "checksum/config"
             }
-        if item["metadata"]["name"] == "kroute-director":
-            item["metadata"].pop("labels", None)
+        labels = item["metadata"].setdefault("labels", {})
+        assert labels.get("helm.sh/chart") in {None, f"kroute-{__version__}"}
+        del item["metadata"]["labels"]
         made[item["kind"], item["metadata"]["name"]] = item
     assert len(made) == len(objects)
     return made
@@ -127,7 +171,19 @@ class TestValues:
             ({"directors": [{"name": "kroute"}]}, "directors.0.name"),
             ({"directors": [{"name": "b", "syncId": 256}]}, "directors.0.syncId"),
             ({"mode": "off"}, "mode"),
-            ({"maxUnavailable": "many"}, "maxUnavailable"),
+            ({"settings": {"cluster-cidr": "10.244.0.0/33"}}, "settings.cluster-cidr"),
+            ({"settings": {"service-cidr": ["10.96.0.0/12", "fd00"]}}, "settings.service-cidr.1"),
+            ({"settings": {"resync-period": "soon"}}, "settings.resync-period"),
+            ({"settings": {"healthz-bind-address": "10256"}}, "settings.healthz-bind-address"),
+            ({"settings": {"resync-budget": "0.1"}}, "settings.resync-budget"),
+            ({"podMonitor": {"interval": "30"}}, "podMonitor.interval"),
+            ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels"),
+            ({"extraVolumeMounts": [{"name": "extra"}]}, "mountPath"),
+            (
+                {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "many"}}},
+                "updateStrategy.rollingUpdate.maxUnavailable",
+            ),
+            ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge"),
         ],
         ids=lambda it: json.dumps(it) if isinstance(it, dict) else "",
     )
@@ -165,6 +221,37 @@ class TestValues:
         )
         assert "KUBERNETES_SERVICE_HOST" not in data, "the Pod's own variable stays"
 
+    @pytest.mark.parametrize(("kind", "good", "bad"), FORMS)
+    def test_the_forms_of_settings_are_those_of_the_command_line(
+        self, kind: str, good: list[str], bad: list[str]
+    ) -> None:
+        options = [it for it in load("run").params if it.type.name == kind and it.opts[0][2:] not in OF_THE_POD]
+        assert options
+        for option in options:
+            accepts = re.compile(chart_schema.of_option(option)["pattern"]).search
+            for text in good:
+                assert accepts(text), f"{option.opts[0]} {text}"
+                option.type.convert(text, option, None)
+            for text in bad:
+                assert not accepts(text), f"{option.opts[0]} {text}"
+                with pytest.raises(click.BadParameter):
+                    option.type.convert(text, option, None)
+
+    def test_every_default_of_a_setting_has_its_form(self) -> None:
+        options = {it.opts[0][2:]: it for it in load("run").params}
+        assert {kind for kind, *_ in FORMS} == chart_schema.ELEMENTS.keys()
+        for name, text in as_flags(DEFAULTS).items():
+            if text and name not in OF_THE_POD and options[name].type.name in chart_schema.ELEMENTS:
+                assert re.search(chart_schema.of_option(options[name])["pattern"], text), name
+
+    def test_the_api_servers_address_is_required_unless_a_kubeconfig_has_it(self) -> None:
+        assert "apiServer.host is missing" in refusal({"apiServer": {}})
+        assert "apiServer.host" in refusal({"apiServer": {"host": "https://192.0.2.1"}})
+        [container] = the("DaemonSet", render_chart({"apiServer": {}, "config": {"configMap": "kube-proxy"}}))["spec"][
+            "template"
+        ]["spec"]["containers"]
+        assert container["command"] == ["kroute", "run", "--config", "/var/lib/kube-proxy/config.conf"]
+
     def test_a_digest_takes_the_place_of_the_tag(self) -> None:
         digest = "sha256:" + "ab" * 32
         image = {"repository": "registry.example/kroute", "digest": digest}
@@ -174,16 +261,62 @@ class TestValues:
         }
 
     def test_the_other_values_are_taken_as_they_are(self) -> None:
-        daemonset = the("DaemonSet", render_chart(EVERY_VALUE))["spec"]
+        daemonset = the("DaemonSet", render_chart(EVERY_VALUE), "kroute")["spec"]
         pod = daemonset["template"]["spec"]
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
         assert pod["affinity"] == EVERY_VALUE["affinity"]
         assert pod["nodeSelector"]["pool"] == "web"
-        assert daemonset["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
+        assert daemonset["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}
+        assert daemonset["template"]["metadata"]["labels"] == {"app.kubernetes.io/name": "kroute", "team": "network"}
+        assert pod["priorityClassName"] == "own-class"
+        assert pod["initContainers"][1:] == EVERY_VALUE["extraInitContainers"]
+        [container] = pod["containers"]
+        assert container["env"][-1:] == EVERY_VALUE["extraEnv"]
+        assert container["volumeMounts"][-1:] == EVERY_VALUE["extraVolumeMounts"]
+        assert pod["volumes"][-1:] == EVERY_VALUE["extraVolumes"]
         assert daemonset["template"]["metadata"]["annotations"]["example.com/owner"] == "network"
-        assert {(it["image"], it["imagePullPolicy"]) for it in [*pod["initContainers"], *pod["containers"]]} == {
-            ("kroute:1.0", "Always")
-        }
+        of_the_chart = [pod["initContainers"][0], container]
+        assert {(it["image"], it["imagePullPolicy"]) for it in of_the_chart} == {("kroute:1.0", "Always")}
+        alone = the("DaemonSet", render_chart({**EVERY_VALUE, "loadModules": False}), "kroute")["spec"]["template"]
+        assert alone["spec"]["initContainers"] == EVERY_VALUE["extraInitContainers"]
+
+    def test_pods_may_be_replaced_by_hand(self) -> None:
+        daemonset = the("DaemonSet", render_chart({"updateStrategy": {"type": "OnDelete"}}))
+        assert daemonset["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+    def test_an_account_may_exist_already(self) -> None:
+        objects = render_chart({"serviceAccount": {"create": False, "name": "mine"}})
+        assert "ServiceAccount" not in {it["kind"] for it in objects}
+        assert the("DaemonSet", objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+        bindings = [it for it in objects if it["kind"].endswith("RoleBinding")]
+        assert len(bindings) == 2
+        assert {subject["name"] for it in bindings for subject in it["subjects"]} == {"mine"}
+
+    def test_kube_proxys_configmap_is_mounted_where_its_kubeconfig_is_looked_for(self) -> None:
+        """As in kubeadm's DaemonSet: config.conf names /var/lib/kube-proxy/kubeconfig.conf, a key of the same map."""
+        pod = the("DaemonSet", render_chart({"config": {"configMap": "kube-proxy"}}))["spec"]["template"]["spec"]
+        [volume] = [it for it in pod["volumes"] if it.get("configMap")]
+        assert volume["configMap"] == {"name": "kube-proxy"}
+        mounts = {it["name"]: it["mountPath"] for it in pod["containers"][0]["volumeMounts"]}
+        assert mounts[volume["name"]] == "/var/lib/kube-proxy"
+
+    def test_every_object_has_the_labels_of_helm(self) -> None:
+        for item in render_chart({**EVERY_VALUE, **MONITORED}):
+            labels = item["metadata"]["labels"]
+            assert labels["helm.sh/chart"] == f"kroute-{__version__}"
+            assert labels["app.kubernetes.io/managed-by"] == "Helm"
+            assert labels["app.kubernetes.io/instance"] == "kroute"
+            assert labels["app.kubernetes.io/version"] == __version__
+
+    def test_a_selector_has_none_that_changes_with_the_version(self) -> None:
+        for item in render_chart({"migration": {"byLabel": True, "handOverTo": "kube-proxy"}}):
+            if item["kind"] == "DaemonSet":
+                assert item["spec"]["selector"]["matchLabels"] == {"app.kubernetes.io/name": item["metadata"]["name"]}
+
+    def test_in_another_namespace_the_rights_are_for_that_and_kube_system(self) -> None:
+        done = helm("template", "kroute", str(CHART), "--namespace", "network", values=REQUIRED)
+        roles = [it for it in yaml.safe_load_all(done.stdout) if it and it["kind"] == "Role"]
+        assert {it["metadata"]["namespace"] for it in roles} == {"network", "kube-system"}
 
     def test_a_change_of_a_setting_restarts_the_pods(self) -> None:
         def digest(values: dict[str, Any]) -> str:
@@ -203,6 +336,32 @@ class TestValues:
         for address, host in {**hosts, "[::]:10300": None}.items():
             assert {it["httpGet"].get("host") for it in probes(address)} == {host}, "the kubelet asks the pod's address"
         assert probes(False) == []
+
+
+class TestWayBack:
+    """Nodes that go back to another proxy."""
+
+    def test_by_its_label_a_node_has_one_proxy(self) -> None:
+        objects = render_chart({"migration": {"byLabel": True, "handOverTo": "kube-router"}})
+        kroute = the("DaemonSet", objects, "kroute")["spec"]["template"]["spec"]
+        back = the("DaemonSet", objects, "kroute-hand-over")["spec"]["template"]["spec"]
+        assert kroute["nodeSelector"] == {"kubernetes.io/os": "linux", "kroute.io/service-proxy": "kroute"}
+        [term] = back["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [
+            {"key": "kroute.io/service-proxy", "operator": "NotIn", "values": ["kroute"]}
+        ]
+        assert "kube-router" in back["containers"][0]["command"]
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ({"mode": "hand-over"}, "migration.handOverTo is missing"),
+            ({"migration": {"handOverTo": "kube-proxy"}}, "set mode=hand-over"),
+            ({"mode": "hand-over", "migration": {"handOverTo": "cilium"}}, "migration.handOverTo"),
+        ],
+    )
+    def test_what_does_not_go_together_is_said_in_a_sentence(self, values: dict[str, Any], said: str) -> None:
+        assert said in refusal(values)
 
 
 class TestMonitoring:
@@ -233,10 +392,58 @@ class TestMonitoring:
             anchor = rule["alert"].lower()
             assert rule["annotations"]["runbook_url"] == f"https://docs.example.com/alerts.html#{anchor}"
 
+    def test_relabelings_are_added(self) -> None:
+        own = [{"targetLabel": "cluster", "replacement": "berlin"}]
+        values = {**MONITORED, "podMonitor": {"enabled": True, "relabelings": own}}
+        [endpoint] = the("PodMonitor", render_chart(values))["spec"]["podMetricsEndpoints"]
+        [node] = the("PodMonitor", render_chart(MONITORED))["spec"]["podMetricsEndpoints"][0]["relabelings"]
+        assert endpoint["relabelings"] == [node, *own]
+
+    def test_the_dashboard_is_for_grafanas_sidecar(self) -> None:
+        dashboard = the("ConfigMap", render_chart({"dashboard": {"enabled": True}}), "kroute-dashboard")
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(dashboard["data"]["kroute.json"]) == json.loads((DEPLOY / "grafana/kroute.json").read_text())
+
     def test_labels_of_services_are_not_replaced_by_those_of_the_pod(self) -> None:
         """tests/prometheus/ shows what becomes of them otherwise."""
         [endpoint] = the("PodMonitor", render_chart(MONITORED))["spec"]["podMetricsEndpoints"]
         assert endpoint["honorLabels"] is True
+
+
+class TestDependency:
+    """The chart as a dependency of another one."""
+
+    @pytest.fixture
+    def parent(self, tmp_path: Path) -> Path:
+        shutil.copytree(CHART, tmp_path / "platform/charts/kroute")
+        dependency = {"name": "kroute", "version": __version__, "condition": "kroute.enabled"}
+        chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+        (tmp_path / "platform/Chart.yaml").write_text(json.dumps(chart))
+        return tmp_path / "platform"
+
+    def test_its_objects_are_the_same(self, parent: Path) -> None:
+        values = {"kroute": {**REQUIRED, "enabled": True}, "global": {"imageRegistry": "registry.example"}}
+        assert comparable(render_chart(values, parent)) == comparable(render_chart({}))
+
+    def test_it_is_left_out(self, parent: Path) -> None:
+        assert render_chart({"kroute": {"enabled": False}}, parent) == []
+
+    def test_its_values_are_checked_there_too(self, parent: Path) -> None:
+        done = helm("template", "platform", str(parent), values={"kroute": {**REQUIRED, "setings": {}}})
+        assert "setings" in done.stderr
+
+
+class TestReadme:
+    """What the chart says of itself."""
+
+    def test_it_has_every_value_with_its_comment(self) -> None:
+        if "KROUTE_WRITE_GOLDEN" in os.environ:
+            chart_readme.README.write_text(chart_readme.text())
+        assert chart_readme.README.read_text() == chart_readme.text()
+
+    def test_no_value_is_left_out(self) -> None:
+        named = {name.split(".")[0] for name, *_ in chart_readme.values()}
+        assert named == chart_schema.schema()["properties"].keys() - {"global"}
 
 
 def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None:

@@ -74,6 +74,14 @@ class TestRights:
         needed = {(it.group, it.resource, it.verb) for it in [*access.needed(WATCHED), access.SERVICE_CIDRS]}
         assert granted(the("ClusterRole", render(KUSTOMIZE / "base"))) == needed
 
+    def test_of_an_agent_to_see_whether_another_proxy_is_meant_for_its_node(self) -> None:
+        objects = render(KUSTOMIZE / "base")
+        role, binding = the("Role", objects), the("RoleBinding", objects)
+        assert granted(role) == {("", "pods", "list"), ("apps", "daemonsets", "list")}
+        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "kube-system"
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert binding["subjects"] == the("ClusterRoleBinding", objects)["subjects"]
+
     def test_of_an_agent_that_weighs_pods(self, tmp_path: Path) -> None:
         kinds = watched(settings(pod_weights=True))
         needed = {(it.group, it.resource, it.verb) for it in [*access.needed(kinds), access.SERVICE_CIDRS]}
@@ -85,7 +93,7 @@ class TestRights:
         objects = render(KUSTOMIZE / "overlays/director")
         assert granted(the("ClusterRole", objects, "kroute-director")) == needed
         leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
-        assert granted(the("Role", objects)) == leases
+        assert granted(the("Role", objects, "kroute-director")) == leases
 
     def test_are_bound_to_the_account_that_the_pods_have(self) -> None:
         objects = render(KUSTOMIZE / "base")

@@ -1,5 +1,20 @@
-{{- define "kroute.labels" -}}
+{{/* The labels by which pods are selected. They never change. */}}
+{{- define "kroute.selector" -}}
 app.kubernetes.io/name: {{ . }}
+{{- end }}
+
+{{/* The labels of every object. Its argument: the root, the name. */}}
+{{- define "kroute.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "kroute.selector" (index . 1) }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "kroute.account" -}}
+{{ .Values.serviceAccount.name | default "kroute" }}
 {{- end }}
 
 {{- define "kroute.image" -}}
@@ -47,24 +62,27 @@ by itself; nothing where it is every address. Its argument: settings, name. */}}
 {{- if and $host (not (has $host (list "0.0.0.0" "::"))) }}host: {{ $host | quote }}, {{ end -}}
 {{- end }}
 
-{{/* What both DaemonSets' pods have. Where the reasons are: deploy/kustomize/base/daemonset.yaml. */}}
+{{/* What the pods of all DaemonSets have. Where the reasons are: deploy/kustomize/base/daemonset.yaml. Its argument: the
+root, `serve` or the mode in its place, node selector, affinity. */}}
 {{- define "kroute.pod" -}}
-priorityClassName: system-node-critical
+{{- $root := index . 0 -}}
+{{- $serves := eq (index . 1) "serve" -}}
+priorityClassName: {{ $root.Values.priorityClassName }}
 hostNetwork: true
 dnsPolicy: Default
-{{- with .Values.image.pullSecrets }}
+{{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with .Values.nodeSelector }}
+{{- with index . 2 }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
+{{- with $root.Values.tolerations }}
 tolerations:
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with .Values.affinity }}
+{{- with index . 3 }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -75,11 +93,13 @@ securityContext:
     type: RuntimeDefault
   seLinuxOptions:
     type: spc_t
-{{- if .Values.loadModules }}
+{{- $further := $serves | ternary $root.Values.extraInitContainers list }}
+{{- if or $root.Values.loadModules $further }}
 initContainers:
+{{- if $root.Values.loadModules }}
 - name: load-modules
-  {{- include "kroute.container" . | nindent 2 }}
-  command: [modprobe, --all, ip_vs, dummy{{ if and .Values.iptables (eq .Values.mode "serve") }}, ip_set{{ end }}]
+  {{- include "kroute.container" $root | nindent 2 }}
+  command: [modprobe, --all, ip_vs, dummy{{ if and $root.Values.iptables $serves }}, ip_set{{ end }}]
   resources:
     requests: {cpu: 10m, memory: 16Mi}
   securityContext:
@@ -90,6 +110,10 @@ initContainers:
       add: [SYS_MODULE]
   volumeMounts:
   - {name: modules, mountPath: /lib/modules, readOnly: true}
+{{- end }}
+{{- with $further }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end }}
 {{- end }}
 
