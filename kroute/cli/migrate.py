@@ -1,6 +1,8 @@
 """`kroute migrate`: show what another service proxy left on this node, take it over, or give it back."""
 
 import asyncio
+import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from kroute.cli.terminal.formats import FOR_PROGRAMS, output_option, show
 from kroute.cli.terminal.output import DONE, FAILURE, complain, plain, refusing
 from kroute.cli.terminal.screen import Screen
 from kroute.kernel.errors import KernelError
-from kroute.migration.hand_over import HandOver, hand_over, look_back
+from kroute.migration.hand_over import HandOver, hand_over, look_back, until_it_serves
 from kroute.migration.leftovers import Leftovers
 from kroute.migration.saved_rules import TableLeftovers
 from kroute.migration.take_over import Outcome, RefusalError, look, take_over
@@ -30,6 +32,7 @@ from kroute.settings.text import write_duration
 T = TypeVar("T")
 
 PROXIES = ("kube-proxy", "kube-router")
+ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 @click.command(cls=FlagsCommand)
@@ -54,8 +57,9 @@ PROXIES = ("kube-proxy", "kube-router")
     type=DURATION,
     default=write_duration(DEFAULTS.wait),
     show_default=True,
-    help="How long to wait for the agent to become ready.",
+    help="How long to wait for the agent to become ready, or with --hand-over for the other proxy to serve every VIP.",
 )
+@click.option("--stay", "stays", is_flag=True, help="With --hand-over: then do nothing until SIGTERM, for a DaemonSet.")
 @click.option(
     "--node-port-range",
     type=Parsed("PORT-PORT", parse_port_range),
@@ -74,6 +78,7 @@ def migrate(
     hands_over: bool,
     force: bool,
     wait: float,
+    stays: bool,
     node_port_range: PortRange,
     output: str,
 ) -> int:
@@ -87,6 +92,8 @@ def migrate(
         raise click.UsageError("give one of --from and --to: the proxy that had the node, or that is to have it")
     if (takes_over and destination) or (hands_over and origin):
         raise click.UsageError("--take-over goes with --from, and --hand-over with --to")
+    if stays and not hands_over:
+        raise click.UsageError("--stay goes with --hand-over")
     logs.configure("console", "error")  # only the outcome is printed
     options = TakeOverOptions(node_port_range, wait, force)
     proxy = OTHER_PROXIES[other]
@@ -94,7 +101,7 @@ def migrate(
         if takes_over:
             return _show_outcome(_prepared(settings, lambda: take_over(proxy, settings, options)), output)
         if hands_over:
-            return _show_outcome(_prepared(settings, lambda: hand_over(proxy, settings, force=force)), output)
+            return _hand_over(proxy, settings, options, output, stays=stays)
         if origin:
             return _show_leftovers(proxy, _prepared(settings, lambda: look(proxy, settings, node_port_range)), output)
         show(
@@ -114,6 +121,29 @@ def _prepared(settings: Settings, work: Callable[[], Awaitable[T]]) -> T:
         return await work()
 
     return asyncio.run(prepared())
+
+
+def _hand_over(proxy: OtherProxy, settings: Settings, options: TakeOverOptions, how: str, *, stays: bool) -> int:
+    """Wait for the other proxy, hand over, and with `stays` do nothing more until SIGTERM.
+
+    The kernel ignores signals that the first process of a container does not handle. One that arrives during the
+    hand-over takes effect after it.
+    """
+
+    async def work() -> Outcome:
+        if not options.force:
+            await until_it_serves(proxy, settings, options.wait)
+        if stays:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        return await hand_over(proxy, settings, force=options.force)
+
+    if stays:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+    code = _show_outcome(_prepared(settings, work), how)
+    if stays and code == DONE:
+        sys.stdout.flush()
+        signal.sigwait(ENDING)
+    return code
 
 
 def _show_outcome(outcome: Outcome, how: str) -> int:

@@ -5,7 +5,9 @@ it needs as well. Removed are kroute's rules, its sets, and its link, unless the
 that has no source routes would never delete kroute's, so it gets the addresses with the kernel's own routes.
 """
 
+import asyncio
 from collections.abc import Iterable, Set
+from contextlib import suppress
 from typing import ClassVar
 
 from kroute.broadcaster import Broadcaster
@@ -22,8 +24,11 @@ from kroute.migration.take_over import Outcome, RefusalError
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Problem
-from kroute.runtime.state_dir import StateDirectory
+from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import Settings
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks whether the other proxy serves."""
 
 
 class HandOver(Document):
@@ -56,10 +61,27 @@ async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
     return HandOver(keeps_link, _sorted(vips), _sorted(vips - served), _sorted((vips & served) - on_its_link))
 
 
+async def until_it_serves(proxy: OtherProxy, settings: Settings, wait: float) -> None:
+    """Return when no agent runs and the other proxy serves every VIP, or after `wait` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait):
+            while not await _is_due(proxy, settings):  # noqa: ASYNC110  no event tells of changed sets
+                await asyncio.sleep(LOOK_EVERY)
+
+
+async def _is_due(proxy: OtherProxy, settings: Settings) -> bool:
+    try:
+        with StateDirectory.claim(settings.state_dir):
+            return not (await look_back(proxy, settings)).unserved
+    except AnotherKrouteError:
+        return False
+
+
 async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Outcome:
     """Remove kroute's own objects. Raises RefusalError while the other proxy does not serve every VIP, unless `force`.
 
-    The agent must not run: raises StateDirectoryError while it does.
+    The agent must not run: raises StateDirectoryError while it does. Where nothing of kroute's is, nothing is touched:
+    a link with the name of the dummy interface is then another proxy's.
     """
     with StateDirectory.claim(settings.state_dir) as state_dir:
         plan = await look_back(proxy, settings)
@@ -68,11 +90,14 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
                 f"{proxy.name} does not serve {len(plan.unserved)} of kroute's addresses yet ({plan.unserved[0]}): "
                 "start it, wait until it has, and run this again"
             )
-        done = await _bind(proxy, plan.missing)
         async with (
             open_what_stands(settings) as (settled, kernel, firewalls),
             NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers,
         ):
+            if not controllers.ledger.exists and not firewalls:
+                state_dir.empty()
+                return Outcome([], [], f"nothing of kroute's is on this node: it is {proxy.name}'s")
+            done = await _bind(proxy, plan.missing)
             report = await controllers.hand_over(firewalls, keep_interface=plan.keeps_link)
         if plan.keeps_link and not proxy.has_source_routes:
             with report.step(f"routes on {proxy.link}"):

@@ -40,12 +40,12 @@ def render(directory: Path) -> list[Object]:
     return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
-def with_component(name: str, directory: Path) -> list[Object]:
-    """The base with a component of `deploy/kustomize/components`."""
+def with_component(name: str, directory: Path, *others: str) -> list[Object]:
+    """The base with components of `deploy/kustomize/components`, in this order."""
     overlay = directory / "kustomization.yaml"
-    base, component = (Path("/", KUSTOMIZE, it) for it in ("base", f"components/{name}"))
-    relative = [Path(*[".."] * len(directory.parts[1:]), *it.parts[1:]) for it in (base, component)]
-    overlay.write_text(json.dumps({"resources": [str(relative[0])], "components": [str(relative[1])]}))
+    paths = [Path("/", KUSTOMIZE, it) for it in ("base", *(f"components/{it}" for it in (name, *others)))]
+    base, *components = (str(Path(*[".."] * len(directory.parts[1:]), *it.parts[1:])) for it in paths)
+    overlay.write_text(json.dumps({"resources": [base], "components": components}))
     return render(directory)
 
 

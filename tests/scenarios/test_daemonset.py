@@ -14,8 +14,10 @@ from tests.lab import objects
 from tests.lab.api_server import PORT, ApiServer
 from tests.lab.cluster import Node
 from tests.lab.container import Container, RunningContainer, image_user
+from tests.lab.deployment import eventually, goes_on
 from tests.lab.manifests import KUSTOMIZE, granted, render, the
 from tests.lab.objects import Object
+from tests.lab.other_proxies import Served, kube_proxy_leftovers, wiped
 from tests.scenarios.conftest import FAMILIES, World
 
 CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
@@ -36,6 +38,7 @@ class Pods:
     started: list[RunningContainer] = field(default_factory=list)
     base: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "base"))
     uninstall: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "uninstall"))
+    hand_over: list[Object] = field(default_factory=lambda: render(KUSTOMIZE / "hand-over"))
 
     def kroute(self, node: Node) -> Container:
         pod = the("DaemonSet", self.base)["spec"]["template"]["spec"]
@@ -48,7 +51,12 @@ class Pods:
         return Container.of(node, pod, container, config={})
 
     def uninstaller(self, node: Node) -> Container:
-        pod = the("DaemonSet", self.uninstall)["spec"]["template"]["spec"]
+        pod = the("DaemonSet", self.uninstall, "kroute-uninstall")["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        return Container.of(node, pod, container, config={})
+
+    def giver_back(self, node: Node) -> Container:
+        pod = the("DaemonSet", self.hand_over, "kroute-hand-over")["spec"]["template"]["spec"]
         [container] = pod["containers"]
         return Container.of(node, pod, container, config={})
 
@@ -109,7 +117,7 @@ async def uninstalled(pods: Pods, *nodes: Node) -> None:
     for node in nodes:
         await running[node.name].says(f"{node.name} is clean")
         assert running[node.name].running
-        container = the("DaemonSet", pods.uninstall)["spec"]["template"]["spec"]["containers"][0]
+        container = the("DaemonSet", pods.uninstall, "kroute-uninstall")["spec"]["template"]["spec"]["containers"][0]
         code, output = await running[node.name].execute(*container["readinessProbe"]["exec"]["command"])
         assert code == 0, output
         assert await running[node.name].terminate() == 0
@@ -241,3 +249,55 @@ async def test_the_uninstaller_waits_for_an_agent_that_still_runs_by_being_start
     assert "node1 is not clean" in output
     assert await kroute.terminate() == 0
     await uninstalled(pods, node1)
+
+
+@pytest.mark.legacy
+async def test_a_node_goes_back_to_kube_proxy_by_one_pod_that_waits_for_it(world: World, pods: Pods) -> None:
+    """It waits for the agent's end, then for kube-proxy; what serves stays, and open connections with it."""
+    node1 = world.cluster.node("node1")
+    with wiped(node1):
+        kroute = pods.start(pods.kroute(node1))
+        await kroute.says("kroute.ready")
+        stream = await world.visitor.open_stream(CLUSTER_IPS[0], 8080)
+        back = pods.start(pods.giver_back(node1))
+        assert await kroute.terminate() == 0
+        assert (node1.state_dir / "ledger").exists()
+        kube_proxy_leftovers(
+            node1, [Served(it.service_ip, 8080, [(it.of(pod), 8080) for pod in world.web]) for it in FAMILIES]
+        )
+        await back.says("the node is kube-proxy's")
+        container = the("DaemonSet", pods.hand_over, "kroute-hand-over")["spec"]["template"]["spec"]["containers"][0]
+        code, output = await back.execute(*container["readinessProbe"]["exec"]["command"])
+        assert code == 0, output
+        assert not any(node1.state_dir.iterdir())
+        assert len(node1.ipvs()) == len(FAMILIES)
+        await goes_on(stream)
+        assert await back.terminate() == 0
+        handed_over = node1.snapshot()
+        again = pods.start(pods.giver_back(node1))
+        await again.says("nothing of kroute's is on this node")
+        assert await again.terminate() == 0
+        assert not handed_over.diff(node1.snapshot())
+        await stream.close()
+
+
+@pytest.mark.legacy
+async def test_a_pod_that_waits_for_the_other_proxy_ends_when_it_is_deleted(world: World, pods: Pods) -> None:
+    node1 = world.cluster.node("node1")
+    kroute = pods.start(pods.kroute(node1))
+    await kroute.says("kroute.ready")
+    assert await kroute.terminate() == 0
+    with as_they_were(node1):
+        back = pods.start(pods.giver_back(node1))
+        await eventually(lambda: _holds_sigterm(back), within=60)
+        assert await back.terminate() == 0
+        assert not back.output()
+    await uninstalled(pods, node1)
+
+
+async def _holds_sigterm(running: RunningContainer) -> None:
+    """Assert that the first process handles SIGTERM: the kernel would drop it otherwise."""
+    _, status = await running.execute("cat", "/proc/1/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    caught = int(fields.get("SigCgt", "0"), 16)
+    assert caught & (1 << (15 - 1))

@@ -287,12 +287,26 @@ async def test_a_node_is_not_handed_over_to_a_proxy_that_does_not_serve(
 ) -> None:
     apply_web(world, deployment)
     await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
-    assert "already running" in await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    now = ("--to", "kube-proxy", "--hand-over", "--wait", "0s")
+    assert "already running" in await migrate(node1, *now, expect=1)
     await deployment.stop()
     before = node1.snapshot()
-    refusal = await migrate(node1, "--to", "kube-proxy", "--hand-over", expect=1)
+    refusal = await migrate(node1, *now, expect=1)
     assert "kube-proxy does not serve 2 of kroute's addresses yet" in refusal
     assert "is not served by kube-proxy" in await migrate(node1, "--to", "kube-proxy")
+    assert not before.diff(node1.snapshot())
+
+
+async def test_where_kroute_never_ran_a_hand_over_touches_nothing(
+    world: World, node1: Node, deployment: Deployment
+) -> None:
+    """Its dummy interface has the name of kube-proxy's own link."""
+    kube_proxy_leftovers(node1, services_of(world))
+    before = node1.snapshot()
+    for proxy in ("kube-proxy", "kube-router"):
+        assert "nothing of kroute's is on this node" in await migrate(
+            node1, "--to", proxy, "--hand-over", "--wait", "0s"
+        )
     assert not before.diff(node1.snapshot())
 
 

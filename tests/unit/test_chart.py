@@ -116,7 +116,6 @@ def comparable(objects: list[Object]) -> dict[tuple[str, str], Object]:
         ("overlays/dual-stack", DUAL_STACK),
         ("overlays/strict-external-ips", STRICT),
         ("overlays/director", {"directors": [{"name": "kroute-director"}]}),
-        ("uninstall", {"mode": "uninstall"}),
     ],
 )
 def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -> None:
@@ -134,6 +133,32 @@ def test_the_objects_are_those_of_kustomize(name: str, values: dict[str, Any]) -
 )
 def test_a_component_of_kustomize_is_a_value(name: str, values: dict[str, Any], tmp_path: Path) -> None:
     assert comparable(render_chart(values)) == comparable(with_component(name, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("uninstall", {"mode": "uninstall"}),
+        ("hand-over", {"mode": "hand-over", "migration": {"handOverTo": "kube-proxy"}}),
+        ("hand-over-kube-router", {"mode": "hand-over", "migration": {"handOverTo": "kube-router"}}),
+    ],
+)
+def test_the_pods_in_kroutes_place_are_those_of_kustomize(name: str, values: dict[str, Any]) -> None:
+    """There kroute's own objects stay meanwhile: `kubectl apply` takes none away."""
+    [daemonset] = render_chart(values)
+    other = the("DaemonSet", render(KUSTOMIZE / name), daemonset["metadata"]["name"])
+    assert comparable([daemonset]) == comparable([other])
+
+
+def test_by_label_both_pods_are_those_of_kustomize(tmp_path: Path) -> None:
+    objects = render_chart({"migration": {"byLabel": True, "handOverTo": "kube-proxy"}})
+    others = with_component("hand-over", tmp_path, "by-label")
+    for name in ("kroute", "kroute-hand-over"):
+        pods = [the("DaemonSet", it, name)["spec"]["template"]["spec"] for it in (objects, others)]
+        for pod in pods:
+            for container in [*pod["initContainers"], *pod["containers"]]:
+                container.pop("envFrom", None)
+        assert pods[0] == pods[1]
 
 
 @pytest.mark.parametrize("values", [{}, DUAL_STACK, {"mode": "uninstall"}], ids=["default", "dual stack", "uninstall"])
@@ -351,6 +376,8 @@ class TestWayBack:
             {"key": "kroute.io/service-proxy", "operator": "NotIn", "values": ["kroute"]}
         ]
         assert "kube-router" in back["containers"][0]["command"]
+        [all_at_once] = render_chart({"mode": "hand-over", "migration": {"byLabel": True, "handOverTo": "kube-router"}})
+        assert "affinity" not in all_at_once["spec"]["template"]["spec"]
 
     @pytest.mark.parametrize(
         ("values", "said"),
@@ -457,8 +484,14 @@ def test_every_pair_of_directors_has_an_account_and_a_lease_of_its_own() -> None
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize(
     "values",
-    [MONITORED, {"iptables": True, **DUAL_STACK}, {"mode": "uninstall", **STRICT}, EVERY_VALUE],
-    ids=["monitored", "dual stack with iptables", "uninstall", "every other value"],
+    [
+        MONITORED,
+        {"iptables": True, **DUAL_STACK},
+        {"mode": "uninstall", **STRICT},
+        {"mode": "hand-over", "migration": {"handOverTo": "kube-proxy"}},
+        EVERY_VALUE,
+    ],
+    ids=["monitored", "dual stack with iptables", "uninstall", "hand-over", "every other value"],
 )
 def test_every_object_is_valid_by_the_schemas_of_kubernetes(values: dict[str, Any], version: str) -> None:
     for item in render_chart(values):

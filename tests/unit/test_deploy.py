@@ -46,9 +46,8 @@ def environment(overlay: str) -> dict[str, str]:
 
 @pytest.fixture(params=kustomizations())
 def pod(request: pytest.FixtureRequest) -> Object:
-    """The pod of each kustomization."""
-    [found] = pods(render(KUSTOMIZE / request.param))
-    return found
+    """The pod of each kustomization; where one is to replace another, the new one."""
+    return pods(render(KUSTOMIZE / request.param))[-1]
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -107,9 +106,7 @@ class TestRights:
         assert pod["serviceAccountName"] == account["name"]
 
     def test_an_uninstaller_has_none(self) -> None:
-        objects = render(KUSTOMIZE / "uninstall")
-        assert [it["kind"] for it in objects] == ["DaemonSet"]
-        assert pods(objects)[0]["automountServiceAccountToken"] is False
+        assert pods(render(KUSTOMIZE / "uninstall"))[-1]["automountServiceAccountToken"] is False
 
 
 class TestPods:
@@ -179,16 +176,48 @@ class TestPods:
 
     def test_it_runs_a_command_that_kroute_has(self, pod: Object) -> None:
         [container] = pod["containers"]
-        program, name, *flags = container["command"]
+        program, name, *arguments = container["command"]
         assert program == "kroute"
-        known = {word for option in load(name).params for word in option.opts}
-        assert known >= set(flags)
+        load(name).make_context(name, arguments)
 
 
-def test_the_uninstaller_is_ready_when_the_ledger_has_gone(tmp_path: Path) -> None:
-    [container] = pods(render(KUSTOMIZE / "uninstall"))[0]["containers"]
+@pytest.mark.parametrize("name", ["uninstall", "hand-over", "hand-over-kube-router"])
+def test_a_pod_that_undoes_is_ready_when_the_ledger_has_gone(name: str, tmp_path: Path) -> None:
+    [container] = pods(render(KUSTOMIZE / name))[-1]["containers"]
     probe = container["readinessProbe"]["exec"]["command"]
     assert probe == ["test", "!", "-e", str(DEFAULTS.state_dir / Ledger.open(tmp_path).path.name)]
+
+
+class TestInKroutesPlace:
+    """Nodes are cleaned, or go back to another proxy: kroute ends there, and another pod does the rest."""
+
+    def test_of_an_uninstallation_kroute_runs_nowhere_and_the_other_pod_everywhere(self) -> None:
+        kroute, uninstaller = pods(render(KUSTOMIZE / "uninstall"))
+        assert kroute["nodeSelector"]["kroute.io/service-proxy"] == "uninstalled"
+        assert uninstaller["nodeSelector"] == {"kubernetes.io/os": "linux"}
+
+    @pytest.mark.parametrize(("name", "proxy"), [("hand-over", "kube-proxy"), ("hand-over-kube-router", "kube-router")])
+    def test_of_a_hand_over_too(self, name: str, proxy: str) -> None:
+        kroute, back = pods(render(KUSTOMIZE / name))
+        assert kroute["nodeSelector"] == {"kubernetes.io/os": "linux", "kroute.io/service-proxy": "handed-over"}
+        assert back["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert "affinity" not in back
+        assert back["automountServiceAccountToken"] is False
+        words = back["containers"][0]["command"]
+        assert words[words.index("--to") + 1] == proxy
+        assert {"--hand-over", "--stay"} < set(words)
+
+    def test_by_its_label_a_node_has_exactly_one_of_both(self, tmp_path: Path) -> None:
+        kroute, back = pods(with_component("hand-over", tmp_path, "by-label"))
+        assert kroute["nodeSelector"]["kroute.io/service-proxy"] == "kroute"
+        [term] = back["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [
+            {"key": "kroute.io/service-proxy", "operator": "NotIn", "values": ["kroute"]}
+        ]
+
+    def test_without_the_other_pod_the_label_says_where_kroute_runs(self, tmp_path: Path) -> None:
+        [kroute] = pods(with_component("by-label", tmp_path))
+        assert kroute["nodeSelector"]["kroute.io/service-proxy"] == "kroute"
 
 
 def test_modules_can_be_left_to_the_host(tmp_path: Path) -> None:
@@ -222,7 +251,7 @@ def test_direct_return_gets_what_it_needs_and_nobody_else_does(tmp_path: Path) -
 
 def undoes(pod: Object) -> bool:
     """Whether the pod removes what any backend has made."""
-    return "cleanup" in pod["containers"][0]["command"]
+    return bool({"cleanup", "migrate"} & set(pod["containers"][0]["command"]))
 
 
 class TestConfiguration:

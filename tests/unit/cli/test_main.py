@@ -105,6 +105,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["migrate", "--from", "kube-proxy", "--to", "kube-router"], "give one of --from and --to"),
         (["migrate", "--from", "cilium"], "'kube-proxy', 'kube-router'"),
         (["migrate", "--from", "kube-proxy", "--hand-over"], "--take-over goes with --from"),
+        (["migrate", "--to", "kube-proxy", "--stay"], "--stay goes with --hand-over"),
         (["migrate", "--to", "kube-proxy", "--take-over"], "--take-over goes with --from"),
         (["migrate", "--from", "kube-proxy", "--node-port-range", "80,90"], "not one range of ports"),
         (["show", "-o", "xml"], "'table', 'wide', 'json', 'yaml', 'name'"),
