@@ -43,7 +43,6 @@ class MetricsPort:
         health: Health,
         status: AgentStatus,
         answers: Mapping[str, Answer],
-        only_loopback: bool,
         ownership: Ownership,
     ) -> None:
         self._settings = settings
@@ -57,9 +56,7 @@ class MetricsPort:
         self.page = StatusPage(
             catalog, broadcaster, controllers.statistics, health, status.kernel, logs.RECENT, status.status
         )
-        self.server = MetricsServer(
-            partial(families.write, self.scrape), self.page, health, settings, answers, only_loopback=only_loopback
-        )
+        self.server = MetricsServer(partial(families.write, self.scrape), self.page, health, settings, answers)
 
     async def scrape(self) -> Scrape:
         """The values of all metrics now."""

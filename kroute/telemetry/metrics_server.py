@@ -45,7 +45,7 @@ _HEADERS = {
 
 
 class MetricsServer:
-    """Answers on the metrics port. `only_loopback`: whether requests must name a loopback host.
+    """Answers on the metrics port and on kroute's own port.
 
     `answers` are those of the agent's socket that are given here too.
     """
@@ -57,18 +57,16 @@ class MetricsServer:
         health: Health,
         settings: Settings,
         answers: Mapping[str, Answer],
-        *,
-        only_loopback: bool,
     ) -> None:
         self._answers = answers
         self._metrics = metrics
         self._page_content = page
         self._health = health
         self._settings = settings
-        self._only_loopback = only_loopback
 
-    async def answer(self, request: Request) -> Response:
-        if self._only_loopback and not _names_loopback(request.headers.get("host", "")):
+    async def answer(self, request: Request, *, only_loopback: bool) -> Response:
+        """`only_loopback`: the port is on loopback, so requests must name a loopback host."""
+        if only_loopback and not _names_loopback(request.headers.get("host", "")):
             response = text(HTTPStatus.FORBIDDEN, "ask for this port by a loopback address\n")
         elif request.method not in {"GET", "HEAD"}:
             response = Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})

@@ -102,9 +102,7 @@ class Observation:
         await listener.serve("healthz", where, answer, self._report, held=self._ownership.held_ports)
 
     async def _serve_metrics(self, where: ListenAddress) -> None:
-        async def answer(request: Request) -> Response:
-            return await (await self.metrics_port()).server.answer(request)
-
+        answer = partial(self._answer_request, only_loopback=where.host.startswith(LOOPBACK))
         await self._ownership.is_ours.wait()
         held = self._ownership.held_ports
         await listener.serve("metrics", where, answer, self._report, seconds=SCRAPE_SECONDS, held=held)
@@ -115,9 +113,12 @@ class Observation:
         async def answer(request: Request) -> Response:
             if request.method in {"GET", "HEAD"} and (probe := probe_response(self._health, request.path)) is not None:
                 return probe
-            return await (await self.metrics_port()).server.answer(request)
+            return await self._answer_request(request, only_loopback=where.host.startswith(LOOPBACK))
 
         await listener.serve("own", where, answer, self._report, seconds=SCRAPE_SECONDS)
+
+    async def _answer_request(self, request: Request, *, only_loopback: bool) -> Response:
+        return await (await self.metrics_port()).server.answer(request, only_loopback=only_loopback)
 
     async def metrics_port(self) -> "MetricsPort":
         """What the metrics port shows."""
@@ -148,7 +149,6 @@ class Observation:
         from kroute.telemetry.metrics_port import MetricsPort  # noqa: PLC0415  15 modules, on demand
 
         def make() -> MetricsPort:
-            where = self._settings.metrics_bind_address
             return MetricsPort(
                 self._settings,
                 self._catalog,
@@ -159,7 +159,6 @@ class Observation:
                 health=self._health,
                 status=cast("AgentStatus", self._agent.made),
                 answers=self.answers,
-                only_loopback=where is not None and where.host.startswith(LOOPBACK),
                 ownership=self._ownership,
             )
 

@@ -57,7 +57,7 @@ class Kubelets:
             assert code == 0, output
         else:
             asked, node = self._probe["httpGet"], self._nodes[name]
-            assert await node.http_status(node.ip, asked["port"], asked["path"]) == 200
+            assert await node.http_status(asked.get("host", node.ip), asked["port"], asked["path"]) == 200
 
     def _log(self) -> Path:
         return self._scratch / f"pod-{len(list(self._scratch.glob('pod-*.log')))}.log"

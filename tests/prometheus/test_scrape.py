@@ -29,7 +29,7 @@ from tests.unit.observed import Observed
 
 pytestmark = pytest.mark.prometheus
 
-MONITORED = {"settings": {"metrics-bind-address": "0.0.0.0:10249"}, "podMonitor": {"enabled": True}}
+MONITORED = {"settings": {"own-bind-address": "0.0.0.0:10247"}, "podMonitor": {"enabled": True}}
 CONNECTIONS = {"shop": 30, "blog": 12}
 """Connections so far of the Service `web` in each of two namespaces."""
 

@@ -13,6 +13,9 @@ Schema = dict[str, Any]
 OF_THE_POD = {"config", "kubeconfig", "master", "manifests", "node-name", "node-ip", "state-dir", "proc-sys"}
 """What the pod's own manifest settles, or what has no meaning in a pod."""
 
+OF_MIGRATION = {"other-proxies", "take-over-after"}
+"""What is in the part `migration` of the values."""
+
 _SERVER = r"^([A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*)$"
 """HOST, HOST:PORT, [IPv6]:PORT or IPv6."""
 _STRING: Schema = {"type": "string"}
@@ -45,6 +48,7 @@ ELEMENTS = {
 
 def schema() -> Schema:
     """The content of `deploy/helm/kroute/values.schema.json`."""
+    options = {_name(it): it for it in load("run").params}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart kroute",
@@ -73,10 +77,17 @@ def schema() -> Schema:
                     }
                 ),
                 "settings": _closed(
-                    {name: of_option(it) for it in load("run").params if (name := _name(it)) not in OF_THE_POD}
+                    {name: of_option(it) for name, it in options.items() if name not in OF_THE_POD | OF_MIGRATION}
                 ),
                 "config": _closed({"configMap": _NAME, "key": {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}}),
-                "migration": _closed({"byLabel": _BOOLEAN, "handOverTo": {"enum": ["", *PROXIES]}}),
+                "migration": _closed(
+                    {
+                        "otherProxies": of_option(options["other-proxies"]),
+                        "takeOverAfter": of_option(options["take-over-after"]),
+                        "byLabel": _BOOLEAN,
+                        "handOverTo": {"enum": ["", *PROXIES]},
+                    }
+                ),
                 "iptables": _BOOLEAN,
                 "loadModules": _BOOLEAN,
                 "directors": {"type": "array", "items": _director()},

@@ -36,7 +36,7 @@ STRICT = {
         "loadbalancer-ip-range": ["198.51.100.0/24"],
     }
 }
-MONITORED = {"settings": {"metrics-bind-address": "0.0.0.0:9999"}, "podMonitor": {"enabled": True}}
+MONITORED = {"settings": {"own-bind-address": "0.0.0.0:9999"}, "podMonitor": {"enabled": True}}
 EVERY_VALUE = {
     "image": {"pullPolicy": "Always", "pullSecrets": [{"name": "registry"}], "tag": "1.0"},
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
@@ -277,6 +277,13 @@ class TestValues:
         ]["spec"]["containers"]
         assert container["command"] == ["kroute", "run", "--config", "/var/lib/kube-proxy/config.conf"]
 
+    def test_what_to_do_beside_another_proxy_is_passed_on(self) -> None:
+        values = {"migration": {"otherProxies": "ignore", "takeOverAfter": "2m"}}
+        data = the("ConfigMap", render_chart(values))["data"]
+        assert data["KROUTE_OTHER_PROXIES"] == "ignore"
+        assert data["KROUTE_TAKE_OVER_AFTER"] == "2m"
+        assert "migration.takeOverAfter" in refusal({"migration": {"takeOverAfter": "soon"}})
+
     def test_a_digest_takes_the_place_of_the_tag(self) -> None:
         digest = "sha256:" + "ab" * 32
         image = {"repository": "registry.example/kroute", "digest": digest}
@@ -350,9 +357,9 @@ class TestValues:
 
         assert digest({}) == digest({"podAnnotations": {"a": "b"}}) != digest(STRICT)
 
-    def test_the_probes_follow_the_health_address(self) -> None:
+    def test_the_probes_follow_kroutes_own_address(self) -> None:
         def probes(address: object) -> list[Object]:
-            objects = render_chart({"settings": {"healthz-bind-address": address}})
+            objects = render_chart({"settings": {"own-bind-address": address}})
             [container] = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
             return [container[it] for it in ("startupProbe", "livenessProbe", "readinessProbe") if it in container]
 
@@ -395,7 +402,8 @@ class TestMonitoring:
     """Objects for the Prometheus operator."""
 
     def test_agents_on_loopback_cannot_be_monitored(self) -> None:
-        assert "metrics-bind-address" in refusal({"podMonitor": {"enabled": True}})
+        assert "own-bind-address" in refusal({"podMonitor": {"enabled": True}})
+        assert "own-bind-address" in refusal({"settings": {"own-bind-address": False}, "podMonitor": {"enabled": True}})
 
     def test_pods_have_the_port_that_is_asked(self) -> None:
         objects = render_chart(MONITORED)

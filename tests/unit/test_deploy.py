@@ -152,7 +152,8 @@ class TestPods:
         assert not mounts[f"{DEFAULTS.proc_sys}/net"].startswith("/proc/")
 
     def test_its_probes_ask_where_health_is_answered(self) -> None:
-        healthz = DEFAULTS.healthz_bind_address
+        own, healthz = DEFAULTS.own_bind_address, DEFAULTS.healthz_bind_address
+        assert own is not None
         assert healthz is not None
         probes = [
             container.get(kind, {})
@@ -161,7 +162,8 @@ class TestPods:
             for container in pod["containers"]
             for kind in ("startupProbe", "livenessProbe", "readinessProbe")
         ]
-        assert {it["httpGet"]["port"] for it in probes if "httpGet" in it} == {healthz.port}
+        asked = {(it["httpGet"]["host"], it["httpGet"]["port"]) for it in probes if "httpGet" in it}
+        assert asked == {(own.host, own.port)}
         alerts = (DEPLOY / "prometheus/alerts.yaml").read_text()
         assert re.findall(r"localhost:(\d+)/healthz", alerts) == [str(healthz.port)]
 

@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from kroute import __version__
 from kroute.http import listener
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
+from kroute.settings import ListenAddress
 from tests.builders import NODE
-from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, say, until
+from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 from tests.unit.observed import Observed
 
 
@@ -112,6 +113,19 @@ async def test_on_loopback_only_those_who_ask_for_loopback_are_answered(
         assert (await ask(agent.metrics_port, path, host_header=host)).status == (
             status if path[:8] != "/service" or status == 403 else 404
         )
+
+
+async def test_each_port_refuses_other_hosts_only_if_it_is_on_loopback_itself() -> None:
+    """One of both may be open to Prometheus. The other one stays safe from DNS rebinding."""
+    for opened in ("own", "metrics"):
+        [port] = free_ports()
+        agent = Observed(**{f"{opened}_bind_address": ListenAddress("", port)})
+        closed = {"own": agent.metrics_port, "metrics": agent.own_port}[opened]
+        async with agent.running():
+            await ask_soon(port)
+            await ask_soon(closed)
+            assert (await ask(port, "/metrics", host_header="192.168.123.250:10247")).status == 200
+            assert (await ask(closed, "/metrics", host_header="evil.example:10247")).status == 403
 
 
 async def test_the_page_may_load_and_run_only_what_comes_with_it(agent: Observed) -> None:

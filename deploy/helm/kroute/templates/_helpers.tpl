@@ -28,7 +28,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* The variables of the settings. YAML takes `on` and `off` for true and false. */}}
 {{- define "kroute.settings" -}}
-{{- $words := list "strict-arp" "hairpin" "ipvs-estimation" "healthz-bind-address" "metrics-bind-address" -}}
+{{- $words := list "strict-arp" "hairpin" "ipvs-estimation" "healthz-bind-address" "metrics-bind-address"
+  "own-bind-address" -}}
 {{- range $name, $value := .Values.settings }}
 {{- if kindIs "slice" $value }}{{ $value = join "," $value }}{{ end }}
 {{- if and (kindIs "bool" $value) (has $name $words) }}{{ $value = ternary "on" "off" $value }}{{ end }}
@@ -48,17 +49,15 @@ Its argument: apiServer. */}}
 {{- join "," $urls -}}
 {{- end }}
 
-{{/* The port of an address setting, or nothing if it is off. Its argument: settings, name, default. */}}
+{{/* The port of an address, or nothing if it is `off`. */}}
 {{- define "kroute.port" -}}
-{{- $value := index . 2 -}}
-{{- if hasKey (index . 0) (index . 1) }}{{ $value = get (index . 0) (index . 1) }}{{ end -}}
-{{- regexFind "[0-9]+$" (toString $value) -}}
+{{- regexFind "[0-9]+$" . -}}
 {{- end }}
 
-{{/* `host: ADDRESS, ` for a probe where an address setting is one address of the node, which the kubelet would not ask
-by itself; nothing where it is every address. Its argument: settings, name. */}}
+{{/* `host: ADDRESS, ` for a probe of one address of the node, which the kubelet would not ask by itself; nothing for
+every address. */}}
 {{- define "kroute.host" -}}
-{{- $host := get (index . 0) (index . 1) | toString | regexFind "^.*:" | trimSuffix ":" | trimAll "[]" -}}
+{{- $host := regexFind "^.*:" . | trimSuffix ":" | trimAll "[]" -}}
 {{- if and $host (not (has $host (list "0.0.0.0" "::"))) }}host: {{ $host | quote }}, {{ end -}}
 {{- end }}
 

@@ -39,8 +39,6 @@ WEB = ServicePlan(
 )
 FAMILIES = (("IPv4",), ("IPv6",))
 HOST = "192.0.2.1:6443"
-OF_OTHER_PROXIES = {"kroute_waiting_for_proxy", "kroute_rival_proxy"}
-"""Metrics that have series only while there is another proxy."""
 SAID_OF_EVERY_AGENT = {metric.name: metric for metric, _ in families.ROWS}
 
 Series = dict[tuple[str, ...], float]
@@ -237,7 +235,7 @@ def test_every_panel_names_metrics_that_exist() -> None:
 
 def exist(names: set[str]) -> bool:
     """Whether there are names, and all of them exist."""
-    known = {"up", *OF_OTHER_PROXIES}
+    known = {"up"}
     for name, metric in SAID_OF_EVERY_AGENT.items():
         known |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if metric.kind == "histogram" else {name}
     return bool(names) and names <= known
