@@ -92,7 +92,7 @@ def pods(world: World, tmp_path: Path) -> Iterator[Pods]:
     api = ApiServer(node3, tmp_path, [*nodes, *web], service_account=account)
     api.start()
     made = Pods(api, account, tmp_path, {"KUBERNETES_SERVICE_HOST": node3.ip, "KUBERNETES_SERVICE_PORT": str(PORT)})
-    made.allow(granted(the("ClusterRole", made.base)))
+    made.allow(granted(the("ClusterRole", made.base)) | granted(the("Role", made.base)))
     try:
         yield made
     finally:

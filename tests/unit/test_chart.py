@@ -345,10 +345,12 @@ class TestValues:
             if item["kind"] == "DaemonSet":
                 assert item["spec"]["selector"]["matchLabels"] == {"app.kubernetes.io/name": item["metadata"]["name"]}
 
-    def test_in_another_namespace_the_rights_are_for_that_and_kube_system(self) -> None:
+    def test_in_another_namespace_other_proxies_are_looked_for_in_kube_system_all_the_same(self) -> None:
         done = helm("template", "kroute", str(CHART), "--namespace", "network", values=REQUIRED)
-        roles = [it for it in yaml.safe_load_all(done.stdout) if it and it["kind"] == "Role"]
-        assert {it["metadata"]["namespace"] for it in roles} == {"network", "kube-system"}
+        objects = [it for it in yaml.safe_load_all(done.stdout) if it]
+        for kind in ("Role", "RoleBinding"):
+            assert the(kind, objects)["metadata"]["namespace"] == "kube-system"
+        assert the("RoleBinding", objects)["subjects"][0]["namespace"] == "network"
 
     def test_a_change_of_a_setting_restarts_the_pods(self) -> None:
         def digest(values: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kroute import __version__
-from kroute.checks import direct_return
+from kroute.checks import cluster_proxies, direct_return
 from kroute.checks.preflight import NODE, of_firewall
 from kroute.cli.main import load
 from kroute.director import watch
@@ -76,8 +76,11 @@ class TestRights:
     def test_of_an_agent_to_see_whether_another_proxy_is_meant_for_its_node(self) -> None:
         objects = render(KUSTOMIZE / "base")
         role, binding = the("Role", objects), the("RoleBinding", objects)
-        assert granted(role) == {("", "pods", "list"), ("apps", "daemonsets", "list")}
-        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "kube-system"
+        by_name = {("", "configmaps", "get")}
+        assert granted(role) == {("", "pods", "list"), ("apps", "daemonsets", "list")} | by_name
+        [rule] = [it for it in role["rules"] if it["resources"] == ["configmaps"]]
+        assert set(rule["resourceNames"]) == {name for name, *_ in cluster_proxies.CONFIGURED.values()}
+        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == cluster_proxies.NAMESPACE
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert binding["subjects"] == the("ClusterRoleBinding", objects)["subjects"]
 
