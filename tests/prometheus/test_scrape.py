@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kroute.checks.running_proxies import Sign
 from kroute.kernel.ipvs.client import RealServerState, Traffic, VirtualServerOptions, VirtualServerState
 from kroute.model.objects import Applied, ObjectKey
 from kroute.model.plan import NodePlan, Problem, Protocol, RealServer, ServicePlan, VirtualServer, VirtualServerKey
@@ -117,6 +118,7 @@ def agent_with_two_services_of_one_name() -> Observed:
         agent.kernel.passed[key] = Traffic(count, 100, 90, 5000, 70000)
     agent.broadcaster.publish(plans)
     agent.changes.read([Applied(service())])
+    agent.ownership.waits_for = agent.ownership.rival = Sign("kube-proxy", "process 7")
     return agent
 
 
