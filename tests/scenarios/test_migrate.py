@@ -272,7 +272,7 @@ async def test_nothing_is_removed_before_an_agent_serves_what_was_adopted(
 ) -> None:
     apply_web(world, deployment)
     kube_proxy_leftovers(node1, services_of(world))
-    await deployment.start(*FLAGS["kube-proxy"], nodes=("node1",))
+    await deployment.start(*FLAGS["kube-proxy"], "--other-proxies", "ignore", nodes=("node1",))
     refusal = await migrate(node1, "--from", "kube-proxy", "--take-over", expect=1)
     assert "stop kroute's agent" in refusal
     assert "10.254.0.10/32" in node1.addresses("kube-ipvs0")
