@@ -52,8 +52,13 @@ class Newcomer:
         return self.world.nodes[:2]
 
     def own(self, words: tuple[str, ...]) -> list[str]:
-        """A command with the cluster's values in place of the example's."""
-        values = {r"192\.168\.123\.2\b": self.world.cluster.node("node3").ip, r"10\.244\.0\.0/16": POD_RANGE}
+        """A command with the cluster's values in place of the example's, or in the file `values.yaml`."""
+        server = self.world.cluster.node("node3").ip
+        if "values.yaml" in words:
+            path = self.scratch / "values.yaml"
+            path.write_text(yaml.safe_dump({"apiServer": {"host": server}, "settings": {"cluster-cidr": POD_RANGE}}))
+            return [str(path) if word == "values.yaml" else word for word in words]
+        values = {r"192\.168\.123\.2\b": server, r"10\.244\.0\.0/16": POD_RANGE}
         assert all(re.search(it, " ".join(words)) for it in values), f"the example lacks a value: {words}"
         made = list(words)
         for example, value in values.items():
