@@ -177,7 +177,7 @@ def check(*, before_install: bool, output: str, **options: Any) -> int:
     """
 
     async def read(kubectl: Kubectl) -> int:
-        from kroute.cli.kubectl.cluster import check_by_kubectl  # noqa: PLC0415  other commands do not need it
+        from kroute.cli.installation.findings import check_by_kubectl  # noqa: PLC0415  other commands do not need it
 
         return await check_by_kubectl(kubectl, options["namespace"], output)
 
@@ -195,7 +195,7 @@ def values(**options: Any) -> int:
     """
     if options["node"] != EVERY_NODE:
         raise click.UsageError("the values are for all nodes: leave --node out")
-    from kroute.cli.kubectl.cluster import write_values  # noqa: PLC0415  other commands do not need it
+    from kroute.cli.installation.findings import write_values  # noqa: PLC0415  other commands do not need it
 
     return asyncio.run(write_values(kubectl_of(options, options["timeout"]), options["namespace"]))
 

@@ -23,7 +23,7 @@ KNOW_THE_TOOLS = (
     "kernel/",
     "migration/",
     "cli/bundle/kernel_parts.py",
-    "cli/kubectl/values.py",
+    "cli/installation/values.py",
     "cli/migrate.py",
     "checks/bridges.py",
     "checks/calico.py",

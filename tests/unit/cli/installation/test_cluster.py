@@ -17,9 +17,9 @@ from kroute import logs
 from kroute.checks import cluster_checks, cluster_objects
 from kroute.checks.cluster_objects import Cluster, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level
+from kroute.cli.installation.findings import findings_by, findings_of, with_kubeconfig
+from kroute.cli.installation.values import OF_THE_POD, text_of, values_of
 from kroute.cli.kubectl import command
-from kroute.cli.kubectl.cluster import findings_by, findings_of, with_kubeconfig
-from kroute.cli.kubectl.values import OF_THE_POD, text_of, values_of
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
 from tests.apiserver.resources import Object
@@ -27,8 +27,8 @@ from tests.apiserver.server import ApiServer
 from tests.lab.chart import CHART, helm, render_chart
 from tests.lab.manifests import the
 from tests.unit import chart_schema
-from tests.unit.cli.kubectl import clusters
-from tests.unit.cli.kubectl.clusters import get_of
+from tests.unit.cli.installation import clusters
+from tests.unit.cli.installation.clusters import get_of
 from tests.unit.command_line import exit_code
 from tests.unit.fleet.cluster import cluster as cluster_with_agents
 from tests.unit.kubernetes_schemas import NEWEST, OLDEST

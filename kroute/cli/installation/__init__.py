@@ -1,0 +1,1 @@
+"""What an installation would meet in a cluster, and the values to install with: `kroute check --cluster`."""
