@@ -18,7 +18,6 @@ from kroute import __version__
 from kroute.backoff import patiently
 from kroute.broadcaster import Broadcaster
 from kroute.checks import preflight
-from kroute.checks.cluster_proxies import Reader
 from kroute.checks.other_proxies import ProxyTraces
 from kroute.checks.ownership import WAITING_LOOK, Ownership
 from kroute.controllers.node_controllers import NodeControllers
@@ -51,6 +50,7 @@ from kroute.watchers.node import NodeWatcher, read_node_interfaces
 from kroute.watchers.sink import Sink
 
 if TYPE_CHECKING:
+    from kroute.checks.cluster_proxies import Reader
     from kroute.migration.take_over import TakeOver
     from kroute.watchers.kubernetes.watcher import FollowedCluster
 
@@ -95,7 +95,7 @@ class Agent:
         watches: Callable[[], dict[str, WatchStatistics]] = dict,
         api_use: Callable[[], ApiUse] = ApiUse,
         follow_api: FollowApi | None = None,
-        api: Reader | None = None,
+        api: "Reader | None" = None,
         keep_to: Callable[[frozenset[str]], None] | None = None,
         faults: Callable[[], list[str]] = list,
     ) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kroute.checks.cluster_checks import cilium_config
-from kroute.checks.cluster_objects import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, Container, flags_of, mapping_of
+from kroute.checks.cluster_objects import Container
+from kroute.checks.cluster_reader import CLUSTER_INFO, KUBEADM_CONFIG, Cluster, flags_of, mapping_of
 from kroute.model.addresses import canonical
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")

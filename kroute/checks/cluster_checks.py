@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kroute.checks.cluster_objects import Cluster, ClusterNode, Container, DaemonSet, flags_of
+from kroute.checks.cluster_objects import ClusterNode, Container, DaemonSet
 from kroute.checks.cluster_proxies import CONFIGURED
+from kroute.checks.cluster_reader import Cluster, flags_of
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.checks.running_proxies import ANTREA, CILIUM, ROUTER_ONLY
 

@@ -1,53 +1,21 @@
-"""What a cluster's API says before kroute is installed: the objects that `kroute check --cluster` reads.
+"""The API's objects as far as kroute's checks of a cluster read them."""
 
-Everything is read by GET alone, so that kubectl can do it as well as kroute's own client. Each object is decoded by
-itself: one that is of another form, or that may not be read, is one finding, and costs nothing else.
-"""
-
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from collections.abc import Mapping
 
 import msgspec
 
-from kroute.checks.finding import Finding, warning
-from kroute.model.addresses import canonical
-from kroute.watchers.json_text import decoded
-
-PAGE = 250
-"""Objects of one page of a list."""
-MOST_PAGES = 20
-"""Pages of one list that are read: 5,000 nodes, as many as Kubernetes supports."""
 MOST_ELEMENTS = 1000
 """Containers, arguments or addresses of one object that are looked at."""
-LONGEST_TEXT = 256 << 10
-"""Bytes of one file in a ConfigMap. The API server takes 1 MiB; kubeadm's files have less than 4 KiB."""
-MOST_CONFIG_MAPS = 16
-"""ConfigMaps that are read because the pods of a known program mount them."""
-UNREAD = "access"
-"""The check that names what could not be read."""
-
-Get = Callable[[str], Awaitable[bytes]]
-"""GET of a path with its query. Raises UnreadableError."""
-T = TypeVar("T")
 
 
-class UnreadableError(Exception):
-    """The API server has not given the answer. `status` is its HTTP status code, 0 for any other reason."""
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Named(msgspec.Struct):
+class Named(msgspec.Struct, rename="camel"):
     """What kroute reads of `metadata`."""
 
     name: str = ""
     namespace: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
@@ -95,11 +63,49 @@ class _Volume(msgspec.Struct, rename="camel"):
     config_map: _ConfigMapName | None = None
 
 
+class Requirement(msgspec.Struct):
+    """A NodeSelectorRequirement."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class NodeSelectorTerm(msgspec.Struct, rename="camel"):
+    """A term of a node affinity."""
+
+    match_expressions: list[Requirement] | None = None
+    match_fields: list[Requirement] | None = None
+
+
+class _Terms(msgspec.Struct, rename="camel"):
+    node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class _NodeAffinity(msgspec.Struct):
+    required: _Terms | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+
+
+class _Affinity(msgspec.Struct, rename="camel"):
+    node_affinity: _NodeAffinity | None = None
+
+
+class Toleration(msgspec.Struct):
+    """A toleration of taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """What kroute reads of a pod, or of a DaemonSet's template."""
 
     node_name: str = ""
     node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+    tolerations: list[Toleration] | None = None
     containers: list[Container] | None = None
     volumes: list[_Volume] | None = None
 
@@ -111,6 +117,12 @@ class PodSpec(msgspec.Struct, rename="camel"):
             if program in {container.name, image, *commands}:
                 return container
         return None
+
+    @property
+    def required_terms(self) -> list[NodeSelectorTerm] | None:
+        """The terms of which a node has to match one; None without any condition."""
+        affinity = self.affinity.node_affinity if self.affinity else None
+        return affinity.required.node_selector_terms or [] if affinity and affinity.required else None
 
     @property
     def config_maps(self) -> list[str]:
@@ -150,11 +162,16 @@ class DaemonSet(msgspec.Struct):
         return (self.pod.node_selector or {}).get("kubernetes.io/os", "linux") == "linux"
 
 
+class _PodStatus(msgspec.Struct):
+    phase: str = ""
+
+
 class Pod(msgspec.Struct):
     """A Pod."""
 
     metadata: Named = msgspec.field(default_factory=Named)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
     @property
     def is_mirror(self) -> bool:
@@ -162,8 +179,17 @@ class Pod(msgspec.Struct):
         return "kubernetes.io/config.mirror" in (self.metadata.annotations or {})
 
 
+class Taint(msgspec.Struct):
+    """A taint of a Node."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class _NodeSpec(msgspec.Struct):
     pod_cidrs: list[str] | None = msgspec.field(default=None, name="podCIDRs")
+    taints: list[Taint] | None = None
 
 
 class NodeInfo(msgspec.Struct, rename="camel"):
@@ -196,285 +222,7 @@ class ClusterNode(msgspec.Struct):
         return self.metadata.annotations or {}
 
 
-class _ConfigMap(msgspec.Struct):
+class ConfigMap(msgspec.Struct):
+    """A ConfigMap."""
+
     data: dict[str, str] | None = None
-
-
-class _Namespace(msgspec.Struct):
-    metadata: Named = msgspec.field(default_factory=Named)
-
-
-class _Port(msgspec.Struct):
-    name: str | None = None
-    port: int | None = None
-
-
-class _Endpoint(msgspec.Struct):
-    addresses: list[str] | None = None
-
-
-class _EndpointSlice(msgspec.Struct):
-    endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
-
-
-class _ServiceCIDR(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        cidrs: list[str] | None = None
-
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _IPPool(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        cidr: str = ""
-        disabled: bool = False
-
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _FelixConfiguration(msgspec.Struct):
-    class _Spec(msgspec.Struct):
-        is_ebpf: bool = msgspec.field(default=False, name="bpfEnabled")
-
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _Version(msgspec.Struct):
-    git_version: str = msgspec.field(name="gitVersion")
-
-
-class _ListMetadata(msgspec.Struct):
-    token: str = msgspec.field(default="", name="continue")
-
-
-class _Page(msgspec.Struct):
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-    items: list[msgspec.Raw] | None = None
-
-
-class ConfigMapKey(NamedTuple):
-    """The name of a ConfigMap."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"ConfigMap {self.namespace}/{self.name}"
-
-
-CLUSTER_INFO = ConfigMapKey("kube-public", "cluster-info")
-KUBEADM_CONFIG = ConfigMapKey("kube-system", "kubeadm-config")
-KUBE_PROXY_CONFIG = ConfigMapKey("kube-system", "kube-proxy")
-"""Where kubeadm writes each."""
-
-MOUNTING = ("kube-proxy", "cilium-agent", "antrea-agent", "kube-flannel")
-"""The containers whose pods' ConfigMaps say what kroute needs to know."""
-
-
-class Cluster(msgspec.Struct):
-    """What was read, as far as it exists and may be read; `unread` has a finding for each failure.
-
-    `endpoints` are the addresses and ports of the Service `default/kubernetes`: the API servers themselves.
-    """
-
-    version: str
-    namespace: str
-    namespace_labels: Mapping[str, str] | None = None
-    namespace_is_missing: bool = False
-    nodes: list[ClusterNode] = msgspec.field(default_factory=list)
-    daemon_sets: list[DaemonSet] = msgspec.field(default_factory=list)
-    static_pods: list[Pod] = msgspec.field(default_factory=list)
-    endpoints: list[tuple[str, int]] = msgspec.field(default_factory=list)
-    service_cidrs: list[str] = msgspec.field(default_factory=list)
-    config_maps: dict[ConfigMapKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    calico_pools: list[str] = msgspec.field(default_factory=list)
-    felix_is_ebpf: bool = False
-    unread: list[Finding] = msgspec.field(default_factory=list)
-
-    def running(self, program: str) -> list[DaemonSet]:
-        """The DaemonSets for Linux that run this program."""
-        return [each for each in self.daemon_sets if each.is_for_linux and each.pod.container(program)]
-
-
-async def read_cluster(get: Get, namespace: str) -> Cluster:
-    """Read everything. `namespace` is where kroute is to be installed.
-
-    Raises:
-        UnreadableError: not even the version can be read, so nobody answers.
-    """
-    reader = _Reader(get)
-    cluster = Cluster(await _version(get), namespace, unread=reader.unread)
-    name = f"the Namespace {namespace}"
-    control_plane = _pods("kube-proxy", "kube-apiserver", "kube-controller-manager")
-    async with asyncio.TaskGroup() as reads:
-        found = reads.create_task(reader.one(name, f"/api/v1/namespaces/{quote(namespace, safe='')}", _Namespace))
-        nodes = reads.create_task(reader.all("Nodes", "/api/v1/nodes", ClusterNode))
-        daemon_sets = reads.create_task(reader.all("DaemonSets", "/apis/apps/v1/daemonsets", DaemonSet))
-        pods = reads.create_task(reader.all("the control plane's Pods", control_plane, Pod))
-        slices = reads.create_task(
-            reader.all("the EndpointSlices of the Service default/kubernetes", _API_SERVERS, _EndpointSlice)
-        )
-        ranges = reads.create_task(reader.all("ServiceCIDRs", "/apis/networking.k8s.io/v1/servicecidrs", _ServiceCIDR))
-        reads.create_task(reader.config_maps(cluster, (CLUSTER_INFO, KUBEADM_CONFIG)))
-    cluster.namespace_is_missing = name in reader.missing
-    if (there := found.result()) is not None:
-        cluster.namespace_labels = there.metadata.labels or {}
-    cluster.nodes, cluster.daemon_sets = nodes.result(), daemon_sets.result()
-    cluster.static_pods = [pod for pod in pods.result() if pod.is_mirror]  # AKS labels those of its DaemonSet, too
-    cluster.endpoints = sorted({each for item in slices.result() for each in _addresses(item)})
-    cluster.service_cidrs = sorted({cidr for item in ranges.result() for cidr in item.spec.cidrs or ()})
-    await _read_configurations(reader, cluster)
-    return cluster
-
-
-async def _version(get: Get) -> str:
-    """The version of the API server; empty if it may not be read."""
-    try:
-        return decoded(msgspec.json.Decoder(_Version).decode, await get("/version")).git_version
-    except msgspec.DecodeError as error:
-        raise UnreadableError(f"what answers is no API server: {error}") from None
-    except UnreadableError as error:
-        if error.status != 403:
-            raise
-        return ""
-
-
-_API_SERVERS = (
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
-)
-
-
-def _pods(*components: str) -> str:
-    selector = quote(f"component in ({','.join(components)})")
-    return f"/api/v1/namespaces/kube-system/pods?labelSelector={selector}"
-
-
-def _addresses(item: _EndpointSlice) -> Iterable[tuple[str, int]]:
-    port = next((port.port for port in item.ports or () if port.port and port.name in {"https", "", None}), None)
-    for endpoint in (item.endpoints or ())[:MOST_ELEMENTS] if port else ():
-        for address in endpoint.addresses or ():
-            if (known := canonical(address)) is not None:
-                yield known, port or 0
-
-
-async def _read_configurations(reader: "_Reader", cluster: Cluster) -> None:
-    """What can only be named once the DaemonSets are known."""
-    mounted = {
-        ConfigMapKey(each.metadata.namespace, name)
-        for program in MOUNTING
-        for each in cluster.running(program)
-        for name in each.pod.config_maps
-    }
-    if not cluster.daemon_sets:
-        mounted.add(KUBE_PROXY_CONFIG)
-    mounted |= {ConfigMapKey(each.metadata.namespace, "cilium-config") for each in cluster.running("cilium-agent")}
-    await reader.config_maps(cluster, sorted(mounted)[:MOST_CONFIG_MAPS])
-    if cluster.running("calico-node"):
-        base = "/apis/crd.projectcalico.org/v1"
-        pools, felix = await asyncio.gather(
-            reader.all("Calico's IPPools", f"{base}/ippools", _IPPool),
-            reader.one(
-                "Calico's FelixConfiguration default", f"{base}/felixconfigurations/default", _FelixConfiguration
-            ),
-        )
-        cluster.calico_pools = [item.spec.cidr for item in pools if item.spec.cidr and not item.spec.disabled]
-        cluster.felix_is_ebpf = felix is not None and felix.spec.is_ebpf
-
-
-class _Reader:
-    """Reads objects, and keeps a finding for each read that has failed."""
-
-    def __init__(self, get: Get) -> None:
-        self._get = get
-        self.unread: list[Finding] = []
-        self.missing: set[str] = set()
-
-    async def one(self, what: str, path: str, form: type[T]) -> T | None:
-        """One object, or None."""
-        try:
-            return decoded(msgspec.json.Decoder(form).decode, await self._get(path))
-        except (UnreadableError, msgspec.DecodeError) as error:
-            self._failed(what, error)
-            return None
-
-    async def all(self, what: str, path: str, form: type[T]) -> list[T]:
-        """The objects of a list, as far as they can be read."""
-        found: list[T] = []
-        decode = msgspec.json.Decoder(form).decode
-        token = ""
-        try:
-            for _ in range(MOST_PAGES):
-                query = f"{'&' if '?' in path else '?'}limit={PAGE}"
-                query += f"&continue={quote(token, safe='')}" if token else ""
-                page = decoded(msgspec.json.Decoder(_Page).decode, await self._get(path + query))
-                for item in page.items or ():
-                    try:
-                        found.append(decoded(decode, bytes(item)))
-                    except msgspec.DecodeError as error:
-                        self._failed(f"one of {what}", error)
-                token = page.metadata.token
-                if not token:
-                    return found
-        except (UnreadableError, msgspec.DecodeError) as error:
-            self._failed(what, error)
-            return found
-        self._add(f"only the first {len(found):,} of {what} were read", "the others may differ")
-        return found
-
-    async def config_maps(self, cluster: Cluster, keys: Iterable[ConfigMapKey]) -> None:
-        """Add the ConfigMaps that exist. A text that is too long is left out."""
-        wanted = [key for key in keys if key not in cluster.config_maps]
-        paths = [
-            f"/api/v1/namespaces/{quote(key.namespace, safe='')}/configmaps/{quote(key.name, safe='')}"
-            for key in wanted
-        ]
-        found = await asyncio.gather(
-            *(self.one(f"the {key}", path, _ConfigMap) for key, path in zip(wanted, paths, strict=True))
-        )
-        for key, each in zip(wanted, found, strict=True):
-            if each is None:
-                continue
-            texts = dict(each.data or {})
-            for name in [name for name, text in texts.items() if len(text) > LONGEST_TEXT]:
-                del texts[name]
-                self._add(f"{name} of the {key} is longer than {LONGEST_TEXT >> 10} KiB", "it is not read")
-            cluster.config_maps[key] = texts
-
-    def _failed(self, what: str, error: Exception) -> None:
-        match error:
-            case UnreadableError(status=404):
-                self.missing.add(what)
-            case UnreadableError(status=403):
-                self._add(f"{what} may not be read", "ask with more rights, or find out by hand what depends on it")
-            case _:
-                self._add(f"{what} cannot be read: {error}", "correct it, or find out by hand what depends on it")
-
-    def _add(self, message: str, next_step: str) -> None:
-        if all(each.message != message for each in self.unread):
-            self.unread.append(warning(UNREAD, message, next_step))
-
-
-def flags_of(node: ClusterNode) -> Container | None:
-    """The arguments of K3s or RKE2 on a node, those of its configuration file included; None for another kubelet.
-
-    Both write them as a JSON list into an annotation of their Node (`pkg/nodeconfig` of K3s).
-    """
-    for name in ("k3s.io/node-args", "rke2.io/node-args"):
-        if (text := node.annotations.get(name)) is not None:
-            try:
-                return Container(args=decoded(msgspec.json.Decoder(list[str]).decode, text[:LONGEST_TEXT].encode()))
-            except msgspec.DecodeError:
-                return Container()
-    return None
-
-
-def mapping_of(text: str) -> Mapping[str, Any]:
-    """A YAML mapping; empty for anything else."""
-    from kroute.watchers.manifests import yaml_loader  # noqa: PLC0415  PyYAML: 0.02 s
-
-    try:
-        [content] = yaml_loader.load(text.encode())
-    except yaml_loader.FAILURES:
-        return {}
-    return content if isinstance(content, dict) else {}

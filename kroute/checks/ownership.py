@@ -18,17 +18,20 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 
 import structlog
 
 from kroute.backoff import patiently
-from kroute.checks.cluster_proxies import ClusterProxies, Reader, proxies_of_node
 from kroute.checks.known_proxies import KUBE_ROUTER, OTHER_PROXIES
 from kroute.checks.running_proxies import Sign, signs_of_life
 from kroute.kernel.errors import KernelError
 from kroute.model.plan import Problem
 from kroute.settings import WAIT, Settings
 from kroute.watchers.kubernetes.errors import ApiError
+
+if TYPE_CHECKING:
+    from kroute.checks.cluster_proxies import ClusterProxies, Reader
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +80,7 @@ class Ownership:
         *,
         report: Report,
         take_back: Report,
-        api: Reader | None,
+        api: "Reader | None",
         traces: Traces,
         look: Look = signs_of_life,
         clock: Callable[[], float] = time.monotonic,
@@ -224,12 +227,14 @@ class Ownership:
             return sign.proxy in self._cluster.meant
         return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces_now()
 
-    async def _ask(self, pause: float) -> ClusterProxies | None:
+    async def _ask(self, pause: float) -> "ClusterProxies | None":
         """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
         if self._api is None:
             return None
         if self._clock() - self._asked_at < pause:
             return self._said
+        from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  no restart asks
+
         self._asked_at, self._said = self._clock(), None
         try:
             self._said = self._cluster = await proxies_of_node(self._api, self._settings.node_name)

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from kroute.checks.cluster_checks import CNI, NAMESPACE, NEIGHBOURS, NODES, PROXY, VERSION, check_cluster
-from kroute.checks.cluster_objects import UNREAD, Cluster, Get, UnreadableError, read_cluster
+from kroute.checks.cluster_reader import UNREAD, Cluster, Get, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level, failed, ok
 from kroute.cli.installation.values import API_SERVER, PODS, SERVICES, SETTINGS, text_of, values_of
 from kroute.cli.terminal.findings import show_findings

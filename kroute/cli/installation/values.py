@@ -27,16 +27,8 @@ from kroute.checks.cluster_checks import (
     embedded_kube_proxy,
     serves,
 )
-from kroute.checks.cluster_objects import (
-    KUBE_PROXY_CONFIG,
-    Cluster,
-    ClusterNode,
-    ConfigMapKey,
-    Container,
-    PodSpec,
-    flags_of,
-    mapping_of,
-)
+from kroute.checks.cluster_objects import ClusterNode, Container, PodSpec
+from kroute.checks.cluster_reader import KUBE_PROXY_CONFIG, Cluster, ConfigMapKey, flags_of, mapping_of
 from kroute.checks.finding import Finding, failed, ok, warning
 from kroute.cli.parameters.config_file import as_written
 from kroute.cli.parameters.other_proxies_flags import flag_tables, translated

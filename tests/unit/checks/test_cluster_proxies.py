@@ -119,7 +119,7 @@ async def test_a_daemon_set_wants_no_pod_on_a_node_whose_taints_it_does_not_tole
             "kube-proxy",
         ),
         ({"image": "registry:5000/cloudnativelabs/kube-router"}, "kube-router"),
-        ({"image": "calico/node:v3.30"}, None),
+        ({"name": "calico-node", "image": "calico/node:v3.30"}, None),
         ({"image": "kube-proxy-exporter:v1"}, None),
         ({"image": ""}, None),
     ],
@@ -154,30 +154,20 @@ async def test_a_kube_router_that_only_routes_is_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "name", "data", "replaces"),
+    ("program", "name", "data", "replaces"),
     [
-        ("quay.io/cilium/cilium:v1.18", "cilium-config", {"kube-proxy-replacement": "true"}, True),
-        ("quay.io/cilium/cilium:v1.13", "cilium-config", {"kube-proxy-replacement": "strict"}, True),
-        ("quay.io/cilium/cilium:v1.18", "cilium-config", {"kube-proxy-replacement": "false"}, False),
-        ("quay.io/cilium/cilium:v1.18", "another", {}, False),
-        (
-            "antrea/antrea-agent-ubuntu:v2",
-            "antrea-config",
-            {"antrea-agent.conf": "antreaProxy:\n  proxyAll: true\n"},
-            True,
-        ),
-        (
-            "antrea/antrea-agent-ubuntu:v2",
-            "antrea-config",
-            {"antrea-agent.conf": "antreaProxy:\n  #proxyAll: true\n"},
-            False,
-        ),
+        ("cilium-agent", "cilium-config", {"kube-proxy-replacement": "true"}, True),
+        ("cilium-agent", "cilium-config", {"kube-proxy-replacement": "strict"}, True),
+        ("cilium-agent", "cilium-config", {"kube-proxy-replacement": "false"}, False),
+        ("cilium-agent", "another", {}, False),
+        ("antrea-agent", "antrea-config", {"antrea-agent.conf": "antreaProxy:\n  proxyAll: true\n"}, True),
+        ("antrea-agent", "antrea-config", {"antrea-agent.conf": "antreaProxy:\n  #proxyAll: true\n"}, False),
     ],
 )
 async def test_a_network_plugin_counts_if_its_configuration_replaces_kube_proxy(
-    image: str, name: str, data: dict[str, str], replaces: bool
+    program: str, name: str, data: dict[str, str], replaces: bool
 ) -> None:
-    answers = Answers(nodes=[node()], pods=[pod({"image": image})])
+    answers = Answers(nodes=[node()], pods=[pod({"name": program, "image": "agent:v1"})])
     answers.maps[name] = data
     assert bool((await proxies_of_node(answers, "node1")).meant) is replaces
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
-from kroute.checks.cluster_objects import Get, UnreadableError, read_cluster
+from kroute.checks.cluster_reader import Get, UnreadableError, read_cluster
 from kroute.cli.installation.findings import findings_of
 from kroute.cli.installation.values import text_of, values_of
 from tests.apiserver.resources import Object

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from kroute.checks.cluster_objects import Get, UnreadableError
+from kroute.checks.cluster_reader import Get, UnreadableError
 from tests.apiserver.lists import list_objects
 from tests.apiserver.resources import Object, parse_path
 from tests.apiserver.selectors import select_labels

@@ -14,8 +14,8 @@ import yaml
 from jsonschema import Draft7Validator
 
 from kroute import logs
-from kroute.checks import cluster_checks, cluster_objects
-from kroute.checks.cluster_objects import Cluster, UnreadableError, read_cluster
+from kroute.checks import cluster_checks, cluster_reader
+from kroute.checks.cluster_reader import Cluster, UnreadableError, read_cluster
 from kroute.checks.finding import Finding, Level
 from kroute.cli.installation.findings import findings_by, findings_of, with_kubeconfig
 from kroute.cli.installation.values import OF_THE_POD, text_of, values_of
@@ -391,16 +391,16 @@ class TestReading:
         ]
 
     async def test_a_list_is_read_in_pages_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cluster_objects, "PAGE", 2)
+        monkeypatch.setattr(cluster_reader, "PAGE", 2)
         nodes = [clusters.node(f"n{number}") for number in range(7)]
         assert len((await read(*nodes)).nodes) == 7
-        monkeypatch.setattr(cluster_objects, "MOST_PAGES", 3)
+        monkeypatch.setattr(cluster_reader, "MOST_PAGES", 3)
         cluster = await read(*nodes)
         assert len(cluster.nodes) == 6
         assert [each.message for each in cluster.unread] == ["only the first 6 of Nodes were read"]
 
     async def test_a_long_text_is_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cluster_objects, "LONGEST_TEXT", 1024)
+        monkeypatch.setattr(cluster_reader, "LONGEST_TEXT", 1024)
         checks = await found(*clusters.kubeadm())
         assert [each.message for each in checks["access"]] == [
             "config.conf of the ConfigMap kube-system/kube-proxy is longer than 1 KiB"
