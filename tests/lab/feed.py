@@ -70,13 +70,13 @@ class ApiFeed:
 def feed_for(cluster: Cluster, directory: Path) -> Feed:
     """The first feed that `KROUTE_FEED` allows, without objects. `directory` is for its files."""
     if wanted()[0] == API:
-        return ApiFeed(_control_plane(cluster))
+        return ApiFeed(control_plane(cluster))
     manifests = directory / "manifests"
     manifests.mkdir()
     return ManifestFeed(manifests)
 
 
-def _control_plane(cluster: Cluster) -> ApiServer:
+def control_plane(cluster: Cluster) -> ApiServer:
     """The cluster's API server, on a machine of its own. It is started for whoever asks first, and ends with it."""
     if cluster.api_server is None:
         scratch = cluster.directory / "control-plane"

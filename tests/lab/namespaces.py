@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 NAMED = Path("/run/netns")
 """Where `ip netns` looks for names, too: `ip netns exec NAME ...` works for every namespace of the lab."""
@@ -45,6 +46,13 @@ class Namespace:
             self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         finally:
             enter(_home())
+
+    @classmethod
+    def current(cls) -> Self:
+        """Return the namespace that this process was started in, which is not this object's to delete."""
+        made = cls.__new__(cls)
+        made.name, made.fd = "current", _home()
+        return made
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

@@ -55,6 +55,7 @@ def service(
             "type": "LoadBalancer" if addresses else "NodePort" if node_ports else "ClusterIP",
             "clusterIP": cluster_ips[0] if cluster_ips else "None",
             "clusterIPs": list(cluster_ips) or ["None"],
+            "ipFamilies": ["IPv6" if ":" in it else "IPv4" for it in cluster_ips] or ["IPv4"],
             "ports": [_with_node_port(it, node_ports or {}) for it in _ports(ports)],
             **spec,
         },
@@ -108,7 +109,7 @@ def endpoint_slices(
 def node(host: Host, zone: str | None = None) -> Object:
     """The Node object of a node of the lab."""
     addresses = [{"type": "InternalIP", "address": address} for address in (host.ip, host.ip6)]
-    labels = {"kubernetes.io/hostname": host.name}
+    labels = {"kubernetes.io/hostname": host.name, "kubernetes.io/os": "linux"}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -7,12 +7,13 @@ what a test leaves.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from tests.lab.cluster import Node
+from tests.lab.hosts import Host
 from tests.lab.kernel_state import addresses
+from tests.lab.kube_proxy_rules import Served, at, ipvs_rules, ipvs_sets
 from tests.lab.namespaces import CommandError
-from tests.lab.other_proxy_rules import DSR_MARK, direct_server_return_rules, kube_proxy_rules, kube_router_rules
+from tests.lab.other_proxy_rules import DSR_MARK, direct_server_return_rules, kube_router_rules
 from tests.lab.topology import NODES
 
 IPVS_SYSCTLS = {f"net.ipv4.vs.{name}": 1 for name in ("conntrack", "expire_nodest_conn", "expire_quiescent_template")}
@@ -28,33 +29,25 @@ _SYSCTLS_OF_PROXIES = (*KUBE_ROUTER_SYSCTLS, "net.ipv4.vs.conn_lfactor")
 """Those that another proxy sets, and those that kroute sets besides."""
 
 
-class Served(NamedTuple):
-    """A TCP port of a Service as a proxy serves it in one family: its VIP, node port (0: none) and real servers."""
-
-    vip: str
-    port: int
-    real_servers: Sequence[tuple[str, int]]
-    node_port: int = 0
-
-    @property
-    def is_ipv6(self) -> bool:
-        return ":" in self.vip
-
-
-def kube_proxy_leftovers(node: Node, services: Iterable[Served], variant: str = "legacy") -> None:
+def kube_proxy_leftovers(node: Host, services: Iterable[Served], variant: str = "legacy") -> None:
     """Build kube-ipvs0, virtual servers, sets, chains (in this variant of iptables) and sysctls."""
     services = list(services)
     _set_sysctls(node, IPVS_SYSCTLS)
     _ensure_link(node, "kube-ipvs0", up=False)
-    vips = {it.vip for it in services}
+    vips = {ip for it in services for ip in (it.vip, *it.external_ips)}
     _bind(node, "kube-ipvs0", vips, scope="global")
     local = [it for link in ("eth0", "cbr0", "foreign0") for it in _plain(addresses(node.namespace, link))]
     _ensure_virtual_servers(node, services, local)
     for is_ipv6 in (False, True):
         of_family = [it for it in services if it.is_ipv6 is is_ipv6]
         prefix = "KUBE-6-" if is_ipv6 else "KUBE-"
-        node.run("ipset", "restore", "-exist", stdin=_kube_proxy_sets(prefix, of_family, is_ipv6))
-        _restore(node, kube_proxy_rules(prefix, is_ipv6), is_ipv6, variant)
+        sets = ipvs_sets(prefix, of_family, is_ipv6)
+        lines = [f"create {it}" for it in sets]
+        lines += [f"add {created.split()[0]} {member}" for created, members in sets.items() for member in members]
+        node.run("ipset", "restore", "-exist", stdin="\n".join([*lines, ""]))
+        node_ports, external_ips = any(it.node_port for it in of_family), any(it.external_ips for it in of_family)
+        rules = ipvs_rules(prefix, is_ipv6, node_ports=node_ports, external_ips=external_ips)
+        restore(node, rules, is_ipv6, variant)
 
 
 def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool = False) -> None:
@@ -74,7 +67,7 @@ def kube_router_leftovers(node: Node, services: Iterable[Served], *, dsr: bool =
         prefix, own = ("inet6:", node.ip6) if is_ipv6 else ("", node.ip)
         node.run("ipset", "restore", "-exist", stdin=_kube_router_sets(prefix, of_family, own, is_ipv6))
         pods = NODES[node.name].pod_networks[is_ipv6]
-        _restore(node, kube_router_rules(prefix, own, pods, _hairpins(of_family), is_ipv6), is_ipv6)
+        restore(node, kube_router_rules(prefix, own, pods, _hairpins(of_family), is_ipv6), is_ipv6)
     if dsr:
         _build_direct_server_return(node, services[0].real_servers[0][0])
 
@@ -112,7 +105,7 @@ def _wipe(node: Node) -> None:
             node.run(*command.split())
 
 
-def _set_sysctls(node: Node, values: dict[str, int]) -> None:
+def _set_sysctls(node: Host, values: dict[str, int]) -> None:
     for name, value in values.items():
         node.sysctl(name, value)
 
@@ -122,18 +115,17 @@ def _plain(with_prefix: Iterable[str]) -> list[str]:
     return [address.partition("/")[0] for address in with_prefix if not address.startswith("fe80")]
 
 
-def _ensure_link(node: Node, name: str, *, up: bool) -> None:
+def _ensure_link(node: Host, name: str, *, up: bool) -> None:
     with suppress(CommandError):  # it exists
         node.run("ip", "link", "add", name, "type", "dummy")
     if up:
         node.run("ip", "link", "set", name, "up")
 
 
-def _bind(node: Node, link: str, vips: Iterable[str], *, scope: str) -> None:
-    present = _plain(addresses(node.namespace, link))
-    for vip in sorted(set(vips) - set(present)):
-        arguments = [f"{vip}/128"] if ":" in vip else [f"{vip}/32", "scope", scope]
-        node.run("ip", "address", "add", *arguments, "dev", link)
+def _bind(node: Host, link: str, vips: Iterable[str], *, scope: str) -> None:
+    missing = sorted(set(vips) - set(_plain(addresses(node.namespace, link))))
+    prefixes = [f"{vip}/128" if ":" in vip else f"{vip}/32 scope {scope}" for vip in missing]
+    node.namespace.ip("".join(f"address add {it} dev {link}\n" for it in prefixes))
 
 
 def _ensure_source_route(node: Node, vip: str) -> None:
@@ -147,49 +139,81 @@ def _ensure_source_route(node: Node, vip: str) -> None:
         node.run("ip", "route", "del", *route.split())
 
 
-def _ensure_virtual_servers(node: Node, services: Iterable[Served], node_port_addresses: Sequence[str]) -> None:
-    present = node.ipvs()
+def _ensure_virtual_servers(node: Host, services: Iterable[Served], node_port_addresses: Sequence[str]) -> None:
+    present, commands = node.ipvs(), []
     for served in services:
-        at = [(served.vip, served.port)]
-        at += [
+        frontends = [(ip, served.port) for ip in (served.vip, *served.external_ips)]
+        frontends += [
             (it, served.node_port) for it in node_port_addresses if served.node_port and (":" in it) is served.is_ipv6
         ]
-        for address, port in at:
-            where = _at(address, port)
+        for where in (at(*it) for it in frontends):
             found = present.get(f"TCP {where}")
             if found is None:
-                node.run("ipvsadm", "-A", "-t", where, "-s", "rr")
-            for real_server in served.real_servers:
-                if found is None or _at(*real_server) not in found.real_servers:
-                    node.run("ipvsadm", "-a", "-t", where, "-r", _at(*real_server), "-m", "-w", "1")
+                commands.append(f"-A -t {where} -s rr\n")
+            commands += [
+                f"-a -t {where} -r {it} -m -w 1\n"
+                for it in served.endpoints
+                if found is None or it not in found.real_servers
+            ]
+    node.run("ipvsadm", "-R", stdin="".join(commands))
 
 
-def _at(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+def restore(node: Host, rules: str, is_ipv6: bool, variant: str = "legacy", *, own: tuple[str, ...] = ()) -> None:
+    """Load rules. Those that are inserted (`-I`) are added where they are missing; declared chains are filled again.
+
+    Chains of the table nat whose names begin with one of `own` are deleted if they are not declared.
+    """
+    tool = f"{'ip6tables' if is_ipv6 else 'iptables'}-{variant}"
+    present = set(node.run(f"{tool}-save").splitlines())
+    lines = [it for it in rules.splitlines() if not it.startswith("-I ") or it.replace("-I ", "-A ", 1) not in present]
+    declared = {it.split()[0] for it in lines if it.startswith(":")}
+    stale = {it.split()[0][1:] for it in present if own and it.startswith(tuple(f":{name}" for name in own))}
+    stale = {it for it in stale if f":{it}" not in declared}
+    end = lines.index("COMMIT", lines.index("*nat")) if stale else 0
+    lines[end:end] = [f":{it} - [0:0]" for it in stale] + [f"-X {it}" for it in stale]
+    node.run(f"{tool}-restore", "--noflush", stdin="\n".join([*lines, ""]))
 
 
-def _restore(node: Node, rules: str, is_ipv6: bool, variant: str = "legacy") -> None:
-    node.run(f"{'ip6tables' if is_ipv6 else 'iptables'}-{variant}-restore", "--noflush", stdin=rules)
+def drop_stale(node: Host, services: Iterable[Served]) -> None:
+    """Remove from a node of kube-proxy's in IPVS mode what these Services do not need, as kube-proxy does.
 
-
-def _kube_proxy_sets(prefix: str, services: Iterable[Served], is_ipv6: bool) -> str:
-    family = "inet6" if is_ipv6 else "inet"
-    kinds = {
-        "LOOP-BACK": "hash:ip,port,ip", "CLUSTER-IP": "hash:ip,port", "EXTERNAL-IP": "hash:ip,port",
-        "EXTERNAL-IP-LOCAL": "hash:ip,port", "LOAD-BALANCER": "hash:ip,port", "LOAD-BALANCER-FW": "hash:ip,port",
-        "LOAD-BALANCER-LOCAL": "hash:ip,port", "LOAD-BALANCER-SOURCE-IP": "hash:ip,port,ip",
-        "LOAD-BALANCER-SOURCE-CIDR": "hash:ip,port,net", "NODE-PORT-SCTP-HASH": "hash:ip,port",
-        "NODE-PORT-LOCAL-SCTP-HASH": "hash:ip,port", "IPVS-IPS": "hash:ip",
-    }  # fmt: skip
-    lines = [f"create {f'{prefix}{name}'[:31]} {kind} family {family}" for name, kind in kinds.items()]
-    bitmaps = ("NODE-PORT-TCP", "NODE-PORT-UDP", "NODE-PORT-LOCAL-TCP", "NODE-PORT-LOCAL-UDP", "HEALTH-CHECK-NODE-PORT")
-    lines += [f"create {prefix}{name} bitmap:port range 0-65535" for name in bitmaps]
-    for served in services:
-        lines += [f"add {prefix}CLUSTER-IP {served.vip},tcp:{served.port}", f"add {prefix}IPVS-IPS {served.vip}"]
-        if served.node_port:
-            lines.append(f"add {prefix}NODE-PORT-TCP {served.node_port}")
-        lines += [f"add {prefix}LOOP-BACK {address},tcp:{port},{address}" for address, port in served.real_servers]
-    return "\n".join([*lines, ""])
+    A virtual server that is nobody's goes at once, and a real server once it has no connections; until then its weight
+    is 0. Addresses and members of sets go with their Services.
+    """
+    services = list(services)
+    frontends = {(ip, it.port): it for it in services for ip in (it.vip, *it.external_ips)}
+    ports = {(it.is_ipv6, it.node_port): it for it in services if it.node_port}
+    commands = []
+    for key, server in node.ipvs().items():
+        where = key.partition(" ")[2]
+        address, _, port = where.rpartition(":")
+        wanted = frontends.get((address.strip("[]"), int(port))) or ports.get((":" in address, int(port)))
+        if wanted is None:
+            commands.append(f"-D -t {where}\n")
+            continue
+        for real_server, state in server.real_servers.items():
+            if real_server not in wanted.endpoints:
+                is_idle = not state.active and not state.inactive
+                commands.append(
+                    f"-{'d' if is_idle else 'e'} -t {where} -r {real_server}{'' if is_idle else ' -m -w 0'}\n"
+                )
+            elif not state.weight:
+                commands.append(f"-e -t {where} -r {real_server} -m -w 1\n")
+    node.run("ipvsadm", "-R", stdin="".join(commands))
+    vips = {ip for ip, _ in frontends}
+    bound = addresses(node.namespace, "kube-ipvs0")
+    gone = [it for it in bound if not it.startswith("fe80") and it.partition("/")[0] not in vips]
+    node.namespace.ip("".join(f"address del {it} dev kube-ipvs0\n" for it in gone))
+    for is_ipv6, prefix in ((False, "KUBE-"), (True, "KUBE-6-")):
+        wanted_members = {
+            f"add {form.split()[0]} {member}"
+            for form, members in ipvs_sets(prefix, [it for it in services if it.is_ipv6 is is_ipv6], is_ipv6).items()
+            for member in members
+        }
+        names = {form.split()[0] for form in ipvs_sets(prefix, (), is_ipv6)}
+        present = [it for it in node.run("ipset", "save").splitlines() if it.startswith("add ")]
+        stale = [it for it in present if it.split()[1] in names and it not in wanted_members]
+        node.run("ipset", "restore", stdin="".join(f"del {it[4:]}\n" for it in stale))
 
 
 def _kube_router_sets(prefix: str, services: Iterable[Served], own: str, is_ipv6: bool) -> str:
@@ -212,7 +236,7 @@ def _hairpins(services: Iterable[Served]) -> list[tuple[str, str, int]]:
 
 
 def _build_direct_server_return(node: Node, pod: str) -> None:
-    _restore(node, direct_server_return_rules(), is_ipv6=False)
+    restore(node, direct_server_return_rules(), is_ipv6=False)
     node.run("ipvsadm", "-A", "-f", str(DSR_MARK), "-s", "rr")
     node.run("ipvsadm", "-a", "-f", str(DSR_MARK), "-r", pod, "-i", "-w", "1")
     node.run("ip", "rule", "add", "prio", "32764", "fwmark", f"{DSR_MARK:#x}", "table", "78")

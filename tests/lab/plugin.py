@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import firewall
+from tests.lab import firewall, kubernetes
 from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT
 from tests.lab.vm import kernels
@@ -80,6 +80,8 @@ def _exist(needed: frozenset[str]) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run all tests if some must run in machines. Otherwise leave them to pytest."""
     in_lab = [item for item in session.items if item.get_closest_marker("lab")]
+    if in_lab and not session.config.option.collectonly:
+        kubernetes.unpack()
     if in_lab and lab_mode() == "host":
         os.environ.setdefault("KROUTE_FIREWALL", firewall.of_this_kernel())
     if not in_lab or session.config.option.collectonly or lab_mode() == "host":
@@ -98,9 +100,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print which kernels the tests ran on."""
+    """Print which kernels the tests ran on, and what tests have measured (`record_property("measured", …)`)."""
     for line in kernels_used(config):
         terminalreporter.line(f"lab: {line}")
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "measured" and report.when == "call":
+                terminalreporter.line(f"measured: {value}")
 
 
 def _run_here(session: pytest.Session, items: list[pytest.Item], fleet: Fleet) -> None:

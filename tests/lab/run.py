@@ -10,7 +10,7 @@ from tests.lab.mode import lab_mode
 from tests.lab.places import PROJECT, cache
 from tests.lab.vm.machine import Machine, MachineError
 
-PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
+PASSED_ON = ("TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE", "KUBERNETES")
 
 
 def environment(**more: str) -> dict[str, str]:

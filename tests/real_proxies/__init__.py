@@ -3,7 +3,7 @@
 `services.json`, `endpointslices.json` and `nodes.json` are random objects of all kinds, as API server 1.36.2 held them.
 Each proxy served them for a minute on the node `lab-node` and was stopped; a directory for each has what it left in the
 kernel. Only what is the proxy's is kept: of addresses and routes those on its link, of objects the fields that a proxy
-reads.
+reads. `running.json` is another recording: what kube-proxy answered and wrote while it ran, by `running.py`.
 """
 
 import itertools

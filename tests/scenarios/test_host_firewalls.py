@@ -14,8 +14,9 @@ from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.host_firewalls import docker, restart_docker, ufw, ufw_allow
 from tests.lab.hosts import Host
+from tests.lab.kube_proxy_rules import Served
 from tests.lab.objects import endpoint_slices, service
-from tests.lab.other_proxies import Served, kube_proxy_leftovers, wiped
+from tests.lab.other_proxies import kube_proxy_leftovers, wiped
 from tests.lab.topology import POD_RANGE, POD_RANGE6
 from tests.lab.world import FAMILIES, Family, World, routed
 from tests.scenarios.test_migrate import FLAGS, migrate

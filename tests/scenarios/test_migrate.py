@@ -13,10 +13,10 @@ from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.hosts import OpenStream
 from tests.lab.kernel_state import Snapshot
+from tests.lab.kube_proxy_rules import Served
 from tests.lab.load import Way, constant_load
 from tests.lab.objects import endpoint_slices, service
 from tests.lab.other_proxies import (
-    Served,
     kube_proxy_leftovers,
     kube_router_leftovers,
     wiped,
@@ -66,7 +66,14 @@ def node1(world: World) -> Iterator[Node]:
 def services_of(world: World) -> list[Served]:
     """Return the Service `web` as another proxy serves it: in both families, with a node port."""
     return [
-        Served(family.service_ip, 8080, [(family.of(pod), 8080) for pod in world.web], NODE_PORT) for family in FAMILIES
+        Served(
+            family.service_ip,
+            8080,
+            [(family.of(pod), 8080) for pod in world.web],
+            NODE_PORT,
+            local=[family.of(world.web[0])],
+        )
+        for family in FAMILIES
     ]
 
 

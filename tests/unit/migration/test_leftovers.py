@@ -1,5 +1,6 @@
 """Another proxy's objects are told from foreign ones by names, sets and addresses alone."""
 
+import re
 from collections.abc import Mapping
 from socket import AF_INET, AF_INET6
 from types import MappingProxyType
@@ -17,12 +18,12 @@ from kroute.migration.take_over_options import NODE_PORT_RANGE
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.exclusion import Exclusion
 from kroute.settings import OTHER_VIP_INTERFACES
+from tests.lab.kube_proxy_rules import Served, iptables_rules, ipvs_rules
 from tests.lab.other_proxy_rules import (
     DSR_ADDRESS,
     DSR_MARK,
     NEIGHBOUR_CHAINS,
     direct_server_return_rules,
-    kube_proxy_rules,
     kube_router_rules,
 )
 
@@ -48,32 +49,39 @@ def test_an_untouched_node_has_nothing() -> None:
 
 @pytest.mark.parametrize("variant", ["IPv4 legacy", "IPv6 nft"])
 def test_every_chain_of_kube_proxys_is_recognised_in_both_variants(variant: str) -> None:
-    rules = as_saved(kube_proxy_rules("KUBE-", is_ipv6=variant.startswith("IPv6")))
+    rules = as_saved(ipvs_rules("KUBE-", is_ipv6=variant.startswith("IPv6")))
     tables = {it.table: it for it in recognised("kube-proxy", saved={variant: rules}).tables}
     assert {it.variant for it in tables.values()} == {variant}
     assert set(tables["nat"].chains) == {
-        "KUBE-PROXY-CANARY", "KUBE-SERVICES", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-MARK-MASQ",
-        "KUBE-POSTROUTING",
+        "KUBE-SERVICES", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-MARK-MASQ", "KUBE-POSTROUTING",
     }  # fmt: skip
     assert tables["nat"].rules == (
         'PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
         'OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
         'POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING',
     )
-    assert len(tables["filter"].chains) == 7
+    assert len(tables["filter"].chains) == 6
     assert len(tables["filter"].rules) == 6
-    assert tables["mangle"].chains == ("KUBE-PROXY-CANARY",)
 
 
 def test_the_chains_of_iptables_mode_are_kube_proxys_too() -> None:
-    chains = ["KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-SEP-ABCDEFGHIJKLMNOP", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"]
-    saved = "*nat\n" + "".join(f":{chain} - [0:0]\n" for chain in [*chains, "KUBE-SVC-short"]) + "COMMIT\n"
+    rules = as_saved(iptables_rules([Served("10.96.0.10", 80, [("10.0.0.7", 8080)], 30080)], is_ipv6=False))
+    found = {it.table: set(it.chains) for it in recognised("kube-proxy", saved={"IPv4 nft": rules}).tables}
+    declared = {
+        text.split("\n")[0]: set(re.findall(r"^:(\S+)", text, re.MULTILINE)) for text in rules.split("*") if text
+    }
+    assert found == {**declared, "filter": declared["filter"] - {"KUBE-FIREWALL"}}
+    assert {it[:9] for it in found["nat"]} >= {"KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-"}
+
+
+def test_a_chain_that_is_only_named_like_a_services_is_not_theirs() -> None:
+    saved = "*nat\n:KUBE-SVC-NPX46M4PTMTKRN6Y - [0:0]\n:KUBE-SVC-short - [0:0]\nCOMMIT\n"
     [table] = recognised("kube-proxy", saved={"IPv4 nft": saved}).tables
-    assert table.chains == tuple(chains)
+    assert table.chains == ("KUBE-SVC-NPX46M4PTMTKRN6Y",)
 
 
 def test_the_kubelets_chains_and_those_of_network_policies_are_not_theirs() -> None:
-    saved = {"IPv4 legacy": NEIGHBOUR_CHAINS + as_saved(kube_proxy_rules("KUBE-", is_ipv6=False))}
+    saved = {"IPv4 legacy": NEIGHBOUR_CHAINS + as_saved(ipvs_rules("KUBE-", is_ipv6=False))}
     named = {chain for table in recognised("kube-proxy", saved=saved).tables for chain in table.chains}
     assert not named & {"KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-ROUTER-INPUT"}
 
