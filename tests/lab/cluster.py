@@ -91,12 +91,16 @@ class Node(Host):
         pod.close()
 
     async def kroute(
-        self, *argv: str, environment: Mapping[str, str] | None = None, fork: bool = True
+        self,
+        *argv: str,
+        environment: Mapping[str, str] | None = None,
+        fork: bool = True,
+        under: tuple[str, ...] = (),
     ) -> KrouteProcess:
         """Start `kroute ARGV...` as a process in this node. `--state-dir` is added with the node's own.
 
         The process is forked from one that has kroute imported. Without `fork` it is a new `python -m kroute`, which
-        takes seconds longer and is otherwise the same.
+        takes seconds longer and is otherwise the same; it may be started `under` another program, strace for example.
         """
         process = await KrouteProcess.start(
             [*argv, "--state-dir", str(self.state_dir)],
@@ -105,6 +109,7 @@ class Node(Host):
             log=self.state_dir.parent / f"kroute-{len(self.processes) + 1}.log",
             environment=environment or {},
             fork=fork,
+            under=under,
         )
         self.processes.append(process)
         return process

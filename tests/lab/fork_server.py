@@ -4,9 +4,10 @@ Each child has its own session and network namespace, writes to its own log, and
 of a newly started `kroute`. Only the seconds of importing are saved.
 
 `python -m tests.lab.fork_server FD` serves the socket FD until its other end is closed. A request is one packet. It has
-JSON with `argv`, `environment` and `fresh` (replace the child by a new `python -m kroute`), and three descriptors: the
-namespace, the log, and a pipe. The child's pid is written to the pipe on a line. When the child has ended, its exit
-code follows on another line (minus the signal's number, if it was killed).
+JSON with `argv`, `environment`, `fresh` (replace the child by a new `python -m kroute`) and `under` (the words of a
+program that starts that one), and three descriptors: the namespace, the log, and a pipe. The child's pid is written to
+the pipe on a line. When the child has ended, its exit code follows on another line (minus the signal's number, if it
+was killed).
 """
 
 import atexit
@@ -47,6 +48,7 @@ class Request:
     argv: list[str]
     environment: dict[str, str]
     fresh: bool
+    under: list[str]
     namespace: int
     log: int
     report: int
@@ -91,7 +93,8 @@ def become(request: Request) -> NoReturn:
     os.dup2(request.log, 2)
     os.environ.update(request.environment)
     if request.fresh:
-        os.execv(sys.executable, [sys.executable, "-m", "kroute", *request.argv])
+        words = [*request.under, sys.executable, "-m", "kroute", *request.argv]
+        os.execvp(words[0], words)
     sys.argv = ["kroute", *request.argv]
     try:
         code = importlib.import_module("kroute.cli.main").main(request.argv)

@@ -75,14 +75,15 @@ class KrouteProcess:
         log: Path,
         environment: Mapping[str, str],
         fork: bool = True,
+        under: tuple[str, ...] = (),
     ) -> Self:
-        """Start kroute in `namespace`. Without `fork` it is a new interpreter."""
+        """Start kroute in `namespace`. Without `fork` it is a new interpreter, which the program `under` starts."""
         if argv[0] in {"run", "director"}:  # the other commands may need to know whether the agent is ready
             (state_dir / "ready").unlink(missing_ok=True)
         server = ForkServer.shared()
         read, write = os.pipe()
         with log.open("ab") as output:
-            request = {"argv": argv, "environment": dict(environment), "fresh": not fork}
+            request = {"argv": argv, "environment": dict(environment), "fresh": not fork, "under": under}
             server.launch(request, [namespace.fd, output.fileno(), write])
         os.close(write)
         return await asyncio.to_thread(cls, argv, state_dir=state_dir, log=log, report=read)
