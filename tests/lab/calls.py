@@ -9,6 +9,7 @@ client sees is part of what the tests check.
 import asyncio
 import contextlib
 import socket
+import time
 from typing import Self
 
 import msgspec
@@ -120,6 +121,8 @@ class Stream:
         self._interval = interval
         self._patience = patience
         self.echoed = 0
+        self.longest = 0.0
+        """Seconds that the slowest echo took."""
         self.failure: str | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name="lab-stream")
 
@@ -131,13 +134,14 @@ class Stream:
     async def _run(self) -> None:
         try:
             while True:
-                octet = bytes([self.echoed % 251])
+                octet, sent = bytes([self.echoed % 251]), time.monotonic()
                 async with patience(self._patience):
                     received = await self._connection.exchange(octet)
                 if received != octet:
                     self.failure = f"byte {self.echoed} came back as {received!r}"
                     return
                 self.echoed += 1
+                self.longest = max(self.longest, time.monotonic() - sent)
                 await asyncio.sleep(self._interval)
         except TimeoutError:
             self.failure = f"byte {self.echoed} did not come back within {self._patience} s"

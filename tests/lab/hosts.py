@@ -187,6 +187,11 @@ class OpenStream:
         return self._stream.echoed
 
     @property
+    def longest(self) -> float:
+        """Seconds that the slowest echo took."""
+        return self._stream.longest
+
+    @property
     def failure(self) -> str | None:
         """How the stream broke, or None."""
         return self._stream.failure

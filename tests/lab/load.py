@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import operator
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
@@ -26,7 +28,7 @@ class Load:
     """The results of calls.
 
     `answered` counts by answering host, `calls` counts answers by way, `ended` the calls of each caller, answered or
-    not. `failures` are sentences.
+    not. `failures` are sentences. `longest` is how many seconds the slowest answer took.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class Load:
         self.calls: Counter[Way] = Counter()
         self.ended: list[int] = []
         self.failures: list[str] = []
+        self.longest = 0.0
 
     async def goes_on(self, calls: int) -> None:
         """Wait until every caller has ended this many more calls. All but the first of them began after this moment."""
@@ -47,15 +50,32 @@ class Load:
     async def keep_calling(self, caller: int, way: Way, pace: float) -> None:
         """Call repeatedly, `pace` seconds after each answer, until cancelled."""
         while True:
-            try:
-                answer = await way.client.http(way.address, way.port, timeout=CALL_TIMEOUT)
-            except OSError as error:
-                self.failures.append(f"{way.client} asked {way.address} {way.port}: {error!r}")
-            else:
-                self.answered[answer.host] += 1
-                self.calls[way] += 1
-            self.ended[caller] += 1
+            await self.call(caller, way)
             await asyncio.sleep(pace)
+
+    async def call(self, caller: int, way: Way) -> None:
+        """Call once."""
+        asked = time.monotonic()
+        try:
+            answer = await way.client.http(way.address, way.port, timeout=CALL_TIMEOUT)
+        except OSError as error:
+            self.failures.append(f"{way.client} asked {way.address} {way.port}: {error!r}")
+        else:
+            self.answered[answer.host] += 1
+            self.calls[way] += 1
+            self.longest = max(self.longest, time.monotonic() - asked)
+        self.ended[caller] += 1
+
+    async def call_often(self, ways: list[Way], per_second: int) -> None:
+        """Begin so many calls a second, on one way after the other, until cancelled. A late machine omits some."""
+        begun, underway = time.monotonic(), set[asyncio.Task[None]]()
+        async with asyncio.TaskGroup() as calls:
+            for way in itertools.cycle(ways):
+                if len(underway) < 2 * per_second:
+                    underway.add(task := calls.create_task(self.call(0, way)))
+                    task.add_done_callback(underway.discard)
+                begun = max(begun + 1 / per_second, time.monotonic() - 1 / per_second)
+                await asyncio.sleep(begun - time.monotonic())
 
 
 @contextlib.asynccontextmanager
@@ -70,3 +90,17 @@ async def constant_load(ways: Iterable[Way], pace: float = 0.2) -> AsyncIterator
         finally:
             for caller in callers:
                 caller.cancel()
+
+
+@contextlib.asynccontextmanager
+async def steady_load(ways: Iterable[Way], per_second: int) -> AsyncIterator[Load]:
+    """Begin so many calls a second for the length of an `async with`. The calls that are open at its end are ended."""
+    load = Load()
+    load.ended = [0]
+    caller = asyncio.create_task(load.call_often(list(ways), per_second))
+    try:
+        yield load
+    finally:
+        caller.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await caller
