@@ -284,7 +284,7 @@ async def waits_through_restarts(made: Scene, load: Load) -> None:
     await made.waits(f"mode {made.proxy.mode}")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[1:2])  # the mode whose virtual servers are adopted
 async def test_a_node_with_1000_services_is_taken_over_without_a_failed_connection(
     mode: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -300,7 +300,7 @@ async def test_a_node_with_1000_services_is_taken_over_without_a_failed_connecti
         await load.goes_on(100)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[1:])
 async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
     mode: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
