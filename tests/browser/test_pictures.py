@@ -32,7 +32,7 @@ PARTS = """
 PICTURES = {
     "status-page": ("", 1200, 1250, "light"),
     "status-page-service": ("#service=shop/web", 1200, 900, "dark"),
-    "status-page-phone": ("", 360, 1240, "light"),
+    "status-page-phone": ("", 360, 1210, "light"),
 }
 """Each picture with the part of the page, its width and height, and the colours."""
 

@@ -119,7 +119,7 @@ async def test_nftables_serves_masquerades_and_is_shown(world: World, deployment
     assert '"backend": "nftables"' in deployment.agents["node1"].log.read_text()
     shown = await node1.kroute("show")
     assert await shown.wait() == 0
-    assert "firewall: nftables (--firewall nftables says so)" in shown.log.read_text()
+    assert "firewall: nftables (the setting `firewall` names it)" in shown.log.read_text()
 
 
 async def test_the_libraries_of_another_backend_are_not_loaded(world: World, deployment: Deployment) -> None:

@@ -198,9 +198,8 @@ async def test_what_happens_to_the_node_is_an_event_on_it(world: World, api: Api
     node2, family = world.cluster.node("node2"), FAMILIES[0]
     await node2.serve(http=HEALTHZ)
     api.forbid(("watch", "endpointslices"), ("list", "endpointslices"))
-    agent = await node2.kroute(
-        "run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2", "--resync-period", "2s"
-    )
+    flags = ("--resync-period", "2s", "--other-proxies", "ignore")  # else kroute waits for the process with its port
+    agent = await node2.kroute("run", "--kubeconfig", str(api.kubeconfig), "--node-name", "node2", *flags)
 
     def told_of(reason: str) -> Object:
         events = [event for event in api.list(EVENTS) if event["reason"] == reason]

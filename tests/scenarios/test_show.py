@@ -48,7 +48,7 @@ async def test_services_and_one_in_full_with_its_clients(world: World, deploymen
 
     await eventually(connection_is_counted)  # the kernel updates its counters every two seconds
     await stream.close()
-    assert (await ask_json(node1, "show", "service", "default/none"))[0] == 1
+    assert (await ask_json(node1, "show", "service", "default/none"))[0] == 4
 
 
 def in_the_kernel(node: Node) -> dict[str, tuple[int, int]]:
