@@ -16,6 +16,7 @@ _MESSAGE = re.compile(r'nlmsg_type=([^,]+), nlmsg_flags=[^,]+, [^}]*\}(?:, (?:\{
 _NAMED_READS = re.compile(
     r"0|RTM_GET\w+|nlctrl|SOCK_DIAG_BY_FAMILY|NFNL_SUBSYS_\w+<<8\|(?:NFT_MSG_GET(?!OBJ_RESET)\w+|IPCTNL_MSG_(?:CT|EXP)_GET(?!_CTRZERO)\w*)"
 )
+_NAMED_IPSET_READS = re.compile(r"NFNL_SUBSYS_IPSET<<8\|IPSET_CMD_(?:PROTOCOL|LIST|SAVE|TEST|HEADER|TYPE|GET_BY\w+)")
 _NFT_READS = {1, 4, 7, 10, 13, 16, 19, 23}
 """NFT_MSG_GET… of linux/netfilter/nf_tables.h: table, chain, rule, set, element, generation, object, flowtable."""
 _IPSET_READS = {1, 7, 8, 11, 12, 13, 14, 15}
@@ -82,7 +83,7 @@ def _change(line: str) -> str:
 
 def _is_write(kind: str, payload: str | None) -> bool:
     kind = kind.partition(" ")[0]
-    if _NAMED_READS.fullmatch(kind):
+    if _NAMED_READS.fullmatch(kind) or _NAMED_IPSET_READS.fullmatch(kind):
         return False
     command = int(payload[2:4], 16) if payload else 0
     if kind.startswith("0x"):
