@@ -238,7 +238,8 @@ async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_
             await agent.ready()
             await nothing_is_left(made.node)
             await load.goes_on(100)
-        await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
+        if (kind, mode) != ("real", "nftables"):  # its start in this mode deletes every virtual server of IPVS
+            await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
 
 
 async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, object], None], what: str) -> None:
