@@ -135,7 +135,7 @@ class Ownership:
         known = await self._traces_now()
         while True:
             await asyncio.sleep(SERVING_LOOK)
-            sign = next(iter(await self._signs()), None)
+            sign = next(iter(await self._signs(processes=None)), None)  # to read all of them takes milliseconds
             is_silent = sign is None
             traces = await self._traces_now()
             known &= traces
@@ -213,9 +213,9 @@ class Ownership:
             log.info("kroute.waited", proxy=before.proxy)
             self._take_back(_problem(WAITING, before, ""))
 
-    async def _signs(self) -> list[Sign]:
+    async def _signs(self, **where: object) -> list[Sign]:
         """The signs of proxies that serve Services."""
-        found = await patiently("looking for other service proxies", lambda: self._look(ours=self.held_ports))
+        found = await patiently("looking for other service proxies", lambda: self._look(ours=self.held_ports, **where))
         doubtful = [sign for sign in found if not sign.is_proof]
         if doubtful:
             await self._ask(ASK_RARELY)
