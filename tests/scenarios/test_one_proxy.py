@@ -238,14 +238,14 @@ async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_
             await agent.ready()
             await nothing_is_left(made.node)
             await load.goes_on(100)
-        if (kind, mode) != ("real", "nftables"):  # its start in this mode deletes every virtual server of IPVS
+        if mode != "nftables":  # in this mode kube-proxy cleans IPVS up when it starts
             await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
 
 
 async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, object], None], what: str) -> None:
     """Give the node back to kube-proxy.
 
-    In IPVS mode kube-proxy adopts kroute's virtual servers. In its other modes open connections go on through these
+    In IPVS mode kube-proxy adopts kroute's virtual servers. In its mode iptables open connections go on through these
     until they end; then `kroute cleanup` removes them.
     """
     async with traffic(made, record, what) as load:
