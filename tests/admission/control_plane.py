@@ -5,19 +5,15 @@ the clone. They are unpacked into the cache. Both end with this process, however
 whose first process waits for the end of its input, which is a pipe from here.
 """
 
-import fcntl
-import lzma
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.lab.places import PROJECT, cache
+from tests.lab.kubernetes import PACKED, unpack
 
-PACKED = Path(os.environ.get("KUBERNETES") or PROJECT.parent / "shared" / "kubernetes")
 PROGRAMS = ("k8s", "etcd")
 MISSING = f"no real API server here: KUBERNETES names no directory with {' and '.join(f'{it}.xz' for it in PROGRAMS)}"
 
@@ -74,7 +70,7 @@ class ApiServer:
 @contextmanager
 def running(directory: Path) -> Iterator[ApiServer]:
     """Start etcd and kube-apiserver with their files in this directory, and end both."""
-    k8s, etcd = map(_unpacked, PROGRAMS)
+    k8s, etcd = map(unpack, PROGRAMS)
     for part in ("kube-apiserver", "kubectl"):
         (directory / part).symlink_to(k8s)
     (directory / "tokens.csv").write_text('admin,admin,1,"system:masters"\n')
@@ -112,20 +108,3 @@ def _number(file: Path) -> int | None:
 def _end_of(log: Path) -> str:
     lines: Sequence[str] = log.read_text(errors="replace").splitlines() if log.exists() else ()
     return "\n".join(lines[-10:])
-
-
-def _unpacked(name: str) -> Path:
-    """The unpacked program, which is kept for all later runs."""
-    packed = PACKED / f"{name}.xz"
-    state = packed.stat()
-    program = cache() / f"kubernetes-{state.st_size:x}-{int(state.st_mtime):x}" / name
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with (program.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not program.exists():
-            unfinished = program.with_suffix(".unfinished")
-            with lzma.open(packed) as source, unfinished.open("wb") as target:
-                shutil.copyfileobj(source, target)
-            unfinished.chmod(0o755)
-            unfinished.rename(program)
-    return program

@@ -17,27 +17,29 @@ VERSION = "1.36.2"
 MISSING = f"no Kubernetes {VERSION} here: KUBERNETES names no directory with k8s.xz, nor is there ../shared/kubernetes"
 
 
-def program() -> Path | None:
-    """The unpacked program; None if there is none."""
-    packed = Path(os.environ.get("KUBERNETES") or PROJECT.parent / "shared" / "kubernetes") / "k8s.xz"
+PACKED = Path(os.environ.get("KUBERNETES") or PROJECT.parent / "shared" / "kubernetes")
+
+
+def program(name: str = "k8s") -> Path | None:
+    """Where the program of this name is unpacked to; None if it is not there packed."""
     with contextlib.suppress(OSError):
-        state = packed.stat()
-        return cache() / f"kubernetes-{state.st_size:x}-{int(state.st_mtime):x}" / "k8s"
+        state = (PACKED / f"{name}.xz").stat()
+        return cache() / f"kubernetes-{state.st_size:x}-{int(state.st_mtime):x}" / name
     return None
 
 
-def unpack() -> None:
-    """Unpack the program, if there is one and it was not done before."""
-    wanted = program()
+def unpack(name: str = "k8s") -> Path | None:
+    """Unpack the program, if it is there and it was not done before; returns where it is."""
+    wanted = program(name)
     if wanted is None or wanted.exists():
-        return
-    packed = Path(os.environ.get("KUBERNETES") or PROJECT.parent / "shared" / "kubernetes") / "k8s.xz"
+        return wanted
     wanted.parent.mkdir(parents=True, exist_ok=True)
     with (wanted.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not wanted.exists():
             unfinished = wanted.with_suffix(".unfinished")
-            with lzma.open(packed) as source, unfinished.open("wb") as target:
+            with lzma.open(PACKED / f"{name}.xz") as source, unfinished.open("wb") as target:
                 shutil.copyfileobj(source, target)
             unfinished.chmod(0o755)
             unfinished.rename(wanted)
+    return wanted
