@@ -165,10 +165,12 @@ class Agent:
         """Run the controllers, once the node is kroute's. Until then nothing is written to the kernel."""
         ownership, ledger = self._ownership, self._controllers.ledger
         ended = await ownership.turn(
-            has_served=ledger.exists, hindrance=lambda names: self._take_over(names).hindrance()
+            has_served=ledger.exists,
+            unfinished=ledger.take_overs,
+            hindrance=lambda names: self._take_over(names).hindrance(),
         )
         if ended:
-            await patiently("taking over", lambda: self._take_over(ended).adopt(ledger))
+            await patiently("taking over", lambda: self._take_over(ended).adopt())
         ownership.is_ours.set()
         async with asyncio.TaskGroup() as group:
             others: list[asyncio.Task[None]] = []
@@ -186,12 +188,12 @@ class Agent:
     def _take_over(self, names: Collection[str]) -> "TakeOver":
         from kroute.migration.take_over import TakeOver  # noqa: PLC0415  few starts take a node over
 
-        return TakeOver(self._settings, names)
+        return TakeOver(self._settings, names, self._controllers.ledger)
 
     async def _remove_leftovers(self, names: Collection[str]) -> None:
         await self._controllers.live()
         take_over = self._take_over(names)
-        await patiently("taking over", lambda: take_over.adopt(self._controllers.ledger))  # a rival's, that came later
+        await patiently("taking over", take_over.adopt)  # a rival's, that came later
         await take_over.remove()
 
     def _proxy_gone(self, problem: Problem) -> None:

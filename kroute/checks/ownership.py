@@ -2,7 +2,8 @@
 
 The rule, which docs/one-proxy.md explains to operators:
 
-1. An agent that served the node before, as its ledger says, owns the node and goes on.
+1. An agent that served the node before, as its ledger says, owns the node and goes on. The agent finishes a take-over
+   that the ledger shows to be unfinished, unless the other proxy is at work again.
 2. An agent that finds another proxy at work waits: it watches and plans, and writes nothing to the kernel.
 3. A proxy that is silent has ended for good when the cluster says that none of its Pods is meant for this node any
    more. Until the cluster says so, the agent waits on. Where the cluster has never heard of such a Pod, or does not
@@ -18,6 +19,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -105,6 +107,7 @@ class Ownership:
         self._asked_at = -math.inf
         self._meant_rival = ""
         self._seen_traces: frozenset[str] = frozenset()
+        self._unfinished: frozenset[str] = frozenset()
         self._complaint = ""
 
     @property
@@ -112,16 +115,20 @@ class Ownership:
         """Why the agent waits, as a sentence; empty while it does not."""
         return f"waiting: {self.waits_for}" if self.waits_for is not None else ""
 
-    async def turn(self, *, has_served: bool, hindrance: Hindrance) -> frozenset[str]:
+    async def turn(self, *, has_served: bool, hindrance: Hindrance, unfinished: Collection[str] = ()) -> frozenset[str]:
         """Return when the node is this agent's, with the proxies from which it takes over.
 
-        `has_served`: its ledger shows that it was so already. `hindrance` says why it cannot take over from these
-        proxies yet, or None.
+        `has_served`: its ledger shows that it was so already. `unfinished` are the proxies of which the ledger shows an
+        unfinished take-over. `hindrance` says why it cannot take over from these proxies yet, or None.
         """
-        adopts: frozenset[str] = frozenset()
-        if self._settings.other_proxies == WAIT and not has_served:
-            adopts = await self._wait(hindrance)
-        return adopts
+        if self._settings.other_proxies != WAIT:
+            return frozenset()
+        if not has_served:
+            return await self._wait(hindrance)
+        if not unfinished:
+            return frozenset()
+        self._unfinished = frozenset(unfinished) & {sign.proxy for sign in await self._signs()}
+        return frozenset(unfinished) - self._unfinished
 
     async def follow_rivals(self, restrain: Callable[[bool], None], remove: Remove) -> None:
         """Look for proxies that come later, until cancelled.
@@ -132,7 +139,7 @@ class Ownership:
         """
         if self._settings.other_proxies != WAIT:
             return
-        known = await self._traces_now()
+        known = await self._traces_now() - self._unfinished
         while True:
             await asyncio.sleep(SERVING_LOOK)
             sign = next(iter(await self._signs(processes=None)), None)  # to read all of them takes milliseconds
@@ -180,7 +187,7 @@ class Ownership:
                 sign = await self._not_ended(silence)
             if sign is None:
                 adopts = frozenset(OTHER_PROXIES.keys() & (silence.seen | await self._traces_now()))
-                sign = await hindrance(adopts) if adopts else None
+                sign = await patiently("looking at what is left", partial(hindrance, adopts)) if adopts else None
             self._waits(sign)
             if sign is None:
                 return adopts
@@ -233,11 +240,10 @@ class Ownership:
             return None
         if self._clock() - self._asked_at < pause:
             return self._said
-        from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  no restart asks
-
         self._asked_at, self._said = self._clock(), None
+        ask = partial(_proxies_of_node, self._api, self._settings.node_name)
         try:
-            self._said = self._cluster = await proxies_of_node(self._api, self._settings.node_name)
+            self._said = self._cluster = await patiently("asking the cluster for other proxies", ask)
         except ApiError as error:
             if (complaint := str(error)) != self._complaint:
                 self._complaint = complaint
@@ -253,6 +259,12 @@ class Ownership:
         except KernelError as error:
             log.warning("other_proxies.unreadable", error=str(error))
         return self._seen_traces
+
+
+async def _proxies_of_node(api: "Reader", node: str) -> "ClusterProxies":
+    from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  no restart asks
+
+    return await proxies_of_node(api, node)
 
 
 def _problem(reason: str, sign: Sign, consequence: str) -> Problem:

@@ -30,6 +30,7 @@ from kroute.migration.take_over_options import NODE_PORT_RANGE, TakeOverOptions
 from kroute.model.document import Document
 from kroute.reconcile.exclusion import Exclusion
 from kroute.reconcile.ledger import Ledger, LedgerError
+from kroute.reconcile.ledger_entries import TakeOverBegun, TakeOverDone
 from kroute.runtime.state_dir import StateDirectory, StateDirectoryInUseError, is_agent_ready
 from kroute.settings import PortRange, Settings
 from kroute.watchers.initial_sync import InitialSyncError, initial_sync
@@ -161,16 +162,25 @@ async def _remove(proxy: OtherProxy, settings: Settings, options: TakeOverOption
 
 
 class TakeOver:
-    """Both steps, for an agent whose turn has come. `names` are the proxies that have ended."""
+    """Both steps, for an agent whose turn has come. `names` are the proxies that have ended.
 
-    def __init__(self, settings: Settings, names: Collection[str]) -> None:
+    The ledger records the first step before it begins and the end of the second, so that an agent that is killed in
+    between finishes the take-over at its next start.
+    """
+
+    def __init__(self, settings: Settings, names: Collection[str], ledger: Ledger) -> None:
         self._settings = settings
+        self._ledger = ledger
         self._proxies = [OTHER_PROXIES[name] for name in sorted(names)]
 
     async def hindrance(self) -> Sign | None:
         """Rules of a proxy that would translate packets before IPVS sees them, and cannot be removed; else None."""
         for proxy in self._proxies:
-            if (await look(proxy, self._settings, NODE_PORT_RANGE)).may_translate_first:
+            try:
+                leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
+            except KernelError as error:
+                return Sign(proxy.name, f"it has ended, and what it left cannot be read: {error}")
+            if leftovers.may_translate_first:
                 why = (
                     "it has ended, but its legacy iptables rules translate packets before IPVS, and only an image with "
                     "the iptables tools can remove them: docs/deploy.md"
@@ -178,14 +188,15 @@ class TakeOver:
                 return Sign(proxy.name, why)
         return None
 
-    async def adopt(self, ledger: Ledger) -> None:
+    async def adopt(self) -> None:
         """Adopt what they serve, and say what cannot be seen. Raises as the function `adopt` does."""
         for proxy in self._proxies:
             leftovers = await look(proxy, self._settings, NODE_PORT_RANGE)
             for line in leftovers.warnings:
                 log.warning("take_over.incomplete", proxy=proxy.name, what=line)
             if not leftovers.are_removed:
-                done = await adopt(leftovers, ledger, self._settings.dummy_interface)
+                self._ledger.record([TakeOverBegun(proxy.name)])
+                done = await adopt(leftovers, self._ledger, self._settings.dummy_interface)
                 log.info("take_over.adopted", proxy=proxy.name, objects=len(done))
 
     async def remove(self) -> None:
@@ -207,6 +218,8 @@ class TakeOver:
         """Remove what is left of one proxy. Returns why something stays, or an empty text."""
         try:
             outcome = await _remove(proxy, self._settings, TakeOverOptions())
+            if not outcome.failed and proxy.name in self._ledger.take_overs:
+                self._ledger.record([TakeOverDone(proxy.name)])
         except (RefusalError, KernelError, LedgerError) as error:
             return str(error)
         for line in outcome.done:

@@ -2,10 +2,11 @@
 
 The ledger is an append-only file of JSON lines in the state directory. That directory is on a tmpfs, so the file lives
 exactly as long as the kernel's state. It names every virtual server that kroute made, the dummy link if kroute made it,
-the addresses and synchronization daemons of a director, and the first value of each sysctl and of the IPVS timeouts
-that kroute changed. A line is written before the kernel is changed. The line that revokes it is written after the
-change was undone. So the ledger may name an object that does not exist, but never misses one that does. When the last
-line has no newline, kroute or the machine stopped while writing it, and its change never began.
+the addresses and synchronization daemons of a director, the first value of each sysctl and of the IPVS timeouts that
+kroute changed, and the proxies of which a take-over is unfinished. A line is written before the kernel is changed. The
+line that revokes it is written after the change was undone. So the ledger may name an object that does not exist, but
+never misses one that does. When the last line has no newline, kroute or the machine stopped while writing it, and its
+change never began.
 
 With a whole ledger, exactly the objects that it names are ours. Without one (at a first start, or when somebody removed
 or emptied it) the caller decides from what the kernel has. With one that lacks lines it decides from both. It records
@@ -18,7 +19,7 @@ version, when it comes back, finds what it made (docs/upgrade.md).
 import os
 from collections.abc import Iterable, KeysView
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import structlog
@@ -33,6 +34,8 @@ from kroute.reconcile.ledger_entries import (
     SyncDaemonStarted,
     SyncDaemonStopped,
     SysctlChanged,
+    TakeOverBegun,
+    TakeOverDone,
     TimeoutsChanged,
     VirtualServerDeleted,
     VirtualServerMade,
@@ -40,6 +43,8 @@ from kroute.reconcile.ledger_entries import (
 )
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _SLACK = 1024
 """How many stale lines the file may have, beside one for each entry that holds, before it is rewritten."""
@@ -70,6 +75,8 @@ class Ledger:
         self.sync_daemons: dict[int, SyncDaemonStarted] = {}
         self.sysctls: dict[str, SysctlChanged] = {}
         self.timeouts: TimeoutsChanged | None = None
+        self.take_overs: set[str] = set()
+        """The proxies that kroute has begun to take over from, and of which something may be left."""
         self.unknown: list[bytes] = []
         """The lines of another version of kroute, each with its checksum."""
         self._encoder = msgspec.json.Encoder()
@@ -196,10 +203,8 @@ class Ledger:
                 self._virtual_servers.pop(key, None)
             case LinkMade(name):
                 self.links.add(name)
-            case AddressMade(interface, address):
-                self.addresses.add((interface, address))
-            case AddressDeleted(interface, address):
-                self.addresses.discard((interface, address))
+            case AddressMade(interface, address) | AddressDeleted(interface, address):
+                _change(self.addresses, (interface, address), adds=isinstance(entry, AddressMade))
             case SyncDaemonStarted(role):
                 self.sync_daemons[role] = entry
             case SyncDaemonStopped(role):
@@ -209,10 +214,12 @@ class Ledger:
                 self.sysctls[name] = SysctlChanged(name, first.old if first else old, new)
             case TimeoutsChanged(old, new):
                 self.timeouts = TimeoutsChanged(self.timeouts.old if self.timeouts else old, new)
+            case TakeOverBegun(proxy) | TakeOverDone(proxy):
+                _change(self.take_overs, proxy, adds=isinstance(entry, TakeOverBegun))
 
     def _live(self) -> int:
         made = len(self.virtual_servers) + len(self.links) + len(self.addresses) + len(self.sync_daemons)
-        return made + len(self.sysctls) + (self.timeouts is not None) + len(self.unknown)
+        return made + len(self.sysctls) + (self.timeouts is not None) + len(self.take_overs) + len(self.unknown)
 
     def _append(self, descriptor: int, entries: Iterable[Entry], before: Iterable[bytes] = ()) -> None:
         """Write the lines of `before`, those of the entries, then the head that counts them."""
@@ -237,6 +244,7 @@ class Ledger:
         entries += self.sysctls.values()
         if self.timeouts is not None:
             entries.append(self.timeouts)
+        entries += [TakeOverBegun(proxy) for proxy in sorted(self.take_overs)]
         return entries
 
     def _rewrite(self) -> int:
@@ -260,3 +268,10 @@ class Ledger:
             raise
         self.exists = self.is_whole = True
         return descriptor
+
+
+def _change(members: set[T], member: T, *, adds: bool) -> None:
+    if adds:
+        members.add(member)
+    else:
+        members.discard(member)

@@ -68,6 +68,18 @@ class SyncDaemonStopped(msgspec.Struct, frozen=True, tag_field="event", tag="syn
     role: int
 
 
+class TakeOverBegun(msgspec.Struct, frozen=True, tag_field="event", tag="take-over-begun"):
+    """kroute is about to adopt what this proxy serves; the rest of the proxy's objects is to be removed."""
+
+    proxy: str
+
+
+class TakeOverDone(msgspec.Struct, frozen=True, tag_field="event", tag="take-over-done"):
+    """Nothing of this proxy's is left."""
+
+    proxy: str
+
+
 Entry = (
     VirtualServerMade
     | VirtualServerDeleted
@@ -78,6 +90,8 @@ Entry = (
     | AddressDeleted
     | SyncDaemonStarted
     | SyncDaemonStopped
+    | TakeOverBegun
+    | TakeOverDone
 )
 
 

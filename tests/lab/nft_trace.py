@@ -29,7 +29,7 @@ table {family} lab-trace {{
 PATIENCE = 300.0
 """Seconds in which nft has started to listen, unless it hangs."""
 _FIRST_PACKETS = "tcp flags & (syn | ack) == syn", "meta l4proto udp"
-_KROUTES = re.compile(r'^trace id \w+ ip6? kroute \S+ rule .* comment "([^"]*)"', re.MULTILINE)
+_KROUTES = re.compile(r'^trace id (\w+) ip6? kroute \S+ rule .* comment "([^"]*)"', re.MULTILINE)
 
 
 class Trace:
@@ -42,12 +42,18 @@ class Trace:
         """Leave out what has been said until now."""
         self._file.read()
 
-    def comments(self) -> list[str]:
-        """Return the comments of kroute's rules that packets have met since then, in order."""
+    def ways(self) -> list[list[str]]:
+        """Return for each packet since then the comments of kroute's rules that the packet has met, in order.
+
+        A way may lack its end: the kernel drops messages that nft does not read in time.
+        """
         start = self._file.tell()
         said = self._file.read()
         self._file.seek(start)
-        return _KROUTES.findall(said)
+        ways: dict[str, list[str]] = {}
+        for packet, comment in _KROUTES.findall(said):
+            ways.setdefault(packet, []).append(comment)
+        return list(ways.values())
 
 
 def _wait_until_it_listens(node: Node, family: Family, output: Path) -> None:

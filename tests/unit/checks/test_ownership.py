@@ -76,8 +76,9 @@ class Story:
         self.removed.append(frozenset(names))
         self.traces -= frozenset(names)
 
-    def turn(self, *, has_served: bool = False) -> "asyncio.Task[frozenset[str]]":
-        return asyncio.create_task(self.ownership.turn(has_served=has_served, hindrance=self._hinders))
+    def turn(self, *, has_served: bool = False, unfinished: Collection[str] = ()) -> "asyncio.Task[frozenset[str]]":
+        turn = self.ownership.turn(has_served=has_served, unfinished=unfinished, hindrance=self._hinders)
+        return asyncio.create_task(turn)
 
     def follow(self) -> "asyncio.Task[None]":
         return asyncio.create_task(self.ownership.follow_rivals(self.restraints.append, self._remove))
@@ -245,4 +246,26 @@ async def test_what_was_left_before_is_no_rival_and_what_comes_back_is_one() -> 
     await asyncio.sleep(60)
     assert story.ownership.rival is not None
     assert story.removed == [], "without a word of the cluster nobody knows whether it has ended"
+    follow.cancel()
+
+
+@virtual(settles_within=0)
+async def test_a_take_over_that_was_interrupted_is_finished_after_a_restart() -> None:
+    story = Story(Cluster())
+    story.traces = frozenset({"kube-proxy"})
+    assert await story.turn(has_served=True, unfinished={"kube-proxy"}) == {"kube-proxy"}
+
+
+@virtual(settles_within=0)
+async def test_a_proxy_that_came_back_before_its_take_over_was_finished_is_a_rival() -> None:
+    cluster = Cluster(POD)
+    story = Story(cluster)
+    story.signs, story.traces = [KUBE_PROXY], frozenset({"kube-proxy"})
+    assert await story.turn(has_served=True, unfinished={"kube-proxy"}) == frozenset()
+    follow = story.follow()
+    await asyncio.sleep(60)
+    assert story.ownership.rival == KUBE_PROXY
+    story.signs, cluster.pods = [], []
+    await asyncio.sleep(60)
+    assert story.removed == [{"kube-proxy"}]
     follow.cancel()

@@ -10,6 +10,8 @@ from kroute.reconcile.ledger import Ledger, LedgerError
 from kroute.reconcile.ledger_entries import (
     LinkMade,
     SysctlChanged,
+    TakeOverBegun,
+    TakeOverDone,
     TimeoutsChanged,
     VirtualServerDeleted,
     VirtualServerMade,
@@ -54,6 +56,15 @@ def test_of_a_sysctl_the_first_value_and_of_the_timeouts_the_first_are_kept(tmp_
     again = Ledger.open(tmp_path)
     assert again.sysctls == {"net.ipv4.ip_forward": SysctlChanged("net.ipv4.ip_forward", "0", "1")}
     assert again.timeouts == TimeoutsChanged((900, 120, 300), (70, 120, 300))
+
+
+def test_a_take_over_is_unfinished_until_it_is_done(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path)
+    ledger.record([TakeOverBegun("kube-proxy"), TakeOverBegun("kube-router")])
+    ledger.record([TakeOverDone("kube-router")])
+    assert Ledger.open(tmp_path).take_overs == {"kube-proxy"}
+    ledger.adopt([DNS], ())
+    assert Ledger.open(tmp_path).take_overs == {"kube-proxy"}, "a rewritten file has it, too"
 
 
 def test_a_batch_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
