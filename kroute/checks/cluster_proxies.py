@@ -44,17 +44,6 @@ CONFIGURED: Mapping[str, tuple[str, str, re.Pattern[str]]] = {
 """The ConfigMap, its key, and what the value contains if the program replaces kube-proxy."""
 
 
-class ClusterProxies(msgspec.Struct, frozen=True):
-    """What the cluster says of this node.
-
-    `meant`: by proxy, the object by which the proxy is to run here and to serve Services, as a clause. `idle`: programs
-    that are to run here, and to leave Services alone.
-    """
-
-    meant: Mapping[str, str] = {}
-    idle: frozenset[str] = frozenset()
-
-
 class Reader(Protocol):
     """The part of an API client that is needed (`kroute.watchers.kubernetes.api.Api`)."""
 
@@ -80,8 +69,11 @@ _decode_nodes = msgspec.json.Decoder(_Nodes).decode
 _decode_map = msgspec.json.Decoder(ConfigMap).decode
 
 
-async def proxies_of_node(api: Reader, node_name: str) -> ClusterProxies:
-    """Ask. Raises ApiError: the server does not answer, does not allow it, or answers something else."""
+async def proxies_of_node(api: Reader, node_name: str) -> dict[str, str]:
+    """The proxies that are to run on the node and to serve Services there; the values say by which object, as a clause.
+
+    Raises ApiError: the server does not answer, does not allow it, or answers something else.
+    """
     limit = {"limit": str(MOST)}
     try:
         pods = decoded(
@@ -92,19 +84,17 @@ async def proxies_of_node(api: Reader, node_name: str) -> ClusterProxies:
         ).items
         sets = decoded(_decode_sets, await api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", limit)).items
         nodes = decoded(_decode_nodes, await api.get(NODES.path, {"fieldSelector": f"metadata.name={node_name}"})).items
-        meant, idle = _meant(pods or (), sets or (), nodes[0] if nodes else None)
+        meant = _meant(pods or (), sets or (), nodes[0] if nodes else None)
         for proxy in [proxy for proxy in meant if proxy in CONFIGURED]:
             if not await _is_configured(api, proxy):
                 del meant[proxy]
-                idle.add(proxy)
     except msgspec.DecodeError as error:
         raise ApiError(0, "", f"the API server's answer cannot be read: {error}") from error
-    return ClusterProxies(meant, frozenset(idle - meant.keys()))
+    return meant
 
 
-def _meant(pods: Sequence[Pod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> tuple[dict[str, str], set[str]]:
+def _meant(pods: Sequence[Pod], sets: Sequence[DaemonSet], node: ClusterNode | None) -> dict[str, str]:
     meant: dict[str, str] = {}
-    idle: set[str] = set()
     wanted = [
         (f"DaemonSet {NAMESPACE}/{each.metadata.name} wants a Pod on this node", each.pod)
         for each in sets
@@ -117,13 +107,10 @@ def _meant(pods: Sequence[Pod], sets: Sequence[DaemonSet], node: ClusterNode | N
     ]
     for why, spec in (*wanted, *bound):
         for program, proxy in PROGRAMS.items():
-            if (container := spec.container(program)) is None:
-                continue
-            if ROUTER_ONLY & set(container.arguments):
-                idle.add(proxy)
-            else:
+            container = spec.container(program)
+            if container is not None and not ROUTER_ONLY & set(container.arguments):
                 meant.setdefault(proxy, why)
-    return meant, idle
+    return meant
 
 
 def wants_pod_on(spec: PodSpec, node: ClusterNode) -> bool:

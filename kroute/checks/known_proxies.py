@@ -31,7 +31,8 @@ class OtherProxy(NamedTuple):
     values are the protocol number and whether the set is of IPv6. `sysctls` are those that it sets, with their values.
     `has_source_routes`: its VIPs have routes with the node's address as the source, as kroute's have. `nft_table` is
     the name of its own tables in nf_tables, of the families ip and ip6; "" without any. `translating` are the chains in
-    the table nat of iptables that translate packets to endpoints, before IPVS sees them; None without any.
+    the table nat of iptables that translate packets to endpoints, before IPVS sees them; None without any. There the
+    rules of `vip_chains` name its VIPs (`-d`), as do the keys of `vip_maps` in its nft_table.
     """
 
     name: str
@@ -46,6 +47,8 @@ class OtherProxy(NamedTuple):
     has_source_routes: bool = False
     nft_table: str = ""
     translating: re.Pattern[str] | None = None
+    vip_chains: frozenset[str] = frozenset()
+    vip_maps: tuple[str, ...] = ()
 
     def is_recognised_by(self, chain: str) -> bool:
         """Whether a chain of this name is a trace of the proxy."""
@@ -113,6 +116,8 @@ OTHER_PROXIES = {
             sysctls={**_IPVS_SYSCTLS, "net.ipv4.ip_forward": "1"},
             nft_table="kube-proxy",
             translating=re.compile(r"KUBE-SEP-[A-Z2-7]{16}"),
+            vip_chains=frozenset({"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"}),
+            vip_maps=("service-ips", "no-endpoint-services"),
         ),
         OtherProxy(
             KUBE_ROUTER,

@@ -18,7 +18,7 @@ The rule, which docs/one-proxy.md explains to operators:
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from kroute.settings import WAIT, Settings
 from kroute.watchers.kubernetes.errors import ApiError
 
 if TYPE_CHECKING:
-    from kroute.checks.cluster_proxies import ClusterProxies, Reader
+    from kroute.checks.cluster_proxies import Reader
 
 log = structlog.get_logger(__name__)
 
@@ -102,8 +102,8 @@ class Ownership:
         self._traces = traces
         self._look = look
         self._clock = clock
-        self._cluster: ClusterProxies | None = None
-        self._said: ClusterProxies | None = None
+        self._cluster: Mapping[str, str] | None = None
+        self._said: Mapping[str, str] | None = None
         self._asked_at = -math.inf
         self._meant_rival = ""
         self._seen_traces: frozenset[str] = frozenset()
@@ -160,9 +160,9 @@ class Ownership:
         cluster = await self._ask(ASK_AGAIN)
         if cluster is None:
             return False
-        if proxy in cluster.meant:
+        if proxy in cluster:
             self._meant_rival = proxy
-        return was_meant and proxy not in cluster.meant
+        return was_meant and proxy not in cluster
 
     def _rival_is(self, sign: Sign | None, restrain: Callable[[bool], None]) -> None:
         before, self.rival = self.rival, sign
@@ -181,8 +181,8 @@ class Ownership:
         while True:
             sign = next(iter(await self._signs()), None)
             if sign is not None:
-                cluster = await self._ask(ASK_RARELY if self._said else ASK_AGAIN)
-                silence.broken_by(sign.proxy, is_meant=cluster is not None and sign.proxy in cluster.meant)
+                cluster = await self._ask(ASK_RARELY if self._said is not None else ASK_AGAIN)
+                silence.broken_by(sign.proxy, is_meant=cluster is not None and sign.proxy in cluster)
             else:
                 sign = await self._not_ended(silence)
             if sign is None:
@@ -198,8 +198,8 @@ class Ownership:
         now = self._clock()
         since = silence.since = now if silence.since is None else silence.since
         cluster = await self._ask(ASK_AGAIN if since < now else 0)
-        if cluster is not None and cluster.meant:
-            proxy, why = next(iter(cluster.meant.items()))
+        if cluster:
+            proxy, why = next(iter(cluster.items()))
             silence.meant = proxy
             return Sign(proxy, f"it is silent, but {why}")
         if silence.meant:
@@ -231,10 +231,10 @@ class Ownership:
     async def _serves(self, sign: Sign) -> bool:
         """Whether a program that may leave Services alone serves them on this node."""
         if self._cluster is not None:
-            return sign.proxy in self._cluster.meant
+            return sign.proxy in self._cluster
         return sign.proxy == KUBE_ROUTER and KUBE_ROUTER in await self._traces_now()
 
-    async def _ask(self, pause: float) -> "ClusterProxies | None":
+    async def _ask(self, pause: float) -> Mapping[str, str] | None:
         """What the cluster says, or said in the last `pause` seconds; None if it does not tell."""
         if self._api is None:
             return None
@@ -261,7 +261,7 @@ class Ownership:
         return self._seen_traces
 
 
-async def _proxies_of_node(api: "Reader", node: str) -> "ClusterProxies":
+async def _proxies_of_node(api: "Reader", node: str) -> dict[str, str]:
     from kroute.checks.cluster_proxies import proxies_of_node  # noqa: PLC0415  no restart asks
 
     return await proxies_of_node(api, node)

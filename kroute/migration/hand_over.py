@@ -1,8 +1,13 @@
 """Give a node back to another proxy, which already runs beside what kroute has left.
 
-Virtual servers stay, since the other proxy takes every virtual server that it desires for its own. So do sysctls, which
-it needs as well. Removed are kroute's rules, its sets, and its link, unless the other proxy uses the link too. A proxy
-that has no source routes would never delete kroute's, so it gets the addresses with the kernel's own routes.
+A proxy that uses IPVS gets what serves. Virtual servers stay, since the other proxy takes every virtual server that it
+desires for its own. So do sysctls, which it needs as well. Removed are kroute's rules, its sets, and its link, unless
+the other proxy uses the link too. A proxy that has no source routes would never delete kroute's, so it gets the
+addresses with the kernel's own routes.
+
+A proxy that translates packets before IPVS sees them (kube-proxy in the modes iptables and nftables) has every new
+connection from its first rule on, and uses nothing of kroute's. Connections that are open go on through IPVS. When
+these have ended, everything of kroute's is removed.
 """
 
 import asyncio
@@ -12,18 +17,22 @@ from typing import ClassVar
 
 from kroute.broadcaster import Broadcaster
 from kroute.checks.known_proxies import OtherProxy
+from kroute.cleanup import undo_all
 from kroute.comparison.source_routes import ours_among
+from kroute.comparison.virtual_servers import planned_key
 from kroute.controllers.node_controllers import NodeControllers
 from kroute.firewall.backend import open_what_stands
 from kroute.kernel.errors import KernelError
+from kroute.kernel.ipvs.client import Ipvs
 from kroute.kernel.net.addresses import Addresses, BindAddress, UnbindAddress
 from kroute.kernel.net.routes import DeleteLocalRoute, Routes
 from kroute.migration.leftovers import NodeScan
-from kroute.migration.node_scan import scan_node
+from kroute.migration.node_scan import scan_node, translated_vips
 from kroute.migration.take_over import Outcome, RefusalError
 from kroute.model.document import Document
 from kroute.model.objects import ObjectKey
-from kroute.model.plan import Problem
+from kroute.model.plan import Problem, VirtualServerKey
+from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import Settings
 
@@ -35,7 +44,8 @@ class HandOver(Document):
     """What a hand-over would do.
 
     `unserved` are VIPs of kroute that the other proxy does not serve. `missing` are those that it serves, but has not
-    bound because kroute's link has them.
+    bound because kroute's link has them. `translates`: it serves without IPVS, and `connections` are still open through
+    kroute's virtual servers, which would be removed.
     """
 
     kind: ClassVar[str] = "HandOverPlan"
@@ -44,6 +54,13 @@ class HandOver(Document):
     vips: tuple[str, ...]
     unserved: tuple[str, ...]
     missing: tuple[str, ...]
+    translates: bool = False
+    connections: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the other proxy serves every VIP, and no connection would be cut."""
+        return not self.unserved and not self.connections
 
     def names(self) -> tuple[str, ...]:
         """The VIPs."""
@@ -55,14 +72,20 @@ async def look_back(proxy: OtherProxy, settings: Settings) -> HandOver:
     node = await scan_node(proxy, settings.state_dir)
     async with Addresses() as addresses:
         vips = await addresses.read(settings.dummy_interface) if settings.dummy_interface in node.our_links else set()
+    if proxy.nft_table and node.nft_tables:  # it has removed IPVS's virtual servers and `kube-ipvs0` at its start
+        vips |= {key.address for key in node.our_virtual_servers} - node.elsewhere
     keeps_link = proxy.link == settings.dummy_interface
     served = _served_by(proxy, node)
+    if vips - served and (translated := vips & await translated_vips(proxy)):
+        connections = await _open_connections(node.our_virtual_servers)
+        unserved = _sorted(vips - served - translated)
+        return HandOver(False, _sorted(vips), unserved, (), translates=True, connections=connections)
     on_its_link = vips if keeps_link else (node.link_addresses or set())
     return HandOver(keeps_link, _sorted(vips), _sorted(vips - served), _sorted((vips & served) - on_its_link))
 
 
 async def until_it_serves(proxy: OtherProxy, settings: Settings, wait: float) -> None:
-    """Return when no agent runs and the other proxy serves every VIP, or after `wait` seconds."""
+    """Return when no agent runs and a hand-over is due, or after `wait` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(wait):
             while not await _is_due(proxy, settings):  # noqa: ASYNC110  no event tells of changed sets
@@ -72,13 +95,13 @@ async def until_it_serves(proxy: OtherProxy, settings: Settings, wait: float) ->
 async def _is_due(proxy: OtherProxy, settings: Settings) -> bool:
     try:
         with StateDirectory.claim(settings.state_dir):
-            return not (await look_back(proxy, settings)).unserved
+            return (await look_back(proxy, settings)).is_due
     except AnotherKrouteError:
         return False
 
 
 async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Outcome:
-    """Remove kroute's own objects. Raises RefusalError while the other proxy does not serve every VIP, unless `force`.
+    """Remove kroute's own objects. Raises RefusalError while the hand-over is not due, unless `force`.
 
     The agent must not run: raises StateDirectoryError while it does. Where nothing of kroute's is, nothing is touched:
     a link with the name of the dummy interface is then another proxy's.
@@ -90,6 +113,14 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
                 f"{proxy.name} does not serve {len(plan.unserved)} of kroute's addresses yet ({plan.unserved[0]}): "
                 "start it, wait until it has, and run this again"
             )
+        if plan.connections and not force:
+            raise RefusalError(
+                f"{plan.connections} connections are still open through kroute's virtual servers, and would end: wait "
+                "until they have ended, and run this again"
+            )
+        if plan.translates:
+            report = await undo_all(settings, state_dir)
+            return _outcome(proxy, report.undone, report)
         async with (
             open_what_stands(settings) as (settled, kernel, firewalls),
             NodeControllers(settled, Broadcaster(), _no_plans, kernel) as controllers,
@@ -104,13 +135,29 @@ async def hand_over(proxy: OtherProxy, settings: Settings, *, force: bool) -> Ou
                 report.add(await _with_the_kernels_routes(proxy.link))
         if not report.failed:
             state_dir.empty()
+    return _outcome(proxy, done + report.undone, report)
+
+
+def _outcome(proxy: OtherProxy, done: list[str], report: CleanupReport) -> Outcome:
     next_step = "run this again, when what failed is put right" if report.failed else f"the node is {proxy.name}'s"
-    return Outcome(done + report.undone, report.failed, next_step)
+    return Outcome(done, report.failed, next_step)
 
 
 def _served_by(proxy: OtherProxy, node: NodeScan) -> set[str]:
     """The addresses that the other proxy's sets name."""
     return {str(element[0]) for name in proxy.port_sets for element in node.sets.get(name, ())}
+
+
+async def _open_connections(virtual_servers: Set[VirtualServerKey]) -> int:
+    """How many TCP and SCTP connections are established through these virtual servers."""
+    async with Ipvs() as ipvs:
+        found = (await ipvs.read()).items()
+    return sum(
+        real.active
+        for key, state in found
+        if planned_key(key) in virtual_servers
+        for real in state.real_servers.values()
+    )
 
 
 async def _bind(proxy: OtherProxy, missing: Iterable[str]) -> list[str]:

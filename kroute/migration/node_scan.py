@@ -1,7 +1,8 @@
 """Read what `leftovers` needs from the kernel and from kroute's ledger. Changes nothing."""
 
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from kroute.kernel.sysctl import Sysctls
 from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
 
+_ADDRESS_BYTES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
 _LEGACY_MODULES: dict[int, str] = {socket.AF_INET: "ip_tables", socket.AF_INET6: "ip6_tables"}
 
 
@@ -55,6 +57,21 @@ async def scan_node(proxy: OtherProxy, state_dir: Path) -> NodeScan:
         )
 
 
+async def translated_vips(proxy: OtherProxy) -> set[str]:
+    """The VIPs that the proxy serves or refuses by rules that come before IPVS. Raises KernelError."""
+    found = set()
+    async with Nftables() as nftables:
+        for table in await _read_nft_tables(proxy.nft_table):
+            length = _ADDRESS_BYTES[table.family]
+            for name in proxy.vip_maps:
+                found |= {str(ip_address(key.first[:length])) for key in await nftables.keys(table, name)}
+    for variant in VARIANTS:
+        for saved in (await _read_rules(proxy, variant, proxy.vip_chains)).tables:
+            of_vips = [rule for rule in saved.rules if rule.chain in proxy.vip_chains]
+            found |= {rule.after("-d").removesuffix("/32").removesuffix("/128") for rule in of_vips}
+    return found
+
+
 class _Rules(NamedTuple):
     """The tables of a variant; those that could not be read ("": not even their names); whether none can be changed."""
 
@@ -63,13 +80,13 @@ class _Rules(NamedTuple):
     are_fixed: bool = False
 
 
-async def _read_rules(proxy: OtherProxy, variant: Variant) -> _Rules:
+async def _read_rules(proxy: OtherProxy, variant: Variant, whole: Collection[str] = ()) -> _Rules:
     if variant.name == "legacy":
         return await _read_legacy(variant)
     async with Nftables() as nftables:
         there = await nftables.tables()
         tables = [table for name in TABLES if (table := Table(variant.family, name)).listed_as in there]
-        found = [await read_rules(nftables, table, proxy.chains.fullmatch) for table in tables]
+        found = [await read_rules(nftables, table, proxy.chains.fullmatch, whole) for table in tables]
     return _Rules([each[1] for each in found if each is not None])
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.lab.hosts import Host
 from tests.lab.kube_proxy_rules import Served, iptables_rules, nftables_ruleset
-from tests.lab.namespaces import Namespace
+from tests.lab.namespaces import CommandError, Namespace
 from tests.lab.other_proxies import drop_stale, kube_proxy_leftovers, restore
 from tests.lab.topology import NODES
 from tests.lab.traffic import Traffic
@@ -82,6 +82,16 @@ class StandIn:
         now = _time(time.time())
         body = {"lastUpdated": now, "currentTime": now, **eligible, "healthy": True, "status": status}
         return "application/json", json.dumps(body, separators=(",", ":"))
+
+    def clean_up(self) -> None:
+        """Remove IPVS's virtual servers and `kube-ipvs0` at the start, as kube-proxy does in the mode nftables.
+
+        Whosever they are: pkg/proxy/ipvs CleanupLeftovers, called by platformCleanup.
+        """
+        if self.mode == "nftables":
+            self._host.run("ipvsadm", "-C")
+            with contextlib.suppress(CommandError):  # there may be none
+                self._host.run("ip", "link", "delete", "kube-ipvs0")
 
     def sync(self, services: list[Served]) -> None:
         """Write everything that these Services need, and remove what they do not."""
@@ -228,6 +238,7 @@ def main() -> None:
         (proxy.health_port, socket.AF_INET6, "::", HEALTH_PORT),
     ):
         threading.Thread(target=_listen, args=listener, daemon=True).start()
+    proxy.clean_up()
     written: list[Served] | None = None
     while True:
         slices = f"{asked.master}/apis/discovery.k8s.io/v1/endpointslices"

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kroute.reconcile.ledger import Ledger
+from kroute.reconcile.ledger_entries import TakeOverBegun
 from tests.lab import firewall, kubernetes
 from tests.lab.api_server import ApiServer
 from tests.lab.cluster import Cluster, Node, Pod
@@ -153,12 +155,14 @@ async def scene(mode: str, program: Path | None, *, services: int = 0, is_runnin
 
 
 @asynccontextmanager
-async def traffic(made: Scene, record: Callable[[str, object], None], what: str) -> AsyncIterator[Load]:
+async def traffic(
+    made: Scene, record: Callable[[str, object], None], what: str, streams: int = STREAMS
+) -> AsyncIterator[Load]:
     """Open connections that go on, and new ones, for the length of a `with`; none may fail."""
     ways = made.ways
     made.streams = [
         await ways[n % len(ways)].client.open_stream(*ways[n % len(ways)][1:], interval=2.0, patience=60)
-        for n in range(STREAMS)
+        for n in range(streams)
     ]
     loop = asyncio.get_running_loop()
     async with steady_load(ways, NEW_PER_SECOND) as load:
@@ -168,10 +172,10 @@ async def traffic(made: Scene, record: Callable[[str, object], None], what: str)
         took = loop.time() - began
     assert not load.failures, load.failures[:10]
     assert all(load.calls[way] for way in ways)
-    longest = {"open": max(it.longest for it in made.streams), "new": load.longest}
+    longest = {"open": max((it.longest for it in made.streams), default=0.0), "new": load.longest}
     record(
         "measured",
-        f"{what}: {load.calls.total()} new connections ({load.calls.total() / took:.0f}/s) and {STREAMS} open ones, "
+        f"{what}: {load.calls.total()} new connections ({load.calls.total() / took:.0f}/s) and {streams} open ones, "
         f"none failed; longest time without an answer {longest['new']:.2f} s new, {longest['open']:.2f} s open",
     )
     for stream in made.streams:
@@ -238,30 +242,49 @@ async def test_kroute_waits_beside_kube_proxy_takes_over_when_it_is_deleted_and_
             await agent.ready()
             await nothing_is_left(made.node)
             await load.goes_on(100)
-        if mode != "nftables":  # in this mode kube-proxy cleans IPVS up when it starts
-            await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
+        await hands_back(made, agent, record_property, f"{kind}, {mode}, the way back")
 
 
 async def hands_back(made: Scene, agent: KrouteProcess, record: Callable[[str, object], None], what: str) -> None:
     """Give the node back to kube-proxy.
 
-    In IPVS mode kube-proxy adopts kroute's virtual servers. In its mode iptables open connections go on through these
-    until they end; then `kroute cleanup` removes them.
+    In the mode ipvs kube-proxy adopts kroute's virtual servers. In the mode iptables open connections go on through
+    these, and the hand-over waits for their end. In the mode nftables kube-proxy itself removes them when it starts, so
+    that no connection goes on.
     """
-    async with traffic(made, record, what) as load:
+    hand_over = ("migrate", "--to", "kube-proxy", "--hand-over")
+    if made.proxy.mode == "nftables":
         assert await agent.terminate() == 0
         made.proxy.deploy()
         await made.proxy.start()
-        await load.goes_on(100)
-        if made.proxy.mode == "ipvs":
-            await made.command("migrate", "--to", "kube-proxy", "--hand-over")
-        await load.goes_on(100)
+    else:
+        async with traffic(made, record, what) as load:
+            assert await agent.terminate() == 0
+            made.proxy.deploy()
+            await made.proxy.start()
+            await load.goes_on(100)
+            if made.proxy.mode == "ipvs":
+                await made.command(*hand_over)
+            else:
+                refused = await made.node.kroute(*hand_over, "--wait", "0s")
+                assert await refused.wait() == 1
+                assert "connections are still open" in refused.log.read_text()
+            await load.goes_on(100)
     async with steady_load(made.ways, NEW_PER_SECOND) as load:
         if made.proxy.mode != "ipvs":
-            await made.command("cleanup")
+            await made.command(*hand_over, "--wait", "5m")
         await load.goes_on(100)
     assert not load.failures, load.failures[:10]
-    assert not [it for it in made.node.run("nft", "list", "tables").splitlines() if it.endswith(" kroute")]
+    assert not left_of_kroute(made.node)
+
+
+def left_of_kroute(at: Node) -> list[str]:
+    """kroute's tables, sets and chains."""
+    found = [it for it in at.run("nft", "list", "tables").splitlines() if it.endswith(" kroute")]
+    if firewall.has_legacy():
+        found += [it for it in at.run("ipset", "list", "-n").splitlines() if it.startswith("KROUTE")]
+        found += [it for it in at.run("iptables-legacy-save").splitlines() if it.startswith(":KROUTE")]
+    return found
 
 
 async def waits_through_restarts(made: Scene, load: Load) -> None:
@@ -301,18 +324,49 @@ async def test_a_node_with_1000_services_is_taken_over_without_a_failed_connecti
         await load.goes_on(100)
 
 
-@pytest.mark.parametrize("mode", MODES[1:])
-async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
-    mode: str, tmp_path: Path, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_take_over_that_was_interrupted_is_finished_at_the_next_start(
+    mode: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """kroute goes on serving; it writes no object again that it has written, and repairs all when the rival ends."""
+    """An agent was killed when it had said in its ledger that it takes over, and had done nothing yet."""
+    async with scene(mode, None) as made, traffic(made, record_property, f"{mode}, an interrupted take-over") as load:
+        await made.proxy.delete()
+        ledger = Ledger.open(made.node.state_dir)
+        ledger.record([TakeOverBegun("kube-proxy")])
+        ledger.close()
+        agent = await made.kroute()
+        await agent.ready()
+        await nothing_is_left(made.node)
+        assert Ledger.open(made.node.state_dir).take_overs == set()
+        await load.goes_on(100)
+
+
+@pytest.mark.parametrize(
+    ("mode", "streams"),
+    [pytest.param("ipvs", STREAMS, marks=pytest.mark.legacy), pytest.param("nftables", 0, marks=pytest.mark.nftables)],
+)
+async def test_a_kube_proxy_that_comes_later_is_reported_and_not_fought(
+    mode: str, streams: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """kroute goes on serving; it writes no object again that it has written, and repairs all when the rival ends.
+
+    In the mode nftables kube-proxy removes IPVS's virtual servers when it starts, and with them the open connections.
+    New ones fail until it has written its table; from then on none may.
+    """
     async with scene(mode, None, is_running=False) as made:
         trace = tmp_path / "trace"
         agent = await made.kroute(trace=trace)
         await agent.ready()
-        async with traffic(made, record_property, f"a rival, {mode}") as load:
+
+        async def rival_comes() -> None:
             made.proxy.deploy()
             await made.proxy.start()
+
+        if not streams:
+            await rival_comes()
+        async with traffic(made, record_property, f"a rival, {mode}", streams) as load:
+            if streams:
+                await rival_comes()
             await eventually(lambda: has_metric(made, 'kroute_rival_proxy{proxy="kube-proxy"} 1'), within=60)
             assert "RivalServiceProxy" in await made.status()
             before = len(writes(trace))

@@ -8,7 +8,7 @@ in the words of iptables-save as far as another proxy's are recognised by these;
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_network
 from typing import Protocol, TypeVar
@@ -52,16 +52,16 @@ class RuleReader(Protocol):
 
 
 async def read_rules(
-    nftables: RuleReader, table: Table, is_theirs: Callable[[str], object]
+    nftables: RuleReader, table: Table, is_theirs: Callable[[str], object], whole: Collection[str] = ()
 ) -> tuple[int, SavedTable] | None:
-    """A table with the rules of its built-in chains, and the generation of nf_tables; None if there is no such table.
+    """A table with the rules of some chains, and the generation of nf_tables; None if there is no such table.
 
-    Of other chains only the jumps to a chain for which `is_theirs` is true are kept: they may have tens of thousands of
-    rules. Raises KernelError.
+    These are the built-in chains and those in `whole`. Of other chains only the jumps to a chain for which `is_theirs`
+    is true are kept: they may have tens of thousands of rules. Raises KernelError.
     """
 
     def keep(handle: int, rule: Rule) -> SavedRule | tuple[str, str] | None:
-        if rule.chain in BUILT_IN:
+        if rule.chain in BUILT_IN or rule.chain in whole:
             return SavedRule(" ".join([rule.chain, *_words(table.family, rule)]), handle)
         target = _jump_of(rule)
         return (rule.chain, target) if target and is_theirs(target) else None

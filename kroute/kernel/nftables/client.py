@@ -138,7 +138,7 @@ class Nftables(NetlinkClient):
 
     async def elements(self, table: Table, of: SetDefinition) -> AsyncIterator[list[Element]]:
         """The elements of a set, in parts of some hundreds. Raises KernelError ENOENT if there is no such set."""
-        keys = await self._keys(table, of)
+        keys = await self.keys(table, of.name)
         size = len(keys) if of.parts == ("net",) else PART
         for start in range(0, len(keys), max(1, size)):
             try:
@@ -214,20 +214,20 @@ class Nftables(NetlinkClient):
         found = await self._netlink.request(query(Message.GETGEN), lambda _, payload: parse_generation(payload))
         return only(found)[0]
 
-    async def _keys(self, table: Table, of: SetDefinition) -> list[Key]:
-        """The elements as the kernel lists them.
+    async def keys(self, table: Table, of: str) -> list[Key]:
+        """The keys of the elements of the set or map `of`, as the kernel lists them. Raises KernelError as `elements`.
 
         The kernel walks a hash table anew for each datagram, and skips as many elements as it has listed. If the table
         was rehashed meanwhile, for which no generation is counted, some are listed twice and as many others not at all.
         """
-        listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of.name))
+        listing = table_message(Message.GETSETELEM, NLM_F_DUMP, table, text(LIST_SET, of))
         for _ in range(ATTEMPTS):
             keys: dict[Key, None] = {}
             counts = await self._netlink.request(listing, partial(_keep, keys))
             if sum(counts) == len(keys):
                 return list(keys)
             await asyncio.sleep(REHASH_SECONDS)
-        raise KernelError(f"set {of.name} changes faster than it can be read; trying later", errno=errno.EINTR)
+        raise KernelError(f"set {of} changes faster than it can be read; trying later", errno=errno.EINTR)
 
     async def _is_dormant(self, table: Table) -> bool | None:
         """None if there is no such table."""
