@@ -111,7 +111,8 @@ class Weighing(msgspec.Struct, frozen=True):
         is_here = name == self.node.name
         traits = self.facts.nodes.of(name)
         zone = self.node.zone if is_here else traits.zone
-        return Place(name, zone, has_clients=is_here or (traits.is_ready and bool(crowd.get(zone))))
+        others = crowd.get(zone, 0) - (zone == self.node.zone)  # this node is among its zone's
+        return Place(name, zone, has_clients=is_here or (traits.is_ready and others > 0))
 
     def _crowd(self, chosen: Chosen) -> dict[str | None, int]:
         """How many nodes of each zone have clients that these servers serve: all that are ready, and this one.

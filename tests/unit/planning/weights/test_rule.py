@@ -129,6 +129,16 @@ class TestLocality:
         [server] = plan_of(weighed(weights="zone/b=9"), *NODES, endpoints=hinted).virtual_servers
         assert [(it.address, it.weight) for it in server.real_servers] == [("10.244.1.1", 1), ("10.244.2.2", 3)]
 
+    def test_where_hints_are_for_this_node_no_other_node_has_clients(self) -> None:
+        both = [endpoint(f"10.244.{it}.{it}", on=f"node{it}", zones=["a"], nodes=["node1"]) for it in (1, 2)]
+        plain = [node(name=f"node{it}", labels={ZONE_LABEL: "a"}, ready=True) for it in (1, 2)]
+        # Half of this node's connections fit at home; the other half fits into the zone.
+        assert weights(plan_of(weighed(locality="prefer-node"), *plain, endpoints=both)) == [1, 1]
+        assert weights(plan_of(weighed(locality="prefer-node", weights="node/node1=3"), *plain, endpoints=both)) == [
+            3,
+            1,
+        ]
+
     def test_a_cluster_without_nodes_weighs_alike(self) -> None:
         assert weights(plan_of(weighed(locality="prefer-node"))) == [1, 1, 1]
 
@@ -173,6 +183,7 @@ ENDPOINT = st.builds(
     terminating=st.booleans(),
     on=st.sampled_from(["node1", "node2", "node3", None]),
     zones=st.sampled_from([(), ("a",), ("b",)]),
+    nodes=st.sampled_from([(), ("node1",), ("node1", "node2")]),
     pod=st.sampled_from(["web-1", "web-2", ""]),
 )
 ANNOTATIONS = st.fixed_dictionaries(
