@@ -218,7 +218,9 @@ class Agent:
     async def _plan(self) -> None:
         """Publish the plans of what has changed, one slice after the other."""
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._catalog.next_due() if self._catalog.ready else None):
+                    await self._changed.wait()
             self._changed.clear()
             while self._catalog.ready and self._catalog.has_marked:
                 plans = self._catalog.commit(SLICE, WORK)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family, canonical, family_of
-from kroute.model.bounds import MOST_ADDRESSES, Problems
+from kroute.model.bounds import MOST_ADDRESSES, Problems, finish
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Node, ObjectKey, Service, ServiceStatus
 from kroute.model.plan import (
@@ -198,7 +198,7 @@ def _of_nodes(
         for it, after in zip(candidates, weighed, strict=True)
     ]
     real_servers = tuple(sorted(checked))
-    stepped = in_steps(real_servers) if server.slow_start else real_servers
+    stepped = finish(in_steps(real_servers)) if server.slow_start else real_servers
     return msgspec.structs.replace(server, real_servers=stepped, ejection=None)
 
 

@@ -4,7 +4,7 @@ How many Services there are is bounded where they are written (`ResourceQuota`).
 thousand ports and a thousand external IPs fit into 56 KiB.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
@@ -42,12 +42,6 @@ def finish(steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def finished(result: T) -> Steps[T]:
-    """Work that was none."""
-    yield from ()
-    return result
-
-
 class Problems:
     """The first problems of a Service, each once, and how many more there are."""
 
@@ -75,16 +69,23 @@ class Problems:
         return (*self.kept, *([_left_out(self.more)] if self.more else []))
 
 
+def parts(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items, as many at a time as one step should take."""
+    waiting = iter(items)
+    while part := list(islice(waiting, UNITS_A_STEP)):
+        yield part
+
+
 def sort(items: Iterable[T]) -> Steps[list[T]]:
     """The items in order."""
-    waiting, parts = iter(items), []
-    while part := sorted(islice(waiting, UNITS_A_STEP)):  # type: ignore[type-var]
-        parts.append(part)
+    in_order = []
+    for part in parts(items):
+        in_order.append(sorted(part))  # type: ignore[type-var]
         yield len(part)
-    if len(parts) <= 1:
-        return parts[0] if parts else []
-    merged, result = merge(*parts), []  # type: ignore[type-var]
-    while part := list(islice(merged, UNITS_A_STEP)):
+    if len(in_order) <= 1:
+        return in_order[0] if in_order else []
+    result: list[T] = []
+    for part in parts(merge(*in_order)):  # type: ignore[type-var]
         result += part
         yield len(part)
     return result

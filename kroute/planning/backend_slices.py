@@ -106,11 +106,6 @@ class BackendSlice(msgspec.Struct, frozen=True, gc=False):
             return [RealServer(address, port.number) for address in self.addresses[:most]]
         return port.real_servers[:most]
 
-    def real_servers_at(self, number: int) -> Iterator[RealServer]:
-        """The real servers of one endpoint, by its number among `traits`."""
-        for port in self.ports:
-            yield RealServer(self.addresses[number], port.number) if self.addresses else port.real_servers[number]
-
     @property
     def has_hints(self) -> bool:
         """Whether the choice among these endpoints may depend on where a node is."""
@@ -160,6 +155,17 @@ class SlicesOfServices:
         self._slices[service] = tuple(slices)
         if not self._slices[service]:
             del self._slices[service]
+
+
+def first_backends(slices: Iterable[BackendSlice], most: int) -> Iterator[tuple[BackendSlice, SlicePort, int]]:
+    """The ports of these slices with how many of their endpoints count, till that are `most` together."""
+    for piece in slices:
+        for port in piece.ports if piece.traits else ():
+            count = min(len(piece.traits), most)
+            if not count:
+                return
+            most -= count
+            yield piece, port, count
 
 
 def addresses_of(slices: Iterable[BackendSlice]) -> frozenset[str]:

@@ -5,13 +5,16 @@ limited number of them. Each affected Service is planned once, however many chan
 here awaits, and only one thread uses it. Only the fields that planning reads are kept, and equal parts are shared.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import assert_never
 
+import msgspec
+
 from kroute.model.addresses import family_of
-from kroute.model.bounds import Batch, Meter, Steps, finished
+from kroute.model.bounds import Batch, Meter, Steps, finish
 from kroute.model.kinds import InitialSync, watched
 from kroute.model.node_facts import ApiFacts, NodeFacts, NodeInterfaces, changed_families, node_facts
 from kroute.model.objects import (
@@ -44,10 +47,10 @@ from kroute.settings import Settings
 class Catalog:
     """The objects that exist, and the newest plan of each Service.
 
-    `node` holds the facts that are known before the Node object is seen.
+    `node` holds the facts that are known before the Node object is seen. `clock` gives seconds.
     """
 
-    def __init__(self, settings: Settings, node: NodeFacts) -> None:
+    def __init__(self, settings: Settings, node: NodeFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._node = node
         self._interfaces = node.interfaces
@@ -56,7 +59,7 @@ class Catalog:
         self._initial_sync = InitialSync(watched(settings))
         self._services: dict[ObjectKey, Service] = {}
         self._slices = SlicesOfServices(with_pods=settings.pod_weights)
-        self._weights = WeightSources()
+        self._weights = WeightSources(clock)
         self._claims = AddressClaims()
         self._owners = AddressOwners(shared=settings.direct_return)
         self._node_plan: NodePlan | None = None
@@ -65,13 +68,17 @@ class Catalog:
         self._marked: dict[ObjectKey, bool] = {}
         """The Services to plan, in the order of their marking. The value is whether the Service's claims may have
         changed."""
-        self._batch: Batch[ObjectKey, Frontends | None, ServicePlan] | None = None
+        self._batch: Batch[ObjectKey, Frontends | None, ServicePlan | None] | None = None
         self._is_node_marked = True
 
     @property
     def has_marked(self) -> bool:
-        """Whether the node or a Service is to be planned."""
+        """Whether the node or a Service is to be planned now."""
         return bool(self._is_node_marked or self._marked or self._weights.has_affected or self._batch is not None)
+
+    def next_due(self) -> float | None:
+        """In how many seconds there is something to plan if nothing changes before; None: there will be nothing."""
+        return self._weights.next_due()
 
     @property
     def ready(self) -> bool:
@@ -107,7 +114,8 @@ class Catalog:
             return None
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         held, plan = self._claims.held_by_others(key), self._plans.get(key) or ServicePlan(key)
-        scheduling = scheduling_of(service, slices, self._node, self._settings, self._weights.facts(key, slices))
+        facts = finish(self._weights.facts(key, slices, self._settings.max_backends))
+        scheduling = scheduling_of(service, slices, self._node, self._settings, facts)
         return view_service(service, slices, self._node, frontends.served, held, plan, scheduling)
 
     def objects(self, key: ObjectKey) -> tuple[Service | None, tuple[BackendSlice, ...]]:
@@ -177,7 +185,7 @@ class Catalog:
         if not self._batch.advance(meter, self._planning):
             return plans
         made, self._batch = self._batch.made, None
-        return [*plans, *(kept for plan in made if (kept := self._keep(plan)) is not None)]
+        return [*plans, *(self._keep(plan) for plan in made if plan is not None)]
 
     def _commit_node(self) -> list[NodePlan]:
         """Plan the node if it is marked. Returns its plan if that differs from the previous one."""
@@ -196,13 +204,10 @@ class Catalog:
         annotations = self._node_object.metadata.annotations if self._node_object is not None else None
         return [*node_problems(self._node_object, self._settings), *unknown_annotations(annotations, "Node")]
 
-    def _keep(self, plan: ServicePlan) -> ServicePlan | None:
-        """Give the plan its generation and store it. Returns None if it equals the previous plan."""
-        before = self._plans.get(plan.key)
-        if plan.same_as(before) if before is not None else plan.is_empty:
-            return None
+    def _keep(self, plan: ServicePlan) -> ServicePlan:
+        """Give the plan its generation and store it."""
         self._generation += 1
-        plan = plan.renewing(before, self._generation)
+        plan = msgspec.structs.replace(plan, generation=self._generation)
         if plan.is_empty:
             del self._plans[plan.key]
         else:
@@ -295,12 +300,22 @@ class Catalog:
         frontends = frontends_of(service, self._node, self._settings, self._owners)
         return frontends, self._claims.claim(Claimant.of(key, service), ranked(service, frontends.served))
 
-    def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
+    def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan | None]:
+        """Plan a Service. The result is None if the plan equals the previous one."""
+        plan = yield from self._newest(key, frontends)
+        before = self._plans.get(key)
+        if before is None:
+            return None if plan.is_empty else plan
+        yield sum(len(server.real_servers) for server in plan.virtual_servers) // 4 + len(plan.set_entries) // 4
+        return None if plan.same_as(before) else plan.renewing(before, before.generation)
+
+    def _newest(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
         service, slices = self._services.get(key), self._slices.of(key)
         if service is None:
-            return finished(ServicePlan(key))
+            return ServicePlan(key)
         held = self._claims.held_by_others(key)
         if frontends is None:  # the Service may have changed since its claims were settled
             frontends = self._claims.claimed(key, frontends_of(service, self._node, self._settings, self._owners))
-        facts = self._weights.facts(key, slices)
-        return planning(service, slices, self._node, self._settings, held, frontends, facts, self._owners)
+        node, settings = self._node, self._settings
+        facts = yield from self._weights.facts(key, slices, settings.max_backends)
+        return (yield from planning(service, slices, node, settings, held, frontends, facts, self._owners))

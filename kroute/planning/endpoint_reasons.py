@@ -5,7 +5,7 @@ from operator import itemgetter
 
 import msgspec
 
-from kroute.model.addresses import family_of
+from kroute.model.addresses import Family, family_of
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import AddressSet, Protocol, RealServer, ServicePlan, SetEntry, VirtualServerKey
@@ -74,10 +74,10 @@ def view_service(
     scheduling: Scheduling,
 ) -> ServiceView:
     """Explain the `plan` of a Service by the objects that it was made from, and by how they are scheduled."""
+    merged = {family: merge(slices, family) for family in Family}
     views = []
     for frontend in frontends:
-        merged = merge(slices, family_of(frontend.key.address))
-        backends = merged.backends.get(frontend.port, {})
+        backends = merged[family_of(frontend.key.address)].backends.get(frontend.port, {})
         policy = _policy(service, frontend)
         is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
         endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=scheduling.weighing)

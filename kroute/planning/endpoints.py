@@ -11,16 +11,19 @@ from typing import NamedTuple
 import msgspec
 
 from kroute.model.addresses import Family
-from kroute.model.bounds import NO_BOUND, Steps, finish
+from kroute.model.bounds import NO_BOUND, UNITS_A_STEP, Steps, finish, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import Service
 from kroute.model.plan import Problem, RealServer
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import apply_annotations
-from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
+from kroute.planning.backend_slices import BackendSlice, PortKey, Traits, first_backends
 
 LOCAL = "Local"
 """The value of a traffic policy that keeps traffic on the node that it has reached."""
+
+LONG = 16 * UNITS_A_STEP
+"""Endpoints of one port, beyond which they are sorted in steps: that takes several times as long."""
 
 Backends = dict[RealServer, Traits]
 """The endpoints of one Service port, by the real server that each of them is."""
@@ -59,26 +62,18 @@ def merge(slices: Iterable[BackendSlice], family: Family) -> MergedSlices:
 def merging(slices: Iterable[BackendSlice], family: Family, most: int) -> Steps[MergedSlices]:
     """As `merge`, in steps. Of more than `most` backends the first are taken, by the names of the slices."""
     merged: dict[PortKey, Backends] = {}
-    refused: dict[str, None] = {}
-    taken = left_out = 0
-    for piece in sorted(slices, key=attrgetter("name")):
-        if piece.family != family:
-            continue
-        refused.update(dict.fromkeys(piece.refused))
-        for port in piece.ports:
-            count = min(len(piece.traits), most - taken)
-            left_out += len(piece.traits) - count
-            if not count:
-                continue
-            taken += count
-            yield count
-            servers = piece.real_servers(port, count)
-            known = merged.get(port.key)
-            if known is None:
-                merged[port.key] = dict(zip(servers, piece.traits, strict=False))
-            else:
-                _add(known, servers, piece.traits)
-    return MergedSlices(merged, tuple(refused), left_out)
+    ours = [piece for piece in sorted(slices, key=attrgetter("name")) if piece.family == family]
+    left_out = sum(len(piece.traits) * len(piece.ports) for piece in ours)
+    for piece, port, count in first_backends(ours, most):
+        left_out -= count
+        yield count
+        servers = piece.real_servers(port, count)
+        known = merged.get(port.key)
+        if known is None:
+            merged[port.key] = dict(zip(servers, piece.traits, strict=False))
+        else:
+            _add(known, servers, piece.traits)
+    return MergedSlices(merged, tuple(dict.fromkeys(text for piece in ours for text in piece.refused)), left_out)
 
 
 def ready_on(node: NodeFacts, merged: Iterable[MergedSlices]) -> int:
@@ -126,9 +121,15 @@ def choose(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> 
     These are the ready endpoints, or those of them near this node if hints apply. If none is ready, they are those that
     still serve while they terminate. `only_local` is policy Local: endpoints of other nodes are left out first.
     """
-    chosen = choice_steps(backends, node, only_local=only_local).chosen
-    chosen.sort(key=itemgetter(0))
-    return chosen
+    return finish(in_order(choice_steps(backends, node, only_local=only_local).chosen))
+
+
+def in_order(chosen: Chosen) -> Steps[Chosen]:
+    """The endpoints sorted by address and port."""
+    if len(chosen) > LONG:
+        return (yield from sort(chosen))
+    yield len(chosen) // 4
+    return sorted(chosen, key=itemgetter(0))
 
 
 def choice_steps(backends: Backends, node: NodeFacts, *, only_local: bool = False) -> ChoiceSteps:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kroute.model.addresses import Family, family_of
-from kroute.model.bounds import UNITS_A_STEP, Problems, Steps, finish, sort
+from kroute.model.bounds import UNITS_A_STEP, Problems, Steps, finish, parts, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import (
@@ -34,8 +34,8 @@ from kroute.planning.endpoints import (
     Backends,
     Chosen,
     MergedSlices,
-    choose,
-    external_policy,
+    choice_steps,
+    in_order,
     merging,
     refusals,
 )
@@ -45,6 +45,7 @@ from kroute.planning.service_parts.health_check import health_check_entries, hea
 from kroute.planning.source_ranges import Ranges, source_ranges
 from kroute.planning.weights.facts import WeightFacts
 from kroute.planning.weights.rule import Weighing, are_weighed, problems_of, weighing_of
+from kroute.planning.weights.slow_start import in_steps
 from kroute.settings import AUTO, Settings
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
@@ -54,17 +55,18 @@ NOTHING_HELD: Mapping[VirtualServerKey, ObjectKey] = MappingProxyType({})
 
 
 class _Reach(NamedTuple):
-    """The real servers of a frontend, and the sets that contain its address and port.
+    """The endpoints that serve a frontend, and the sets that contain its address and port.
 
-    `lacks_local`: policy Local leaves none of the real servers that there are. `chosen` are the real servers with their
-    traits. `is_direct`: the real servers answer the clients themselves.
+    `real_servers` are the endpoints with their weights, in order, and `on_this_node` some of them; both are empty till
+    there is room for them. `lacks_local`: policy Local leaves none of the endpoints that there are. `is_direct`: the
+    real servers answer the clients themselves.
     """
 
-    real_servers: tuple[RealServer, ...]
-    on_this_node: tuple[RealServer, ...]
+    chosen: Chosen
     sets: tuple[AddressSet, ...]
+    real_servers: tuple[RealServer, ...] = ()
+    on_this_node: tuple[RealServer, ...] = ()
     lacks_local: bool = False
-    chosen: Chosen | tuple[()] = ()
     is_direct: bool = False
 
 
@@ -103,7 +105,7 @@ def planning(
     problems = Problems(known_problems, more_problems)
     if not served:
         return ServicePlan(service.key, problems=problems.all())
-    options = _options(service, slices, settings, facts, problems)
+    options = yield from _options(service, slices, settings, facts, problems)
     problems.extend(unknown_annotations(service.metadata.annotations))
     merged = {}
     for family in sorted({family_of(it.key.address) for it in served}):
@@ -113,28 +115,25 @@ def planning(
     problems.extend(problems_of(weighing) if weighing is not None else ())
     problems.extend(conflict(it.key, held[it.key]) for it in served if it.key in held)
     ranges = source_ranges(service, {family_of(it.key.address) for it in served if it.is_balanced}, problems)
-    answered = _Answered(service, merged, node, ranges, settings.max_backends, weighing)
+    answered = _Answered(service, options, merged, node, ranges, settings.max_backends, weighing)
     direct = DirectReturn(service, options, node, settings, owners) if options.direct_return else None
 
     vips: set[str] = set()
     entries: set[SetEntry] = set()
     virtual_servers: list[VirtualServer] = []
-    units = 0
     for frontend in served:
-        if frontend.key in held or (reach := answered.reach(frontend)) is None:
+        if frontend.key in held or (reach := (yield from answered.reach(frontend))) is None:
             continue
-        reach = reach if direct is None else _direct(direct, frontend, reach)
+        if direct is not None:
+            reach = _direct(direct, frontend, reach)
+            yield len(reach.real_servers)
         if frontend.is_bound and frontend.key.address not in vips:
             vips.add(frontend.key.address)
             entries.add(SetEntry(AddressSet.VIP, (frontend.key.address,)))
         virtual_servers.append(options.virtual_server(frontend.key, reach.real_servers, is_tunnelled=reach.is_direct))
-        count = len(entries)
-        entries.update(_entries(frontend, options, reach, ranges))
-        units += 1 + len(entries) - count
-        if units >= UNITS_A_STEP // 10:
-            yield units
-            units = 0
-    yield units
+        for part in parts(_entries(frontend, options, reach, ranges)):
+            entries.update(part)
+            yield 1 + len(part)
     health_check = health_check_of(service, merged, node)
     if health_check is not None and not settings.protects(health_check.port):
         entries.update(health_check_entries(health_check, node))
@@ -166,6 +165,7 @@ class _Answered:
     def __init__(
         self,
         service: Service,
+        options: Options,
         merged: Mapping[Family, MergedSlices],
         node: NodeFacts,
         ranges: Ranges,
@@ -173,7 +173,9 @@ class _Answered:
         weighing: Weighing | None,
     ) -> None:
         self.left_out = sum(each.left_out for each in merged.values())
-        self._service = service
+        self._is_local = service.spec.internal_traffic_policy == LOCAL
+        self._is_local_outside = options.is_local or service.spec.external_traffic_policy == LOCAL
+        self._slow_start = options.slow_start
         self._merged = merged
         self._node = node
         self._ranges = ranges
@@ -181,55 +183,66 @@ class _Answered:
         self._weighing = weighing
         self._known: dict[tuple[PortKey, Family, bool], _Reach] = {}
 
-    def reach(self, frontend: Frontend) -> _Reach | None:
-        """None if there is no room for it."""
+    def reach(self, frontend: Frontend) -> Steps[_Reach | None]:
+        """None if there is no room for it. What has room is weighed."""
         family = family_of(frontend.key.address)
         question = (frontend.port, family, frontend.is_external)
         reach = self._known.get(question)
         if reach is None:
             backends = self._merged[family].backends.get(frontend.port, {})
-            reach_of = _reach_from_outside if frontend.is_external else _reach_inside
-            reach = self._known[question] = reach_of(self._service, backends, self._node, self._weighing)
-        count = len(reach.real_servers) + len(_networks(frontend, self._ranges) or ())
+            reach = self._from_outside(backends) if frontend.is_external else self._inside(backends)
+            self._known[question] = reach
+            yield len(backends) // 2
+        count = len(reach.chosen) + len(_networks(frontend, self._ranges) or ())
         if count > self._room:
             self.left_out += count
             return None
         self._room -= count
+        if len(reach.real_servers) < len(reach.chosen):
+            reach = self._known[question] = yield from self._weighed(reach)
         return reach
 
     def no_local_inside(self) -> tuple[Family, ...]:
         return tuple(sorted({family for (_, family, _), reach in self._known.items() if reach.lacks_local}))
 
+    def _inside(self, backends: Backends) -> _Reach:
+        """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
+        chosen = self._choose(backends, only_local=self._is_local)
+        lacks_local = self._is_local and not chosen and bool(self._choose(backends))
+        return _reach(chosen, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
 
-def _reach_inside(service: Service, backends: Backends, node: NodeFacts, weighing: Weighing | None) -> _Reach:
-    """Apply `internalTrafficPolicy`. With policy Local and no endpoint on this node, nothing serves."""
-    is_local = service.spec.internal_traffic_policy == LOCAL
-    chosen = choose(backends, node, only_local=is_local)
-    lacks_local = is_local and not chosen and bool(choose(backends, node))
-    return _reach(chosen, node, weighing, AddressSet.CLUSTER_IP)._replace(lacks_local=lacks_local)
+    def _from_outside(self, backends: Backends) -> _Reach:
+        """Apply `externalTrafficPolicy`. Policy Local restricts outside clients; this node's clients may use any
+        endpoint.
+
+        A virtual server cannot tell the two kinds of clients apart. So when no endpoint is on this node, the virtual
+        server gets the cluster's endpoints, and the set NO_LOCAL keeps outside clients away from it
+        (kubernetes/kubernetes#97081 without its black hole).
+        """
+        if not self._is_local_outside:
+            return _reach(self._choose(backends), AddressSet.EXTERNAL)
+        if local := self._choose(backends, only_local=True):
+            return _reach(local, AddressSet.EXTERNAL_LOCAL)
+        return _reach(self._choose(backends), AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
+
+    def _choose(self, backends: Backends, *, only_local: bool = False) -> Chosen:
+        return choice_steps(backends, self._node, only_local=only_local).chosen
+
+    def _weighed(self, reach: _Reach) -> Steps[_Reach]:
+        """With its real servers in order, which have weights."""
+        chosen, name = (yield from in_order(reach.chosen)), self._node.name
+        if self._weighing is None:
+            servers = tuple([server for server, _ in chosen])
+        else:
+            servers = yield from self._weighing.weighing(chosen)
+        if self._slow_start:
+            servers = yield from in_steps(servers)
+        near = tuple([server for server, it in chosen if it.node_name is None or it.node_name == name])
+        return reach._replace(chosen=chosen, real_servers=servers, on_this_node=near)
 
 
-def _reach_from_outside(service: Service, backends: Backends, node: NodeFacts, weighing: Weighing | None) -> _Reach:
-    """Apply `externalTrafficPolicy`. Policy Local restricts outside clients; this node's clients may use any endpoint.
-
-    A virtual server cannot tell the two kinds of clients apart. So when no endpoint is on this node, the virtual server
-    gets the cluster's endpoints, and the set NO_LOCAL keeps outside clients away from it (kubernetes/kubernetes#97081
-    without its black hole).
-    """
-    if external_policy(service) != LOCAL:
-        return _reach(choose(backends, node), node, weighing, AddressSet.EXTERNAL)
-    local = choose(backends, node, only_local=True)
-    if local:
-        return _reach(local, node, weighing, AddressSet.EXTERNAL_LOCAL)
-    return _reach(choose(backends, node), node, weighing, AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)
-
-
-def _reach(chosen: Chosen, node: NodeFacts, weighing: Weighing | None, *sets: AddressSet) -> _Reach:
-    if not chosen:
-        return _Reach((), (), (AddressSet.NO_ENDPOINT,))
-    near = tuple([server for server, traits in chosen if traits.node_name is None or traits.node_name == node.name])
-    servers = tuple([server for server, _ in chosen]) if weighing is None else weighing.weigh(chosen)
-    return _Reach(servers, near, sets, chosen=chosen)
+def _reach(chosen: Chosen, *sets: AddressSet) -> _Reach:
+    return _Reach(chosen, sets if chosen else (AddressSet.NO_ENDPOINT,))
 
 
 def _direct(direct: DirectReturn, frontend: Frontend, reach: _Reach) -> _Reach:
@@ -274,11 +287,11 @@ def _options(
     settings: Settings,
     facts: WeightFacts | None,
     problems: Problems,
-) -> Options:
+) -> Steps[Options]:
     """Scheduling and persistence: the settings, then weights and `sessionAffinity`, then the annotations."""
     timeout = _affinity_timeout(service, problems) if service.spec.session_affinity == "ClientIP" else 0
     before = Options.by_default(settings, timeout)
-    if before.is_open and are_weighed(slices, facts):
+    if before.is_open and (yield from are_weighed(slices, facts)):
         before = before.sharing()
     options, complaints = apply_annotations(before, service.metadata.annotations)
     problems.extend(complaints)
@@ -301,7 +314,7 @@ def scheduling_of(
     facts: WeightFacts | None,
 ) -> Scheduling:
     """How connections are divided over the real servers, and why so."""
-    options = _options(service, slices, settings, facts, Problems())
+    options = finish(_options(service, slices, settings, facts, Problems()))
     annotations = service.metadata.annotations or {}
     if (name := chosen_scheduler(annotations)) is not None:
         why = f"by annotation {name}"

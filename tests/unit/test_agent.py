@@ -11,11 +11,14 @@ from kroute.firewall.backend import Choice
 from kroute.model.node_facts import NodeInterfaces
 from kroute.model.objects import Applied
 from kroute.model.plan import NodePlan
+from kroute.planning.weights import sources
 from kroute.telemetry.loop_watch import LoopWatch
 from tests.builders import (
     LISTED,
     NODE_IPV4,
+    endpoint,
     endpoint_slice,
+    node,
     service,
     settings,
 )
@@ -115,3 +118,17 @@ async def test_a_small_change_behind_a_large_one_does_not_wait_for_its_subscribe
         while "late" not in [name for names in rounds for name in names]:
             rounds.append(await taken(subscription))
         assert [len(names) for names in rounds] == [4, 4, 3]
+
+
+async def test_what_nodes_change_in_quick_succession_goes_out_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PAUSE", 0.05)
+    agent = new_agent()
+    subscription = agent._broadcaster.subscribe("s")
+    near = service("near", annotations={"kroute.io/locality": "prefer-node"})
+    pods = [endpoint("10.244.1.1", on="node1"), endpoint("10.244.1.2", on="node2")]
+    async with asyncio.timeout(60), running(agent._plan()):
+        agent._take([Applied(near), Applied(endpoint_slice("near-1", *pods, of="near")), *LISTED])
+        assert await taken(subscription) == ["near"]
+        for ready in (True, False):  # the second one within the pause; nothing else happens then
+            agent._take([Applied(node(name="node2", ready=ready))])
+            assert await taken(subscription) == ["near"]

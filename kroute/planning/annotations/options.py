@@ -5,7 +5,6 @@ from typing import Self
 import msgspec
 
 from kroute.model.plan import Ejection, Persistence, Protocol, RealServer, VirtualServer, VirtualServerKey
-from kroute.planning.weights.slow_start import in_steps
 from kroute.planning.weights.text import Locality, ServiceWeights
 from kroute.schedulers import SCHEDULERS, SHARING, flag_bits
 from kroute.settings import AUTO, Settings
@@ -69,11 +68,10 @@ class Options(msgspec.Struct, frozen=True):
         self, key: VirtualServerKey, real_servers: tuple[RealServer, ...], *, is_tunnelled: bool = False
     ) -> VirtualServer:
         """The virtual server with these options. Answers from behind a tunnel do not pass the node: none is ejected."""
-        weighted = in_steps(real_servers) if self.slow_start else real_servers
         persistence = self.persistence_for(key.address)
         ejection = self.ejection if key.protocol == Protocol.TCP and not is_tunnelled else None
         options = self.scheduler, self.flags, persistence
-        return VirtualServer(key, *options, weighted, self.slow_start, is_tunnelled, ejection)
+        return VirtualServer(key, *options, real_servers, self.slow_start, is_tunnelled, ejection)
 
     def persistence_for(self, address: str) -> Persistence | None:
         """The persistence of a virtual server on this address, or None."""

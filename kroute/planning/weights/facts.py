@@ -49,6 +49,14 @@ class Nodes:
         """How many ready Nodes each zone has; None: those without a zone."""
         return self._ready
 
+    def copy(self) -> "Nodes":
+        """The same Nodes, which stay as they are when these change."""
+        return Nodes(self._nodes)
+
+    def known(self, name: str) -> NodeTraits | None:
+        """What is known of a Node; None: nothing."""
+        return self._nodes.get(name)
+
     def of(self, name: str | None) -> NodeTraits:
         return self._nodes.get(name, UNKNOWN) if name is not None else UNKNOWN
 

@@ -9,16 +9,17 @@ clients near it.
 3. All servers of the cluster take the rest, by the room that they have left.
 
 Each node computes the same numbers, so together they fill each server's room exactly: near servers come first, and yet
-over all nodes each server gets its weight's share. The numbers of one node are exact fractions.
+over all nodes each server gets its weight's share. The numbers are exact: they are integers, in a unit that divides all
+of them.
 """
 
-from collections import Counter
 from collections.abc import Mapping
-from fractions import Fraction
 
 import msgspec
 
+from kroute.model.bounds import Steps, parts
 from kroute.planning.weights.text import FULL, Locality
+from kroute.planning.weights.whole import Exact, exactly
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -31,75 +32,96 @@ class Place(msgspec.Struct, frozen=True):
 
 def shares(
     weights: Mapping[Place, int], here: Place, clients: Mapping[str | None, int], locality: Locality
-) -> dict[Place, Fraction]:
+) -> Steps[dict[Place, Exact]]:
     """The share of the node `here` that the servers of each place get together; the shares add up to 1.
 
     `weights` is what the servers of a place weigh together, `clients` how many nodes of each zone have clients, `here`
     among them.
     """
-    nodes, total = sum(clients.values()), sum(weights.values())
-    if not total:
-        return dict.fromkeys(weights, Fraction(0))
-    room = {place: Fraction(nodes * weight, total) for place, weight in weights.items()}
-    near = {place: it * locality.spill / FULL for place, it in room.items()}
-    own = {
-        place: min(Fraction(1), it) if locality.near == "node" and place.has_clients else Fraction(0)
-        for place, it in near.items()
-    }
-    near = {place: it - own[place] for place, it in near.items()}
-    room = {place: it - own[place] for place, it in room.items()}
-    zones = _fill_zones(near, own, clients)
-    for place in room:
-        room[place] -= zones.filled(place, near[place])
-    return _of_node(here, own, near, room, zones)
-
-
-class _Zones(msgspec.Struct, frozen=True):
-    """By zone: what its servers have left for clients of the zone, the rest that those clients have after step 1, and
-    the part of it that the servers take."""
-
-    left: Mapping[str | None, Fraction]
-    rest: Mapping[str | None, Fraction]
-    taken: Mapping[str | None, Fraction]
-
-    def filled(self, place: Place, near: Fraction) -> Fraction:
-        """What the zone's clients use of the room of a place that has left `near` for them."""
-        left = self.left.get(place.zone)
-        return self.taken[place.zone] * self.rest[place.zone] * near / left if left else Fraction(0)
-
-
-def _fill_zones(
-    near: Mapping[Place, Fraction], own: Mapping[Place, Fraction], clients: Mapping[str | None, int]
-) -> _Zones:
-    left: Counter[str | None] = Counter()
-    used: Counter[str | None] = Counter()
-    for place, it in near.items():
-        if place.zone is not None:
-            left[place.zone] += it  # type: ignore[assignment]
-        used[place.zone] += own[place]  # type: ignore[assignment]
-    rest = {zone: clients.get(zone, 0) - Fraction(used[zone]) for zone in {*clients, *left}}
-    taken = {
-        zone: min(Fraction(1), Fraction(left[zone]) / rest[zone]) if rest[zone] > 0 else Fraction(0) for zone in rest
-    }
-    return _Zones({zone: Fraction(it) for zone, it in left.items()}, rest, taken)
-
-
-def _of_node(
-    here: Place,
-    own: Mapping[Place, Fraction],
-    near: Mapping[Place, Fraction],
-    room: Mapping[Place, Fraction],
-    zones: _Zones,
-) -> dict[Place, Fraction]:
-    rest = 1 - own.get(here, Fraction(0))
-    in_zone = rest * zones.taken.get(here.zone, Fraction(0)) if here.zone is not None else Fraction(0)
-    beyond, all_room = rest - in_zone, sum(room.values())
-    found: dict[Place, Fraction] = {}
-    for place in room:
-        share = own[place] if place == here else Fraction(0)
-        if in_zone and place.zone == here.zone:
-            share += in_zone * near[place] / zones.left[here.zone]
-        if beyond:
-            share += beyond * room[place] / all_room
-        found[place] = share
+    if not (total := sum(weights.values())):
+        return dict.fromkeys(weights, (0, 1))
+    room = _Room(sum(clients.values()), FULL * total, locality)
+    zones: dict[str | None, _Zone] = {zone: _Zone(rest=count * room.of_a_node) for zone, count in clients.items()}
+    for part in parts(weights.items()):
+        for place, weight in part:
+            zone = zones.setdefault(place.zone, _Zone())
+            own = room.own(place, weight)
+            zone.rest -= own
+            zone.near += room.near(weight) - own
+            zone.room += room.all(weight) - own
+        yield 2 * len(part)
+    of_node = _OfNode(room, zones, here, weights.get(here, 0))
+    found: dict[Place, Exact] = {}
+    for part in parts(weights.items()):
+        found |= {place: of_node.share(place, weight) for place, weight in part}
+        yield 4 * len(part)
     return found
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """The room of the servers of a place. All numbers are in one unit, of which a node's connections are `of_a_node`.
+
+    `nodes` is how many have clients.
+    """
+
+    nodes: int
+    of_a_node: int
+    locality: Locality
+
+    def all(self, weight: int) -> int:
+        return FULL * self.nodes * weight
+
+    def near(self, weight: int) -> int:
+        """The part of it for near clients."""
+        return self.locality.spill * self.nodes * weight
+
+    def own(self, place: Place, weight: int) -> int:
+        """The part that clients on the same node take, which is step 1."""
+        return min(self.of_a_node, self.near(weight)) if self.locality.near == "node" and place.has_clients else 0
+
+
+class _Zone(msgspec.Struct):
+    """After step 1: what the servers of a zone have left for `near` clients, and in all, and the `rest` of what those
+    clients have. Nodes without a zone are near nobody."""
+
+    near: int = 0
+    room: int = 0
+    rest: int = 0
+
+    @property
+    def taken(self) -> int:
+        """What the servers take of the rest, which is step 2."""
+        return max(0, min(self.near, self.rest))
+
+
+class _OfNode:
+    """What the node `here`, on which servers of this weight are, gives to each place."""
+
+    def __init__(self, room: _Room, zones: dict[str | None, _Zone], here: Place, weight: int) -> None:
+        self._room = room
+        self._zones = zones
+        self._here = here
+        self._taken = {zone: it.taken if zone is not None else 0 for zone, it in zones.items()}
+        self._all_room = sum(it.room - self._taken[zone] for zone, it in zones.items())
+        zone = zones[here.zone]
+        self._rest = room.of_a_node - room.own(here, weight)
+        """What step 1 leaves of this node's connections."""
+        in_zone = self._taken[here.zone]
+        self._in_zone = exactly(self._rest * in_zone, zone.rest * zone.near) if in_zone else (0, 1)
+        """For each unit that a place of the zone has left for near clients: what step 2 gives to the place."""
+        beyond = exactly(self._rest * (zone.rest - in_zone), zone.rest) if in_zone else (self._rest, 1)
+        self._beyond = exactly(beyond[0], beyond[1] * self._all_room) if beyond[0] else (0, 1)
+        """For each unit of room that a place has left at the end: what step 3 gives to the place."""
+
+    def share(self, place: Place, weight: int) -> Exact:
+        """The share of a place, whose servers have this weight together."""
+        own = self._room.own(place, weight)
+        near, left = self._room.near(weight) - own, self._room.all(weight) - own
+        first = own if place == self._here else 0
+        second, of_second = self._in_zone if place.zone == self._here.zone else (0, 1)
+        third, of_third = self._beyond
+        if taken := self._taken[place.zone]:
+            in_all = self._zones[place.zone].near
+            left, of_third = left * in_all - taken * near, of_third * in_all
+        number = first * of_second * of_third + second * near * of_third + third * left * of_second
+        return exactly(number, of_second * of_third * self._room.of_a_node)

@@ -5,24 +5,30 @@ state and hints; it never brings in another one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from math import prod
+from typing import NamedTuple
 
 import msgspec
 
+from kroute.model.bounds import Steps, finish, parts
 from kroute.model.node_facts import NodeFacts
 from kroute.model.plan import Problem, RealServer
 from kroute.planning.backend_slices import BackendSlice, Traits
 from kroute.planning.weights.facts import Nodes, WeightFacts
 from kroute.planning.weights.locality import Place, shares
 from kroute.planning.weights.text import Locality, ServiceWeights
-from kroute.planning.weights.whole import whole
+from kroute.planning.weights.whole import Exact, exactly, whole
 from kroute.schedulers import BY_SHARE, HEEDLESS
 
 NO_FACTS = WeightFacts(Nodes())
 
 Chosen = Sequence[tuple[RealServer, Traits]]
 """The endpoints that serve, as `kroute.planning.endpoints.choose` found them."""
+
+Kind = tuple[str | None, int]
+"""What real servers have in common that weigh the same: the name of their node, and their Pod's weight."""
 
 
 class Factor(msgspec.Struct, frozen=True):
@@ -35,92 +41,150 @@ class Factor(msgspec.Struct, frozen=True):
         return f"{self.whose} {self.value}"
 
 
-class Weight(msgspec.Struct, frozen=True):
-    """The weight of a real server: the whole one, and the factors that are not 1.
+class _Found(NamedTuple):
+    """The whole weight of a kind, and its share of the node's connections by locality; None: that plays no part."""
 
-    `share` is its share of the node's connections by locality; None: that plays no part.
-    """
+    whole: int
+    share: Exact | None = None
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """The weight of a real server: the whole one, the factors that are not 1, and the share as in `_Found`."""
 
     whole: int
     factors: tuple[Factor, ...]
-    share: Fraction | None = None
+    share: Exact | None = None
 
     def __str__(self) -> str:
         """`12 = pod 4 x node 3`; with ~ if it was scaled."""
         parts = [str(it) for it in self.factors]
-        product = _product(self.factors)
+        product = prod(it.value for it in self.factors)
         if self.share is not None:
-            parts.append(f"locality {float(100 * self.share):.3g}% of this node's connections")
+            numerator, denominator = self.share
+            parts.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
         sign = "=" if product == self.whole and self.share is None else "~"
         return f"{self.whole} {sign} {' x '.join(parts)}" if parts else str(self.whole)
 
 
-_ONE = Weight(1, ())
+class _Scope(Enum):
+    """The clients that the chosen real servers serve: those of which nodes."""
+
+    NODE = "this node"
+    ZONE = "this node's zone"
+    CLUSTER = "all that are ready"
 
 
 class Weighing(msgspec.Struct, frozen=True):
-    """All that says what the real servers of a Service weigh on a node."""
+    """All that says what the real servers of a Service weigh on a node.
+
+    Ports whose real servers are of the same kinds are weighed once: `known` is what was found for how many of each.
+    """
 
     node: NodeFacts
     facts: WeightFacts
     scheduler: str
     by_service: ServiceWeights | None = None
     locality: Locality | None = None
+    known: dict[tuple[frozenset[tuple[Kind, int]], _Scope | None], dict[Kind, _Found]] = msgspec.field(
+        default_factory=dict
+    )
 
     def of(self, chosen: Chosen) -> list[Weight]:
         """The weight of each real server, in the same order."""
-        factors = [self._factors(server, traits) for server, traits in chosen]
-        products = [_product(it) for it in factors]
-        places = self._places(chosen)
-        if places is None or self.locality is None:
-            if all(product == 1 for product in products):
-                return [_ONE] * len(products)
-            exact = [Fraction(product) for product in products]
-            return [Weight(*it) for it in zip(self._whole(exact), factors, strict=True)]
-        each = self._shares(products, places, chosen, self.locality)
-        return [Weight(*it) for it in zip(self._whole(each), factors, each, strict=True)]
+        kinds, found = finish(self._found(chosen))
+        weights = {kind: Weight(it.whole, self._factors(kind), it.share) for kind, it in found.items()}
+        return [weights[kind] for kind in kinds]
 
     def weigh(self, chosen: Chosen) -> tuple[RealServer, ...]:
         """The real servers with their weights, in the same order."""
-        weights = self.of(chosen)
-        return tuple(
-            [
-                server if weight.whole == server.weight else server._replace(weight=weight.whole)
-                for (server, _), weight in zip(chosen, weights, strict=True)
+        return finish(self.weighing(chosen))
+
+    def weighing(self, chosen: Chosen) -> Steps[tuple[RealServer, ...]]:
+        """As `weigh`, in steps."""
+        kinds, found = yield from self._found(chosen)
+        servers: list[RealServer] = []
+        for part in parts(zip(chosen, kinds, strict=True)):
+            servers += [
+                server if found[kind].whole == server.weight else RealServer(*server[:2], found[kind].whole)
+                for (server, _), kind in part
             ]
-        )
+            yield len(part)
+        return tuple(servers)
 
-    def _factors(self, server: RealServer, traits: Traits) -> tuple[Factor, ...]:
-        node, zone = traits.node_name, self.facts.nodes.of(traits.node_name).zone
-        found = [("pod", self.facts.pods.get(server, 1)), ("node", self.facts.nodes.of(node).weight)]
-        if self.by_service is not None:
-            found.append((f"zone/{zone}", self.by_service.zones.get(zone or "", 1)))
-            found.append((f"node/{node}", self.by_service.nodes.get(node or "", 1)))
-        return tuple([Factor(*it) for it in found if it[1] != 1])
+    def _found(self, chosen: Chosen) -> Steps[tuple[list[Kind], dict[Kind, _Found]]]:
+        """The kind of each real server, and what each kind weighs."""
+        kinds: list[Kind] = []
+        pods = self.facts.pods
+        for part in parts(chosen):
+            kinds += [(traits.node_name, pods.get(server, 1)) for server, traits in part]
+            yield len(part)
+        counts = Counter(kinds)
+        scope = self._scope(chosen) if self._has_places(counts) else None
+        question = frozenset(counts.items()), scope
+        found = self.known.get(question)
+        if found is None:
+            found = self.known[question] = yield from self._weighed(counts, scope)
+        return kinds, found
 
-    def _places(self, chosen: Chosen) -> list[Place] | None:
-        """Where each real server is; None if locality plays no part: nobody asks, or all are on one node."""
+    def _weighed(self, counts: Mapping[Kind, int], scope: _Scope | None) -> Steps[dict[Kind, _Found]]:
+        products: dict[Kind, int] = {}
+        for part in parts(counts):
+            products |= {kind: prod(self._values(kind)) for kind in part}
+            yield 2 * len(part)
+        if scope is None and all(it == 1 for it in products.values()):
+            return dict.fromkeys(counts, _Found(1))
+        if scope is None or self.locality is None:
+            exact = {kind: (product, 1) for kind, product in products.items()}
+            total = (sum(product * counts[kind] for kind, product in products.items()), 1)
+        else:
+            exact = yield from self._shares(counts, products, self._crowd(scope), self.locality)
+            total = (1, 1)
+        many: Counter[Exact] = Counter()
+        for part in parts(exact):
+            for kind in part:
+                many[exact[kind]] += counts[kind]
+            yield len(part)
+        del many[0, 1]  # 0 stays 0
+        weights = (yield from whole(many, total, self.scheduler)) if many else {}
+        return {kind: _Found(weights.get(it, 0), None if scope is None else it) for kind, it in exact.items()}
+
+    def _values(self, kind: Kind) -> tuple[int, ...]:
+        """The factors of a kind's weight: pod, node, and what the Service says of the zone and the node."""
+        name, pod = kind
+        node = self.facts.nodes.of(name)
+        if self.by_service is None:
+            return pod, node.weight
+        return pod, node.weight, self.by_service.zones.get(node.zone or "", 1), self.by_service.nodes.get(name or "", 1)
+
+    def _factors(self, kind: Kind) -> tuple[Factor, ...]:
+        name, _ = kind
+        names = "pod", "node", f"zone/{self.facts.nodes.of(name).zone}", f"node/{name}"
+        return tuple([Factor(*it) for it in zip(names, self._values(kind), strict=False) if it[1] != 1])
+
+    def _has_places(self, kinds: Iterable[Kind]) -> bool:
+        """Whether locality plays a part: the Service asks for it, and not all real servers are on one node."""
         if self.locality is None or self.scheduler not in BY_SHARE:
-            return None
-        if len({traits.node_name for _, traits in chosen}) <= 1:
-            return None
-        crowd = self._crowd(chosen)
-        return [self._place(traits.node_name, crowd) for _, traits in chosen]
+            return False
+        return len({name for name, _ in kinds}) > 1
 
-    def _place(self, name: str | None, crowd: dict[str | None, int]) -> Place:
+    def _place(self, name: str | None, crowd: Mapping[str | None, int]) -> Place:
         is_here = name == self.node.name
         traits = self.facts.nodes.of(name)
         zone = self.node.zone if is_here else traits.zone
         others = crowd.get(zone, 0) - (zone == self.node.zone)  # this node is among its zone's
         return Place(name, zone, has_clients=is_here or (traits.is_ready and others > 0))
 
-    def _crowd(self, chosen: Chosen) -> dict[str | None, int]:
-        """How many nodes of each zone have clients that these servers serve: all that are ready, and this one.
+    def _scope(self, chosen: Chosen) -> _Scope:
+        """Where hints chose the servers, others serve the clients of other zones, or of other nodes."""
+        if all(self.node.name in traits.for_nodes for _, traits in chosen):
+            return _Scope.NODE
+        return _Scope.ZONE if all(self.node.zone in traits.for_zones for _, traits in chosen) else _Scope.CLUSTER
 
-        Where hints chose the servers, others serve the clients of other zones, or of other nodes.
-        """
+    def _crowd(self, scope: _Scope) -> dict[str | None, int]:
+        """How many nodes of each zone have clients that the servers serve: of those in scope all that are ready, and
+        this one."""
         node, zone = self.node.name, self.node.zone
-        if all(node in traits.for_nodes for _, traits in chosen):
+        if scope is _Scope.NODE:
             return {zone: 1}
         known = self.facts.nodes.of(node)
         ready = {it: count for it, count in self.facts.nodes.ready.items() if count}
@@ -128,27 +192,31 @@ class Weighing(msgspec.Struct, frozen=True):
             ready[zone] = ready.get(zone, 0) + 1
         elif known.zone != zone:  # the facts of the node are older
             ready[known.zone], ready[zone] = ready[known.zone] - 1, ready.get(zone, 0) + 1
-        if all(zone in traits.for_zones for _, traits in chosen):
-            return {zone: ready[zone]}
-        return ready
+        return {zone: ready[zone]} if scope is _Scope.ZONE else ready
 
-    def _shares(self, products: list[int], places: list[Place], chosen: Chosen, locality: Locality) -> list[Fraction]:
-        """The share of this node's connections that each real server gets."""
+    def _shares(
+        self,
+        counts: Mapping[Kind, int],
+        products: Mapping[Kind, int],
+        crowd: Mapping[str | None, int],
+        locality: Locality,
+    ) -> Steps[dict[Kind, Exact]]:
+        """The share of this node's connections that each real server of a kind gets."""
+        places: dict[Kind, Place] = {}
         sums: Counter[Place] = Counter()
-        for place, product in zip(places, products, strict=True):
-            sums[place] += product
-        crowd = self._crowd(chosen)
-        found = shares(sums, self._place(self.node.name, crowd), crowd, locality)
-        return [
-            found[place] * product / sums[place] if product else Fraction(0)
-            for place, product in zip(places, products, strict=True)
-        ]
-
-    def _whole(self, exact: list[Fraction]) -> list[int]:
-        """Whole weights for exact ones; 0 stays 0."""
-        counts = Counter(filter(None, exact))
-        weights = whole(counts, self.scheduler) if counts else {}
-        return [weights.get(it, 0) for it in exact]
+        for part in parts(products.items()):
+            for kind, product in part:
+                place = places[kind] = self._place(kind[0], crowd)
+                sums[place] += product * counts[kind]
+            yield 2 * len(part)
+        found = yield from shares(sums, self._place(self.node.name, crowd), crowd, locality)
+        each: dict[Kind, Exact] = {}
+        for part in parts(products.items()):
+            for kind, product in part:
+                numerator, denominator = found[places[kind]]
+                each[kind] = exactly(numerator * product, denominator * sums[places[kind]]) if product else (0, 1)
+            yield len(part)
+        return each
 
 
 def weighing_of(
@@ -165,15 +233,18 @@ def weighing_of(
     return Weighing(node, facts or NO_FACTS, scheduler, by_service, locality)
 
 
-def are_weighed(slices: Iterable[BackendSlice], facts: WeightFacts | None) -> bool:
+def are_weighed(slices: Iterable[BackendSlice], facts: WeightFacts | None) -> Steps[bool]:
     """Whether a Node or a Pod gives one of the Service's real servers a weight that only some schedulers look at.
 
     A weight of 0 holds with every scheduler, so a Node with that weight does not count.
     """
-    if facts is None or not (facts.pods or facts.nodes.have_weights):
-        return False
-    names = {traits.node_name for piece in slices for traits in piece.traits}
-    return bool(facts.pods) or any(facts.nodes.of(name).weight > 1 for name in names)
+    if facts is None or facts.pods or not facts.nodes.have_weights:
+        return facts is not None and bool(facts.pods)
+    for piece in slices:
+        yield len(piece.traits) // 4
+        if any(facts.nodes.of(name).weight > 1 for name in {traits.node_name for traits in piece.traits}):
+            return True
+    return False
 
 
 def problems_of(weighing: Weighing) -> list[Problem]:
@@ -200,10 +271,3 @@ def _heedless(scheduler: str, what: str) -> Problem:
     subject = f"scheduler {scheduler}"
     message = f"{subject} {what}. Choose one that divides connections by weight: {', '.join(BY_SHARE)}."
     return Problem("SchedulerIgnoresWeights", subject, message)
-
-
-def _product(factors: Sequence[Factor]) -> int:
-    product = 1
-    for factor in factors:
-        product *= factor.value
-    return product

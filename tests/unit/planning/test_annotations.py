@@ -2,6 +2,7 @@
 
 import pytest
 
+from kroute.model.bounds import finish
 from kroute.model.plan import Ejection, Persistence, Problem, Protocol, RealServer, VirtualServerKey
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import (
@@ -11,7 +12,10 @@ from kroute.planning.annotations.table import (
     apply_annotations,
     needing_shares,
 )
+from kroute.planning.plan_service import plan_service
+from kroute.planning.weights.slow_start import in_steps
 from kroute.schedulers import IN_STEPS, SCHEDULERS
+from tests.builders import endpoint_slice, facts, read, service, settings
 
 DEFAULTS = Options("rr")
 
@@ -267,13 +271,13 @@ def test_a_slow_start_needs_a_scheduler_that_shares_by_weights(scheduler: str) -
 
 
 def test_with_a_slow_start_weights_are_multiplied_so_that_there_are_steps() -> None:
-    key = VirtualServerKey(Protocol.TCP, "10.96.0.1", 80)
     three, five = RealServer("10.1.0.1", 8080, 3), RealServer("10.1.0.2", 8080, 5)
-    slow = Options("wrr", slow_start=30)
-    assert [it.weight for it in slow.virtual_server(key, (three, five)).real_servers] == [60, 100]
-    assert Options("wrr").virtual_server(key, (three, five)).real_servers == (three, five)
+    assert [it.weight for it in finish(in_steps((three, five)))] == [60, 100]
     heavy = (three._replace(weight=65535), five)
-    assert slow.virtual_server(key, heavy).real_servers == heavy
+    assert finish(in_steps(heavy)) == heavy
+    web = service(annotations={"kroute.io/slow-start": "30s"})
+    [server] = plan_service(web, read(endpoint_slice("web-1", "10.244.1.1")), facts(), settings()).virtual_servers
+    assert server.real_servers == (RealServer("10.244.1.1", 8080, 20),)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.model.bounds import finish
 from kroute.planning.weights.locality import Place, shares
 from kroute.planning.weights.text import Locality
 
@@ -17,7 +18,8 @@ def shares_of(cluster: Cluster, node: str, locality: Locality) -> dict[str, Frac
     places = {name: Place(name, zone, has_clients=True) for name, (zone, _) in cluster.items()}
     weights = {places[name]: weight for name, (_, weight) in cluster.items() if weight}
     clients = Counter(zone for zone, _ in cluster.values())
-    return {str(place.node): it for place, it in shares(weights, places[node], clients, locality).items()}
+    found = finish(shares(weights, places[node], clients, locality))
+    return {str(place.node): Fraction(*it) for place, it in found.items()}
 
 
 def zones(**nodes: int) -> Cluster:

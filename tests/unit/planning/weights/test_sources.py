@@ -5,18 +5,32 @@ from pathlib import Path
 import pytest
 
 from kroute.kernel.ipvs.client import SetRealServer
+from kroute.model.bounds import finish
 from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, Pod
 from kroute.model.plan import NodePlan
 from kroute.planning.catalog import Catalog
+from kroute.planning.weights.sources import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
 from tests.unit.fake_node import FakeNode, new_kernel
 
 SERVICES = 50
 
 
-def cluster(*more: KubernetesObject, pod_weights: bool = True) -> Catalog:
+class Clock:
+    """Seconds; at each look `step` more of them have passed."""
+
+    def __init__(self, step: float = PAUSE) -> None:
+        self.now = 1000.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def cluster(*more: KubernetesObject, pod_weights: bool = True, clock: Clock | None = None) -> Catalog:
     """Services s0 to s49 on wrr with one pod each, on node0 to node4 in turn."""
-    made = Catalog(settings(scheduler="wrr", pod_weights=pod_weights), facts())
+    made = Catalog(settings(scheduler="wrr", pod_weights=pod_weights), facts(), clock or Clock())
     for number in range(SERVICES):
         made.take([Applied(service(f"s{number}", f"10.96.1.{number}"))])
         one = endpoint(f"10.244.1.{number}", on=f"node{number % 5}", pod=f"p{number}", uid=f"u{number}")
@@ -56,7 +70,7 @@ def scheduler_of(made: Catalog, name: str) -> str:
 
 
 def test_the_weight_of_a_node_or_a_pod_implies_wrr_where_nothing_chooses_a_scheduler() -> None:
-    made = Catalog(settings(pod_weights=True), facts())
+    made = Catalog(settings(pod_weights=True), facts(), Clock())
     pods = [endpoint(f"10.244.1.{number}", on=f"node{number}", pod=f"p{number}") for number in (1, 2, 3)]
     for number, each in enumerate(pods, 1):
         made.take([Applied(service(f"s{number}", f"10.96.1.{number}"))])
@@ -88,6 +102,37 @@ def test_a_zone_concerns_those_that_ask_for_zones_and_readiness_those_with_local
     assert planned(made, node(name="node4", labels={ZONE_LABEL: "a"}, ready=False)) == ["s8"]
     assert planned(made, service("s7", "10.96.1.7"), service("s8", "10.96.1.8")) == ["s7", "s8"]
     assert planned(made, node(name="node4")) == []
+
+
+def test_nodes_that_change_again_and_again_count_at_once_and_then_at_times() -> None:
+    clock = Clock(step=0)
+    local = service("s8", "10.96.1.8", annotations={"kroute.io/locality": "prefer-zone"})
+    made = cluster(local, clock=clock)
+    clock.now += PAUSE
+    assert planned(made, node(name="node4", ready=True)) == ["s8"], "the first change"
+    flips = [node(name=f"node{number % 5}", ready=number % 3 > 0, labels={WEIGHT: "2"}) for number in range(50)]
+    for flip in flips:
+        clock.now += PAUSE / 51
+        assert planned(made, flip) == []
+    assert made.has_marked is False
+    assert made.next_due() == pytest.approx(PAUSE / 51)
+    clock.now += PAUSE / 50
+    assert made.has_marked is True
+    assert planned(made) == sorted(f"s{number}" for number in range(SERVICES)), "all of it together, once"
+    assert made.next_due() is None
+    assert planned(made, pod("p3", "5", uid="u3"), service("s8", "10.96.1.8")) == ["s3", "s8"], "other changes at once"
+
+
+def test_a_service_that_is_planned_in_steps_keeps_to_the_nodes_of_its_first_step() -> None:
+    endpoints = [endpoint(f"10.244.1.{number}", on=f"node{number % 5}") for number in range(1, 101)]
+    local = service("local", annotations={"kroute.io/locality": "prefer-node"})
+    nodes = [node(name=f"node{number}", labels={ZONE_LABEL: "a"}, ready=number < 2) for number in range(5)]
+    made = cluster(local, endpoint_slice("local-1", *endpoints, of="local"), *nodes, clock=Clock(step=0))
+    steps = made._planning(local.key, None)
+    next(steps)
+    made.take(Applied(node(name=f"node{number}", labels={ZONE_LABEL: "b"}, ready=True)) for number in range(5))
+    assert finish(steps) is None, "as planned before"
+    assert finish(made._planning(local.key, None)) is not None
 
 
 def test_a_pods_weight_concerns_the_services_that_name_it() -> None:
