@@ -8,6 +8,7 @@ Nothing is recorded for a restart: what a real server has of its weight in the k
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,10 @@ from kroute.model.plan import SLOW_START_STEPS, RealServer, VirtualServer, Virtu
 
 FIRST_STEP = SLOW_START_STEPS // 10
 """The step at which a new real server begins: a tenth of its weight."""
+
+
+CLIMBS_A_PASS = 4000
+"""Real servers that climb in one pass of the controller, about: a few milliseconds. The rest follow in the next one."""
 
 
 class _Climb(NamedTuple):
@@ -34,11 +39,16 @@ class SlowStarts:
         self._climbs: dict[VirtualServerKey, dict[RealServerKey, _Climb]] = {}
         self._seconds: dict[VirtualServerKey, int] = {}
         """The length of each virtual server's slow starts; those without have none."""
+        self._due: dict[VirtualServerKey, float] = {}
+        """When a real server of each virtual server with climbs is to climb next."""
+        self._in_order: list[tuple[float, VirtualServerKey]] = []
+        """The same as a heap. An entry that `_due` contradicts is out of date."""
 
     def want(self, desired: VirtualServer) -> None:
         """Note for how long climbs take from now on, also those that have begun: a time alone is no reason to write."""
         if desired.slow_start and desired.key in self._seconds:
             self._seconds[desired.key] = desired.slow_start
+            self._schedule(desired.key)
 
     def begin(
         self, applied: VirtualServer | None, desired: VirtualServer, draining: Collection[RealServerKey], now: float
@@ -70,6 +80,7 @@ class SlowStarts:
             self._climbs[key] = climbs
         else:
             self._climbs.pop(key, None)
+        self._schedule(key)
 
     def join(self, desired: VirtualServer, server: RealServerKey, now: float) -> None:
         """Note that a real server comes back after it was ejected: it climbs like a new one."""
@@ -77,6 +88,7 @@ class SlowStarts:
         if desired.slow_start and whole:
             self._seconds[desired.key] = desired.slow_start
             self._climbs.setdefault(desired.key, {})[server] = _Climb(now, FIRST_STEP, whole)
+            self._schedule(desired.key)
 
     def effective(self, desired: VirtualServer) -> VirtualServer:
         """The virtual server with the weights that its real servers should have now."""
@@ -87,29 +99,55 @@ class SlowStarts:
 
     def advance(self, now: float) -> list[VirtualServerKey]:
         """Let the real servers climb as far as they should be. Returns the virtual servers whose weights change."""
+        due: list[VirtualServerKey] = []
+        left = CLIMBS_A_PASS
+        while left > 0 and (at := self.next_due()) is not None and at <= now:
+            _, key = heappop(self._in_order)
+            del self._due[key]
+            due.append(key)
+            left -= len(self._climbs[key])
         changed = []
-        for key, climbs in list(self._climbs.items()):
+        for key in due:
+            climbs = self._climbs[key]
             reached = {server: _reached(climb, self._seconds[key], now) for server, climb in climbs.items()}
             if reached != climbs:
                 changed.append(key)
                 self._climbs[key] = {server: it for server, it in reached.items() if it.step < SLOW_START_STEPS}
                 if not self._climbs[key]:
                     del self._climbs[key]
+            self._schedule(key)
         return changed
 
     def next_due(self) -> float | None:
         """When the next real server is to climb; None if none does."""
-        dues = (
-            climb.began + self._seconds[key] * (climb.step + 1) / SLOW_START_STEPS
-            for key, climbs in self._climbs.items()
-            for climb in climbs.values()
-        )
-        return min(dues, default=None)
+        while self._in_order:
+            due, key = self._in_order[0]
+            if self._due.get(key) == due:
+                return due
+            heappop(self._in_order)
+        return None
+
+    def _schedule(self, key: VirtualServerKey) -> None:
+        """Note when a real server of this virtual server is to climb next."""
+        climbs = self._climbs.get(key)
+        if not climbs:
+            self._due.pop(key, None)
+            return
+        seconds = self._seconds[key]
+        due = min(climb.began + seconds * (climb.step + 1) / SLOW_START_STEPS for climb in climbs.values())
+        if self._due.get(key) == due:
+            return
+        self._due[key] = due
+        heappush(self._in_order, (due, key))
+        if len(self._in_order) > 2 * len(self._due) + 16:  # most are out of date
+            self._in_order = [(at, it) for it, at in self._due.items()]
+            heapify(self._in_order)
 
     def forget(self, key: VirtualServerKey) -> None:
         """Note that the virtual server was deleted, or has no slow start."""
         self._climbs.pop(key, None)
         self._seconds.pop(key, None)
+        self._due.pop(key, None)
 
 
 def _climbed(real_servers: Collection[RealServer], climbs: Mapping[RealServerKey, _Climb]) -> Iterator[RealServer]:

@@ -3,10 +3,13 @@
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kroute.comparison.virtual_servers import differences
+from kroute.controllers.service_proxy.effective_weights import slow_starts as module
 from kroute.controllers.service_proxy.effective_weights.slow_starts import FIRST_STEP, SlowStarts
 from kroute.kernel.ipvs.client import SetRealServer
 from kroute.model.plan import SLOW_START_STEPS, Protocol, RealServer, VirtualServer, VirtualServerKey
@@ -177,3 +180,59 @@ def test_a_weight_is_never_further_from_the_curve_than_a_step_and_never_falls(
         last = weight
     starts.advance(50.0 + seconds + 1e-3)
     assert starts.effective(after) == after
+
+
+class TestManyClimbs:
+    """A Service within the limits may have thousands of climbs; other passes of the controller pay nothing for them."""
+
+    COUNT = 1000
+
+    @pytest.fixture
+    def looked_at(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        """The climbs that were looked at."""
+        found: list[object] = []
+        reached = module._reached
+        monkeypatch.setattr(module, "_reached", lambda *given: (found.append(given), reached(*given))[1])
+        return found
+
+    def begin(self, starts: SlowStarts, number: int, now: float, slow_start: int = SECONDS) -> VirtualServer:
+        """Five real servers of one virtual server begin beside one that serves."""
+        key = VirtualServerKey(Protocol.TCP, f"10.97.{number // 250}.{number % 250}", 80)
+        after = msgspec.structs.replace(web(*[WHOLE] * 6, slow_start=slow_start), key=key)
+        starts.begin(msgspec.structs.replace(after, real_servers=after.real_servers[:1]), after, (), now)
+        return after
+
+    def test_a_pass_looks_only_at_those_that_are_due(self, looked_at: list[object]) -> None:
+        starts = SlowStarts()
+        for number in range(self.COUNT):
+            self.begin(starts, number, now=1000.0 + number / 100)
+        first = SECONDS * (FIRST_STEP + 1) / SLOW_START_STEPS
+        assert starts.next_due() == 1000.0 + first
+        assert starts.advance(1000.0) == []
+        assert len(looked_at) == 0
+        assert len(starts.advance(1000.0 + first + 0.015)) == 2
+        assert len(looked_at) == 2 * 5
+        assert starts.next_due() == pytest.approx(1000.0 + first + 0.02)
+
+    def test_when_all_are_due_at_once_passes_share_them(self, looked_at: list[object]) -> None:
+        starts = SlowStarts()
+        servers = [self.begin(starts, number, now=1000.0) for number in range(self.COUNT)]
+        changed: list[VirtualServerKey] = []
+        now = 1000.0 + SECONDS / 2
+        while (due := starts.next_due()) is not None and due <= now:
+            before = len(looked_at)
+            changed += starts.advance(now)
+            assert 0 < len(looked_at) - before < module.CLIMBS_A_PASS + 5
+        assert sorted(changed) == sorted(it.key for it in servers), "each once"
+        assert len(looked_at) > module.CLIMBS_A_PASS
+        assert {it.weight for server in servers for it in starts.effective(server).real_servers} == {10, WHOLE}
+
+    def test_what_is_out_of_date_does_not_pile_up(self) -> None:
+        starts = SlowStarts()
+        server = self.begin(starts, 0, now=1000.0)
+        for number in range(1000):
+            starts.want(msgspec.structs.replace(server, slow_start=50 + number % 7))
+        assert len(starts._in_order) < 50
+        starts.forget(server.key)
+        assert starts.next_due() is None
+        assert (starts._climbs, starts._seconds, starts._due, starts._in_order) == ({}, {}, {}, [])
