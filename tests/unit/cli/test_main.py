@@ -125,9 +125,10 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_wrong_gets_one_line_and_exit_code_2(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, started: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(*arguments) == USAGE
+    assert started == []
     output = capsys.readouterr()
     assert output.out == ""
     assert says in output.err

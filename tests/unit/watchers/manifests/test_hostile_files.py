@@ -140,6 +140,20 @@ async def test_what_is_no_readable_file_keeps_nobody_waiting(
     assert [entry["file"] for entry in events(logs, "manifest.unreadable")] == [str(bad)]
 
 
+def test_what_waits_in_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """A program that writes to it would wait for another reader, or serve what no file says."""
+    pipe = tmp_path / "a.yaml"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, WEB.encode())
+        with pytest.raises(UnreadableError, match="not a regular file"):
+            read_manifest(pipe)
+        assert os.read(writer, 1 << 16) == WEB.encode()
+    finally:
+        os.close(writer)
+
+
 async def test_bad_files_cost_the_others_nothing(tmp_path: Path) -> None:
     for name, text in (UNREADABLE | FAULTY).items():
         (tmp_path / name).write_bytes(text)
