@@ -9,6 +9,7 @@ from kroute.model.objects import (
     SERVICE_NAME_LABEL,
     SERVICE_PROXY_NAME_LABEL,
     WEIGHT,
+    ZONE_LABEL,
     ClientIPConfig,
     Endpoint,
     EndpointConditions,
@@ -26,18 +27,28 @@ from kroute.model.objects import (
     NodeSpec,
     NodeStatus,
     ObjectMeta,
+    Pod,
     Service,
     ServicePort,
     ServiceSpec,
     ServiceStatus,
     SessionAffinityConfig,
+    TargetRef,
 )
 from kroute.planning.annotations.table import ANNOTATION_NAMES
+from kroute.schedulers import SCHEDULER_FLAGS, SCHEDULERS
 
 ATTACKERS = "tenant"
 """The namespace of every hostile object."""
 
 NAMES = ("a", "b", "c")
+
+PODS = ("p1", "p2", "p3")
+ZONES = ("a", "b", "c")
+"""This node is in the first one."""
+NODES = ("node1", "node2", "node3", "node4")
+"""This node is the first one, and victims' endpoints are on the second. The second has no weight: what a Node weighs
+counts for all Services that have endpoints there."""
 
 ODD_TEXTS = (
     *("", " ", "None", "\0", "\x1b[2J", "a" * 300, "-1", "0", "1e9", "\u0663", "\u202e", "1.2.3.4/33", "::/0"),
@@ -60,6 +71,41 @@ own_names = st.builds(str.__add__, st.sampled_from(("kroute.io/", "Kroute.IO/"))
 annotation_names = st.one_of(st.sampled_from(sorted(ANNOTATION_NAMES)), st.just(WEIGHT), own_names)
 
 
+def separated(*values: st.SearchStrategy[str], most: int = 4) -> st.SearchStrategy[str]:
+    return st.lists(st.one_of(*values), max_size=most).map(", ".join)
+
+
+weights = st.sampled_from(("0", "1", "2", "7", "50", "65535")) | st.integers(0, 65535).map(str)
+durations = st.builds("{}{}".format, st.integers(0, 400), st.sampled_from(("", "s", "m", "h")))
+valid_annotations: st.SearchStrategy[dict[str, str]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "kroute.io/scheduler": st.sampled_from(SCHEDULERS),
+        "kroute.io/scheduler-flags": separated(st.sampled_from(sorted(SCHEDULER_FLAGS))),
+        "kroute.io/persistence-timeout": st.integers(0, 2678400).map(str),
+        "kroute.io/weights": separated(
+            st.builds("zone/{}={}".format, st.sampled_from(ZONES), weights),
+            st.builds("node/{}={}".format, st.sampled_from(NODES), weights),
+        ),
+        "kroute.io/locality": st.builds(
+            "prefer-{}{}".format,
+            st.sampled_from(("node", "zone")),
+            st.just("") | st.integers(0, 100).map(", spill {}%".format),
+        ),
+        "kroute.io/slow-start": durations,
+        "kroute.io/ejection": st.sampled_from(("on", "off"))
+        | separated(durations.map("after {}".format), durations.map("hold {}".format), most=2),
+        "kroute.io/direct-return": st.just("tunnel"),
+        "kroute.io/director-weight": st.sampled_from(("endpoints", "equal")),
+        "kroute.io/local": st.sampled_from(("on", "off")),
+        "kroute.io/hairpin": st.sampled_from(("on", "off")),
+        "kroute.io/skip-load-balancer-ips": st.sampled_from(("on", "off")),
+    },
+)
+"""All that kroute reads, with values that it obeys for the most part: only these lead to what obeys them."""
+annotations = valid_annotations | st.none() | st.dictionaries(annotation_names, texts, max_size=3)
+
+
 def several(values: st.SearchStrategy[Any], most: int = 5) -> st.SearchStrategy[tuple[Any, ...] | None]:
     """Return None, a few values, or one sequence of values repeated many times."""
     few = st.lists(values, max_size=most).map(tuple)
@@ -79,8 +125,9 @@ labels = st.dictionaries(st.sampled_from((HEADLESS_LABEL, SERVICE_PROXY_NAME_LAB
 ports = st.one_of(
     several(st.builds(ServicePort, numbers, texts, texts | st.sampled_from(("TCP", "UDP", "SCTP")), numbers)),
     st.builds(many_ports, st.integers(1, 100), counts),
+    st.just((ServicePort(80),)),
 )
-named = several(st.builds(NamedHint, texts))
+named = several(st.builds(NamedHint, texts | st.sampled_from((*ZONES, *NODES))))
 
 
 @st.composite
@@ -91,7 +138,7 @@ def services(draw: st.DrawFn) -> Service:
             ATTACKERS,
             creation_timestamp=draw(st.none() | st.sampled_from(("2020-01-01T00:00:00Z", "2027-01-01T00:00:00Z", ""))),
             labels=draw(st.none() | labels),
-            annotations=draw(st.none() | st.dictionaries(annotation_names, texts, max_size=3)),
+            annotations=draw(annotations),
         ),
         ServiceSpec(
             type=draw(st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "ExternalName", ""))),
@@ -119,6 +166,18 @@ def many_endpoints(first: int, count: int, node: str) -> tuple[Endpoint, ...]:
     return tuple(Endpoint((address,), node_name=node) for address in many_addresses(first, count))
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> tuple[Endpoint, ...]:
+    """Ready endpoints with the same hints: these count only if all have them."""
+    zones, on = draw(st.lists(st.sampled_from(ZONES), max_size=2)), draw(st.lists(st.sampled_from(NODES), max_size=2))
+    hints = EndpointHints(tuple(map(NamedHint, zones)), tuple(map(NamedHint, on))) if zones or on else None
+    each = st.tuples(st.integers(1, 99), st.sampled_from(NODES), st.sampled_from(PODS))
+    return tuple(
+        Endpoint((f"10.244.9.{number}",), node_name=node, hints=hints, target_ref=TargetRef("Pod", pod))
+        for number, node, pod in draw(st.lists(each, max_size=9))
+    )
+
+
 conditions = st.builds(EndpointConditions, *[st.none() | st.booleans()] * 3)
 endpoints = st.one_of(
     several(
@@ -126,11 +185,13 @@ endpoints = st.one_of(
             Endpoint,
             st.lists(addresses, max_size=2).map(tuple),
             conditions,
-            st.none() | st.sampled_from(("node1", "node2")) | texts,
+            st.none() | st.sampled_from(NODES) | texts,
             st.none() | st.builds(EndpointHints, named, named),
+            st.none() | st.builds(TargetRef, st.just("Pod"), st.sampled_from(PODS), st.sampled_from(("", "u1", "u2"))),
         )
     ),
-    st.builds(many_endpoints, st.integers(0, 5), counts, st.sampled_from(("node1", "node2"))),
+    alike(),
+    st.builds(many_endpoints, st.integers(0, 5), counts, st.sampled_from(NODES)),
 )
 backend_ports = st.one_of(
     several(st.builds(EndpointPort, st.none() | texts, st.none() | numbers, st.sampled_from(("TCP", "UDP", "x")))),
@@ -139,6 +200,7 @@ backend_ports = st.one_of(
         st.integers(1, 100),
         counts,
     ),
+    st.just((EndpointPort("", 8080),)),
 )
 slices = st.builds(
     lambda name, of, family, them, ports: EndpointSlice(
@@ -150,11 +212,17 @@ slices = st.builds(
     endpoints,
     backend_ports,
 )
+labels_of_nodes = st.fixed_dictionaries(
+    {}, optional={ZONE_LABEL: st.sampled_from(ZONES) | texts, WEIGHT: weights | texts}
+)
 nodes = st.builds(
-    lambda name, networks, them, conditions: Node(
-        NodeMeta(name), NodeSpec(pod_cidrs=networks), NodeStatus(them, conditions)
+    lambda name, labels, networks, them, conditions: Node(
+        NodeMeta(name, labels={key: it for key, it in labels.items() if key != WEIGHT or name != "node2"}),
+        NodeSpec(pod_cidrs=networks),
+        NodeStatus(them, conditions),
     ),
-    st.sampled_from(("node2", "node3", "")),
+    st.sampled_from((*NODES[1:], "")),
+    labels_of_nodes,
     several(texts | st.sampled_from(("10.244.0.0/16", "0.0.0.0/0"))),
     several(
         st.builds(
@@ -163,8 +231,48 @@ nodes = st.builds(
             addresses.filter(lambda it: not it.startswith("198.51.100.20")),
         )
     ),
-    several(st.builds(NodeCondition, texts, texts)),
+    several(st.builds(NodeCondition, texts, texts) | st.builds(NodeCondition, st.just("Ready"), st.just("True"))),
 )
 """Other nodes than this one, with false statuses from their kubelets."""
 
-objects: st.SearchStrategy[KubernetesObject] = st.one_of(services(), slices, nodes)
+pods = st.builds(
+    lambda name, uid, labels, annotations: Pod(
+        ObjectMeta(name, ATTACKERS, uid, labels=labels, annotations=annotations)
+    ),
+    st.sampled_from(PODS),
+    st.sampled_from(("", "u1", "u2")),
+    st.fixed_dictionaries({}, optional={WEIGHT: weights | texts}),
+    st.fixed_dictionaries({}, optional={WEIGHT: weights | texts}),
+)
+
+objects: st.SearchStrategy[KubernetesObject] = st.one_of(services(), slices, nodes, pods)
+
+
+@st.composite
+def weighed_services(draw: st.DrawFn) -> list[KubernetesObject]:
+    """A Service that is served, with annotations that are obeyed, its endpoints, and the Nodes and Pods of these."""
+    service = Service(
+        ObjectMeta("a", ATTACKERS, annotations=draw(valid_annotations)),
+        ServiceSpec(
+            type="LoadBalancer",
+            cluster_ips=("10.96.1.1",),
+            ports=(ServicePort(80, node_port=30090),),
+            external_ips=("198.51.100.7",),
+            external_traffic_policy=draw(st.sampled_from(("Local", "Cluster"))),
+        ),
+    )
+    meta = ObjectMeta("s1", ATTACKERS, labels={SERVICE_NAME_LABEL: "a"})
+    ready = (NodeCondition("Ready", "True"),)
+    zones = st.sampled_from(draw(st.sampled_from((ZONES[:1], ZONES))))
+    found = [
+        Node(NodeMeta(name, labels={ZONE_LABEL: draw(zones)}), status=NodeStatus((), ready))
+        for name in draw(st.sampled_from((NODES[1:], NODES[1:2], ())))
+    ]
+    several_pods = draw(st.lists(pods, max_size=3))
+    return [service, EndpointSlice(meta, "IPv4", draw(alike()), (EndpointPort("", 8080),)), *found, *several_pods]
+
+
+histories: st.SearchStrategy[list[KubernetesObject]] = st.lists(objects, max_size=4) | st.builds(
+    list.__add__, weighed_services(), st.lists(objects, max_size=3)
+)
+"""What comes one after the other."""

@@ -1,18 +1,22 @@
 """Whatever objects contain, planning raises nothing, victims keep their plans, and plans and pieces are bounded."""
 
+from itertools import count
 from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kroute.director.catalog import DirectorCatalog
 from kroute.model.bounds import MOST_PROBLEMS, NO_BOUND, Meter
-from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey
+from kroute.model.node_facts import NodeFacts
+from kroute.model.objects import Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import ServicePlan
 from kroute.planning.catalog import Catalog
-from tests.builders import NODE_IPV4, endpoint_slice, facts, port, service, settings
-from tests.unit.fuzz.fields import ATTACKERS, objects
+from kroute.planning.weights.sources import PAUSE
+from kroute.planning.weights.text import MAX_WEIGHT
+from tests.builders import LISTED, LISTED_WITH_PODS, NODE_IPV4, endpoint_slice, facts, node, port, service, settings
+from tests.unit.fuzz.fields import ATTACKERS, histories
 from tests.unit.fuzz.strategies import fuzzed
-from tests.unit.planning.test_catalog import LISTED
 
 OLD = "2019-01-01T00:00:00Z"
 VICTIMS: list[KubernetesObject] = [
@@ -36,11 +40,13 @@ LONGEST_PIECE = 3 * (MOST_SERVERS + MOST_BACKENDS) + WORK
 
 
 def catalog_with_victims() -> Catalog:
+    """What Nodes change counts at once: between two looks at the clock the pause is over."""
     catalog = Catalog(
-        settings(max_virtual_servers=MOST_SERVERS, max_backends=MOST_BACKENDS),
-        facts(own=(NODE_IPV4,), pod_cidrs=("10.244.0.0/24",)),
+        settings(max_virtual_servers=MOST_SERVERS, max_backends=MOST_BACKENDS, pod_weights=True, direct_return=True),
+        facts(own=(NODE_IPV4,), pod_cidrs=("10.244.0.0/24",), zone="a"),
+        count(0.0, PAUSE).__next__,
     )
-    catalog.take([*map(Applied, VICTIMS), *LISTED])
+    catalog.take([*map(Applied, VICTIMS), *LISTED_WITH_PODS])
     catalog.commit()
     return catalog
 
@@ -61,7 +67,7 @@ def assert_bounded(plan: ServicePlan) -> None:
 
 
 @fuzzed
-@given(items=st.lists(objects, max_size=4), deletes=st.booleans())
+@given(items=histories, deletes=st.booleans())
 def test_victims_keep_their_plans_and_everything_is_bounded(items: list[KubernetesObject], deletes: bool) -> None:
     catalog = catalog_with_victims()
     before = plans_of(catalog)
@@ -84,7 +90,7 @@ def test_victims_keep_their_plans_and_everything_is_bounded(items: list[Kubernet
 
 
 @fuzzed
-@given(items=st.lists(objects, max_size=4))
+@given(items=histories)
 def test_no_piece_of_planning_is_long(items: list[KubernetesObject]) -> None:
     catalog = catalog_with_victims()
     catalog.take(map(Applied, items))
@@ -105,7 +111,7 @@ class CountedMeter(Meter):
 
 
 @fuzzed
-@given(items=st.lists(objects, max_size=4), order=st.randoms())
+@given(items=histories, order=st.randoms())
 def test_what_is_kept_does_not_depend_on_the_order(items: list[KubernetesObject], order: object) -> None:
     newest = list({(type(item), item.key): item for item in items}.values())
     other = list(newest)
@@ -120,3 +126,45 @@ def test_what_is_kept_does_not_depend_on_the_order(items: list[KubernetesObject]
     one, two = found
     assert one.keys() == two.keys()
     assert all(plan.same_as(two[key]) for key, plan in one.items())
+
+
+def director_with_victim() -> DirectorCatalog:
+    chosen = settings(
+        external_ip_ranges=("198.51.100.0/24", "203.0.0.0/8"),
+        max_virtual_servers=MOST_SERVERS,
+        max_backends=MOST_BACKENDS,
+    )
+    catalog = DirectorCatalog(chosen, NodeFacts("", own=frozenset({"192.0.2.5"})))
+    victim = service("victim", "10.96.0.20", created=OLD, external_ips=["198.51.100.20"], ports=[port(80)])
+    near = node(("InternalIP", "192.168.123.251"), name="node1", ready=True)
+    catalog.take([*map(Applied, (victim, VICTIMS[2], near)), *LISTED])
+    catalog.commit()
+    return catalog
+
+
+@fuzzed
+@given(items=histories, data=st.data())
+def test_a_director_keeps_the_plans_of_victims(items: list[KubernetesObject], data: st.DataObject) -> None:
+    catalog = director_with_victim()
+    [before] = catalog.current
+    [(server, [real_server])] = [(it, it.real_servers) for it in before.virtual_servers]
+    for item in items:
+        if isinstance(item, Pod):  # a director watches none
+            continue
+        catalog.take([Applied(item)])
+        catalog.commit()
+        others = sorted(it for it in catalog.probes if it.address != real_server.address)
+        catalog.set_failing(
+            frozenset(data.draw(st.sets(st.sampled_from(others), max_size=3))) if others else frozenset()
+        )
+        for plan in catalog.commit():
+            assert len(plan.virtual_servers) <= MOST_SERVERS
+            assert all(0 <= it.weight <= MAX_WEIGHT for each in plan.virtual_servers for it in each.real_servers)
+    plans = {plan.key: plan for plan in catalog.current}
+    [kept] = plans[before.key].virtual_servers
+    assert real_server in kept.real_servers
+    assert kept.key == server.key
+    catalog.take([Deleted(type(item), item.key) for item in items if not isinstance(item, Pod)])
+    catalog.commit()
+    [after] = catalog.current
+    assert after.same_as(before)
