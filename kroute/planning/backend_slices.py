@@ -127,6 +127,12 @@ class SlicesOfServices:
     def of(self, service: ObjectKey) -> tuple[BackendSlice, ...]:
         return self._slices.get(service, ())
 
+    def named(self, key: ObjectKey) -> tuple[ObjectKey | None, BackendSlice | None]:
+        """The Service of the slice of this name, and the slice; None if there is none."""
+        service = self._service_of.get(key)
+        pieces = self._slices[service] if service is not None else ()
+        return service, next((piece for piece in pieces if piece.name == key.name), None)
+
     def with_hints(self) -> list[ObjectKey]:
         """The Services some of whose endpoints have hints."""
         return [key for key, slices in self._slices.items() if any(piece.has_hints for piece in slices)]

@@ -254,9 +254,10 @@ class Catalog:
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and mark all that this affects."""
-        for service in self._slices.place(key, piece):
-            if self._settings.pod_weights:
-                self._weights.place_slices(service, self._slices.of(service))
+        services = self._slices.place(key, piece)
+        if self._settings.pod_weights:
+            self._weights.place_slice(key, *self._slices.named(key))
+        for service in services:
             if service == API_SERVER:
                 self._mark(*self._owners.place_api_servers(addresses_of(self._slices.of(service))))
             self._mark_slices([service])

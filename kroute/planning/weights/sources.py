@@ -6,7 +6,7 @@ is empty.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
 from kroute.model.addresses import Family
@@ -42,8 +42,10 @@ class WeightSources:
         self._asking: dict[ObjectKey, bool] = {}
         """The Services with one of the annotations, and whether locality is one."""
         self._pods: dict[ObjectKey, tuple[str, Weighed]] = {}
-        self._services_of: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
-        self._pods_of: dict[ObjectKey, frozenset[ObjectKey]] = {}
+        self._naming: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
+        """The slices that name each Pod."""
+        self._named_by: dict[ObjectKey, tuple[ObjectKey, frozenset[ObjectKey]]] = {}
+        """The Service of each slice that names Pods, and these."""
         self._weighed_nodes: set[str] = set()
         self._have_zones_changed = False
         self._has_readiness_changed = False
@@ -92,19 +94,21 @@ class WeightSources:
         if after is not None:
             self._pods[key] = after
         if before != after:
-            self._affected.update(self._services_of.get(key, ()))
+            self._affected.update(self._named_by[piece][0] for piece in self._naming.get(key, ()))
 
-    def place_slices(self, service: ObjectKey, slices: Iterable[BackendSlice]) -> None:
-        """Take the Pods that the slices of a Service name. Who calls this plans it again."""
-        before = self._pods_of.pop(service, frozenset())
-        after = frozenset(ObjectKey(service.namespace, it.name) for piece in slices for it in piece.pods if it)
-        if after:
-            self._pods_of[service] = after
+    def place_slice(self, key: ObjectKey, service: ObjectKey | None, piece: BackendSlice | None) -> None:
+        """Take the Pods that a slice of a Service names; None: it is gone. Who calls this plans the Service again."""
+        _, before = self._named_by.pop(key, (None, frozenset[ObjectKey]()))
+        after = frozenset[ObjectKey]()
+        if service is not None and piece is not None:
+            after = frozenset(ObjectKey(service.namespace, it.name) for it in piece.pods if it)
+            if after:
+                self._named_by[key] = service, after
         for pod in before ^ after:
-            services = self._services_of.pop(pod, ())
-            left = (*services, service) if pod in after else tuple(it for it in services if it != service)
+            slices = self._naming.pop(pod, ())
+            left = (*slices, key) if pod in after else tuple(it for it in slices if it != key)
             if left:
-                self._services_of[pod] = left
+                self._naming[pod] = left
 
     def take_affected(self, slices: Slices) -> set[ObjectKey]:
         """The Services to plan again, each once. All Nodes that have another weight are looked for together."""
@@ -123,14 +127,14 @@ class WeightSources:
         self._nodes_due = self._clock() + PAUSE if concerned else 0.0
         return affected | concerned
 
-    def facts(self, service: ObjectKey, slices: Iterable[BackendSlice], most: int) -> Steps[WeightFacts | None]:
+    def facts(self, service: ObjectKey, slices: Collection[BackendSlice], most: int) -> Steps[WeightFacts | None]:
         """What is known for a Service now, or None if nobody weighs any of its real servers.
 
         Of each family `most` backends are looked at: those that are served.
         """
         self._are_nodes_in_use = True
         nodes = self.nodes
-        if self._pods and service in self._pods_of:
+        if self._pods and any(piece.pods for piece in slices):
             in_order = sorted(slices, key=attrgetter("name"))
             pods, refused = yield from self._weights_of_pods(service, in_order, most)
             return WeightFacts(nodes, pods, refused)

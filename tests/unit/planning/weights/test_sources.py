@@ -1,14 +1,16 @@
 """A weight that changes plans those Services again that it concerns, and no other."""
 
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
 from kroute.kernel.ipvs.client import SetRealServer
 from kroute.model.bounds import finish
-from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, Pod
+from kroute.model.objects import WEIGHT, ZONE_LABEL, Applied, Deleted, KubernetesObject, ObjectKey, Pod
 from kroute.model.plan import NodePlan
 from kroute.planning.catalog import Catalog
+from kroute.planning.weights import sources
 from kroute.planning.weights.sources import PAUSE
 from tests.builders import LISTED_WITH_PODS, NODE, endpoint, endpoint_slice, facts, node, pod, service, settings
 from tests.unit.fake_node import FakeNode, new_kernel
@@ -144,6 +146,30 @@ def test_a_pods_weight_concerns_the_services_that_name_it() -> None:
     assert planned(made) == ["s3"]
 
 
+def test_a_pod_that_two_slices_name_counts_till_both_are_gone() -> None:
+    both = [endpoint_slice(f"s3-{number}", endpoint("10.244.1.3", pod="p3"), of="s3") for number in (1, 2)]
+    made = cluster(*both)
+    assert planned(made, pod("p3", "5")) == ["s3"]
+    made.take([Deleted(type(both[0]), both[0].key)])
+    assert planned(made, pod("p3", "6")) == ["s3"]
+    assert planned(made, endpoint_slice("s3-2", endpoint("10.244.1.3", pod="p3"), of="s4")) == ["s3", "s4"]
+    assert planned(made, pod("p3", "7")) == ["s4"]
+    made.take([Deleted(type(both[1]), both[1].key)])
+    made.commit()
+    assert planned(made, pod("p3", "8")) == []
+
+
+def test_a_slice_costs_its_own_pods_and_not_those_of_the_other_slices() -> None:
+    made = cluster()
+    many = [endpoint(f"10.244.{number // 250}.{number % 250 + 1}", pod=f"q{number}") for number in range(1000)]
+    slices = [endpoint_slice(f"s3-{at}", *many[at : at + 100], of="s3") for at in range(0, 1000, 100)]
+    made.take(map(Applied, slices))
+    made.commit()
+    with patch.object(sources, "ObjectKey", Mock(side_effect=ObjectKey)) as keys:
+        made.take([Applied(slices[4])])
+    assert keys.call_count == 100
+
+
 def test_without_the_setting_nothing_is_kept_of_pods() -> None:
     made = cluster(pod_weights=False)
     assert planned(made, pod("p3", "5")) == []
@@ -159,7 +185,7 @@ def test_nothing_is_kept_of_what_went() -> None:
     made.take([Deleted(type(node()), node(name="n").key)])
     made.commit()
     weights = made._weights
-    assert (weights._asking, weights._pods, weights._services_of, weights._pods_of) == ({}, {}, {}, {})
+    assert (weights._asking, weights._pods, weights._naming, weights._named_by) == ({}, {}, {}, {})
     assert (weights.nodes._nodes, weights.nodes.have_weights, +weights.nodes._ready) == ({}, False, {})
 
 
