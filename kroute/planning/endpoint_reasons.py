@@ -75,10 +75,11 @@ def view_service(
 ) -> ServiceView:
     """Explain the `plan` of a Service by the objects that it was made from, and by how they are scheduled."""
     merged = {family: merge(slices, family) for family in Family}
+    outside, inside = external_policy(service) or "Cluster", service.spec.internal_traffic_policy or "Cluster"
     views = []
     for frontend in frontends:
         backends = merged[family_of(frontend.key.address)].backends.get(frontend.port, {})
-        policy = _policy(service, frontend)
+        policy = outside if frontend.is_external else inside
         is_narrow = policy == LOCAL and not _is_widened(frontend, plan)
         endpoints = view_endpoints(backends, node, only_local=is_narrow, weighing=scheduling.weighing)
         holder = held.get(frontend.key)
@@ -126,10 +127,6 @@ def _weights(chosen: Chosen, weighing: Weighing | None) -> dict[RealServer, str]
         return {}
     chosen = sorted(chosen, key=itemgetter(0))  # as they are planned
     return {server: f", weight {it}" for (server, _), it in zip(chosen, weighing.of(chosen), strict=True)}
-
-
-def _policy(service: Service, frontend: Frontend) -> str:
-    return (external_policy(service) if frontend.is_external else service.spec.internal_traffic_policy) or "Cluster"
 
 
 def _is_widened(frontend: Frontend, plan: ServicePlan) -> bool:
