@@ -57,13 +57,13 @@ class Weight(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """`12 = pod 4 x node 3`; with ~ if it was scaled."""
-        parts = [str(it) for it in self.factors]
+        words = [str(it) for it in self.factors]
         product = prod(it.value for it in self.factors)
         if self.share is not None:
             numerator, denominator = self.share
-            parts.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
+            words.append(f"locality {100 * numerator / denominator:.3g}% of this node's connections")
         sign = "=" if product == self.whole and self.share is None else "~"
-        return f"{self.whole} {sign} {' x '.join(parts)}" if parts else str(self.whole)
+        return f"{self.whole} {sign} {' x '.join(words)}" if words else str(self.whole)
 
 
 class _Scope(Enum):
