@@ -9,81 +9,86 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-MOST_A_SECOND = 100
-"""Connections a second that one client may make to a port: an IPv4 address, or an IPv6 network of 64 bits. Probes of a
-kubelet or a load balancer are a few, and so are those of a browser with the status page."""
+from kroute.kernel.netlink.socket_diag import owner_of
+
 MOST_IN_ALL = 1000
-"""Connections a second of all clients to all ports of the process together. An answer takes some 0.3 ms, so these take
-a third of a processor. A hundred load balancers that probe ten ports each second make as many."""
-SHARES = ((MOST_IN_ALL // 4, MOST_A_SECOND), (MOST_IN_ALL // 2, 10), (MOST_IN_ALL * 3 // 4, 2), (MOST_IN_ALL, 1))
-"""The share of one client at one port, by how many connections all have had this second: up to so many, so many. The
-last quarter is for those who have had none, so hundreds of addresses that ask often leave room for a probe."""
+"""Connections a second of all clients to all ports of a budget. An answer takes some 0.3 ms, so these take a third of a
+processor. A hundred load balancers that probe seven ports each second make 700."""
+SHARES = ((1 / 4, 1 / 4), (1 / 2, 1 / 20), (3 / 4, 1 / 100))
+"""The share of one client, by how much of the budget all have had this second: up to so much, so much of it. The last
+quarter is for clients that have had nothing, so dozens of addresses that ask often leave room for a probe."""
+ROOT = 0
+_LOCAL, _LOCAL_ROOT = "this node", "root of this node"
 _REFUSALS_A_TURN = 64
 """How many are closed before the event loop goes on with something else; each takes some 20 to 50 us."""
 
 
 class Budget:
-    """What all clients have had of this second. One is shared by all listeners whose answers take the same loop."""
+    """The connections that the clients of some ports may make in a second, `most` of all together.
 
-    def __init__(self) -> None:
+    A client is an IPv4 address or an IPv6 network of 64 bits, whichever ports it asks; 127.0.0.0/8 is one client. Once
+    a quarter of the second's connections is spent, the processes of this node are told from others by their sockets:
+    those of all users are one client, and those of root, which the kubelet is, have a share that no other client can
+    take.
+    """
+
+    def __init__(self, most: int = MOST_IN_ALL, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
         self._second = 0
-        self._made = 0
+        self._spent = 0
+        self._made: Counter[str] = Counter()
 
-    def share(self, second: int) -> int:
-        """How many connections one client may have had at one port, with this one, if it is to be accepted."""
+    def take(self, address: str, owner: Callable[[], int | None]) -> bool:
+        """Count a connection, if its client has not had its share of this second.
+
+        `owner` says which user of this node has made it, None if it comes from elsewhere.
+        """
+        second = int(self._clock())
         if second != self._second:
-            self._second, self._made = second, 0
-        return next((share for bound, share in SHARES if self._made < bound), 0)
+            self._second, self._spent = second, 0
+            self._made.clear()
+        client, share = client_of(address), self._share()
+        if self._spent >= self._most // 4 and (user := owner()) is not None:
+            client = _LOCAL_ROOT if user == ROOT else _LOCAL
+            share = self._most // 4 if user == ROOT else share
+        if self._made[client] >= share:
+            return False
+        self._made[client] += 1
+        self._spent += client != _LOCAL_ROOT
+        return True
 
-    def spend(self) -> None:
-        """Count a connection that was accepted."""
-        self._made += 1
-
-
-_OF_THE_PROCESS = Budget()
+    def _share(self) -> int:
+        """How many connections one client may have had, with this one, if it is to be accepted."""
+        for bound, share in SHARES:
+            if self._spent < int(bound * self._most):
+                return max(1, int(share * self._most))
+        return int(self._spent < self._most)
 
 
 class FairListener(socket.socket):
     """Accepts for asyncio, which stops for this turn when `accept` says that nothing waits."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        clock: Callable[[], float] = time.monotonic,
-        budget: Budget = _OF_THE_PROCESS,
-    ) -> None:
+    def __init__(self, listener: socket.socket, budget: Budget) -> None:
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
-        self._clock = clock
         self._budget = budget
-        self._second = 0
-        self._made: Counter[str] = Counter()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection of a client that has not had its share of this second; others are closed."""
         for _ in range(_REFUSALS_A_TURN):
             connection, peer = super().accept()
-            if self._has_share(peer[0]):
+            if self._budget.take(peer[0], partial(owner_of, connection)):
                 return connection, peer
             connection.close()
         raise BlockingIOError
 
-    def _has_share(self, address: str) -> bool:
-        second = int(self._clock())
-        if second != self._second:
-            self._second = second
-            self._made.clear()
-        client = _client(address)
-        if self._made[client] >= self._budget.share(second):
-            return False
-        self._made[client] += 1
-        self._budget.spend()
-        return True
 
-
-def _client(address: str) -> str:
+def client_of(address: str) -> str:
     """What shares one share; the addresses of one host may be all of an IPv6 network."""
-    if "." in address:
-        return address
-    return str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
+    ipv4 = address.rpartition(":")[2] if "." in address else ""
+    if ipv4.startswith("127.") or address == "::1":
+        return _LOCAL
+    return ipv4 or str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))

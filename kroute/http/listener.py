@@ -9,12 +9,16 @@ from errno import EADDRINUSE
 import structlog
 
 from kroute.backoff import Backoff, exhaustion
+from kroute.http.fair_listener import Budget
 from kroute.http.server import Answer, BriefHttpServer
 from kroute.model.plan import Problem
 from kroute.settings import ListenAddress
 
 log = structlog.get_logger(__name__)
 
+MOST_A_SECOND = 500
+"""Connections a second of all clients to one of these ports. Each has a budget of its own: health check node ports,
+which users make, take nothing of it."""
 FIRST_RETRY, LAST_RETRY = 1.0, 30.0
 """Seconds until a port that cannot be bound is tried again. The pause doubles each time."""
 
@@ -38,7 +42,7 @@ async def serve(
     port while it is bound.
     """
     held = set() if held is None else held
-    server = BriefHttpServer(answer, seconds)
+    server = BriefHttpServer(answer, seconds, Budget(MOST_A_SECOND))
     listening = await _listen(server, what, where, report)
     log.info("port.listening", purpose=what, address=str(where))
     held.add(where.port)

@@ -1,11 +1,12 @@
 """An HTTP server for requests from anybody: one request per connection, and no connection for long.
 
-A connection has a few seconds. When there are too many, the oldest is closed. A malformed request gets a 400 and no
-line in the log. The body of a request is not read.
+A connection has a few seconds. When there are too many, the oldest of the client that has the most is closed. A
+malformed request gets a 400 and no line in the log. The body of a request is not read.
 """
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import cast
@@ -13,7 +14,7 @@ from typing import cast
 import structlog
 
 from kroute.backoff import exhaustion
-from kroute.http.fair_listener import FairListener
+from kroute.http.fair_listener import Budget, FairListener, client_of
 from kroute.http.messages import Exchange, MalformedError, Request, Response, text
 
 CONNECTION_SECONDS = 5.0
@@ -28,10 +29,14 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class BriefHttpServer:
-    """Answers on any number of ports. A connection is cut after `seconds`, by default CONNECTION_SECONDS."""
+    """Answers on any number of ports. A connection is cut after `seconds`, by default CONNECTION_SECONDS.
 
-    def __init__(self, answer: Answer, seconds: float | None = None) -> None:
+    `budget` is that of all these ports together; by default no other server has it.
+    """
+
+    def __init__(self, answer: Answer, seconds: float | None = None, budget: Budget | None = None) -> None:
         self._connections = _Connections(answer, seconds)
+        self._budget = budget or Budget()
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
         """Answer on this port of `address`, or of every address if it is empty.
@@ -45,7 +50,8 @@ class BriefHttpServer:
             listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         else:
             listener = socket.create_server(("", port))
-        return await asyncio.get_running_loop().create_server(self._connections.new, sock=FairListener(listener))
+        fair = FairListener(listener, self._budget)
+        return await asyncio.get_running_loop().create_server(self._connections.new, sock=fair)
 
     async def close(self, servers: Collection[asyncio.Server]) -> None:
         """Stop listening. Clients that are connected still get their answer.
@@ -98,9 +104,14 @@ class _Connections:
 
     def opened(self, connection: "_Connection") -> None:
         if len(self._open) == MOST_CONNECTIONS:
-            self._cut(next(iter(self._open)))
+            self._cut(self._surplus())
         seconds = CONNECTION_SECONDS if self._seconds is None else self._seconds
         self._open[connection] = asyncio.get_running_loop().call_later(seconds, self._cut, connection)
+
+    def _surplus(self) -> "_Connection":
+        """The oldest connection of the client that has the most."""
+        [(client, _)] = Counter(connection.client for connection in self._open).most_common(1)
+        return next(connection for connection in self._open if connection.client == client)
 
     def closed(self, connection: "_Connection") -> None:
         if connection in self._open:
@@ -118,6 +129,7 @@ class _Connections:
 class _Connection(asyncio.Protocol):
     """One client's connection: reads the head of one request, answers, and closes."""
 
+    client: str
     _transport: asyncio.Transport
     _exchange: Exchange
 
@@ -127,6 +139,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.client = client_of(transport.get_extra_info("peername", ("::1", 0))[0])
         self._exchange = Exchange(transport.get_extra_info("sockname", ("", 0))[1])
         self._connections.opened(self)
 

@@ -4,13 +4,15 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from kroute import __version__
-from kroute.http import listener
+from kroute.http import fair_listener, listener
+from kroute.http.fair_listener import Budget
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from kroute.settings import ListenAddress
 from tests.builders import NODE
@@ -159,6 +161,23 @@ async def test_a_port_that_somebody_else_has_is_reported_once_and_waited_for(mon
     async with agent.running():
         assert (await ask_soon(agent.health_port)).status == 404
     assert len([event for event in agent.created if event["type"] == "Warning"]) == 1
+
+
+async def test_no_port_spends_what_another_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "Budget", lambda _: Budget(20, clock=lambda: 7.0))
+    monkeypatch.setattr(fair_listener, "owner_of", lambda _: None)
+    agent = Observed()
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def answered(port: int) -> bool:
+        with suppress(ConnectionError):
+            return bool(await say(port, request))
+        return False
+
+    async with agent.running():
+        for port in (agent.metrics_port, agent.health_port, agent.own_port):
+            await ask_soon(port)
+            assert [await answered(port) for _ in range(20)].count(True) == 4, "a quarter, with the first"
 
 
 async def test_ports_that_are_off_are_not_opened() -> None:

@@ -117,6 +117,7 @@ async def test_a_slow_client_is_cut_off(port: int, sent: bytes, monkeypatch: pyt
 
 async def test_clients_that_hold_connections_keep_nobody_else_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(http_server, "CONNECTION_SECONDS", 3600.0)  # a busy machine stands still for longer than 5 s
     async with AsyncExitStack() as stack:
         held = [await stack.enter_async_context(connected(port)) for _ in range(20)]
         assert (await ask(port)).status == 200
