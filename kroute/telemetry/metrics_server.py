@@ -5,10 +5,11 @@ loopback. So such a port refuses requests whose Host is not a loopback name, as 
 The page may load and run only files that are shipped with it.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from ipaddress import ip_address
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ from kroute.telemetry.health_server import probe_response
 from kroute.telemetry.metrics import exposition
 from kroute.telemetry.page.content import StatusPage
 from kroute.telemetry.page.services import Question
+from kroute.telemetry.shared_answers import BusyError, SharedAnswers
 
 _ASSETS = {
     "/": ("index.html", "text/html"),
@@ -29,6 +31,7 @@ _ASSETS = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("status", "services", "service", "elements")},
 }
+_JSON = "application/json"
 _ANSWERS = "/answers/"
 """The path under which some of the answers on the agent's socket are, for `kubectl kroute` by the pod proxy."""
 _HEADERS = {
@@ -61,6 +64,12 @@ class MetricsServer:
         self._answers = answers
         self._metrics = metrics
         self._page_content = page
+        self._shared: Mapping[str, SharedAnswers[Any, bytes | None]] = {
+            "/metrics": SharedAnswers(self._text_of_metrics),
+            "/status.json": SharedAnswers(self._content),
+            "/service.json": SharedAnswers(self._service),
+            _ANSWERS: SharedAnswers(self._answer_of_agent),
+        }
         self._health = health
         self._settings = settings
 
@@ -82,23 +91,42 @@ class MetricsServer:
             asset = resources.files("kroute.telemetry").joinpath("web", name).read_bytes()
             return Response(body=asset, content_type=f"{kind}; charset=utf-8")
         if path == "/metrics":
-            body = b"".join([part async for part in self._metrics()])
-            return Response(body=body, content_type=exposition.CONTENT_TYPE)
+            return await self._shared_response(path, None, exposition.CONTENT_TYPE)
         if path == "/status.json":
-            return _json(await self._page_content.content(Question.of(request.query)))
+            return await self._shared_response(path, Question.of(request.query))
         if path == "/service.json":
-            service = await self._page_content.service(request.query.get("name", ""))
-            return _json(service) if service is not None else Response(HTTPStatus.NOT_FOUND)
-        if path.startswith(_ANSWERS) and (answer := self._answers.get(path.removeprefix(_ANSWERS))) is not None:
-            return Response(body=await answer(WITH_DIGEST), content_type="application/json")
+            return await self._shared_response(path, request.query.get("name", ""))
+        if path.startswith(_ANSWERS) and (name := path.removeprefix(_ANSWERS)) in self._answers:
+            return await self._shared_response(_ANSWERS, name)
         return self._of_kube_proxy(request) or probe_response(self._health, path) or Response(HTTPStatus.NOT_FOUND)
+
+    async def _shared_response(self, path: str, question: Hashable, content_type: str = _JSON) -> Response:
+        """The answer that all share who ask this now."""
+        try:
+            body = await self._shared[path].get(question)
+        except BusyError:
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "1"})
+        return Response(HTTPStatus.NOT_FOUND) if body is None else Response(body=body, content_type=content_type)
+
+    async def _text_of_metrics(self, _question: None) -> bytes:
+        return b"".join([part async for part in self._metrics()])
+
+    async def _content(self, question: Question) -> bytes:
+        return msgspec.json.encode(await self._page_content.content(question))
+
+    async def _service(self, name: str) -> bytes | None:
+        service = await self._page_content.service(name)
+        return msgspec.json.encode(service) if service is not None else None
+
+    async def _answer_of_agent(self, name: str) -> bytes:
+        return await self._answers[name](WITH_DIGEST)
 
     def _of_kube_proxy(self, request: Request) -> Response | None:
         """The answer to a path that kube-proxy has besides metrics and probes, or None."""
         if request.path == "/proxyMode":
             return text(HTTPStatus.OK, "ipvs")
         if request.path == "/configz":
-            return Response(body=zpages.configz(self._settings), content_type="application/json")
+            return Response(body=zpages.configz(self._settings), content_type=_JSON)
         if request.path not in zpages.KINDS:
             return None
         page = zpages.page(request.path, request.headers.get("accept", ""), self._settings)
@@ -106,10 +134,6 @@ class MetricsServer:
             sentence = "this page is text/plain, or application/json with g, v and as (docs/metrics.md)\n"
             return text(HTTPStatus.NOT_ACCEPTABLE, sentence)
         return Response(body=page.body, content_type=page.content_type)
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _names_loopback(host: str) -> bool:

@@ -1,7 +1,5 @@
 """The answer of a running agent to `kroute status`."""
 
-import asyncio
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,10 +21,8 @@ from kroute.settings.text import without_user
 from kroute.telemetry.changes import ChangeObserver
 from kroute.telemetry.kernel_reader import KernelReader
 from kroute.telemetry.metrics.process import process_figures
+from kroute.telemetry.shared_answers import SharedAnswers
 from kroute.telemetry.statistics import Statistics
-
-SHORTEST = 0.25
-"""Seconds for which what nodes share is kept at least. It is asked for twice, with more time between."""
 
 
 class AgentStatus:
@@ -47,7 +43,6 @@ class AgentStatus:
         ownership: Ownership,
         *,
         faults: Callable[[], list[str]] = list,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -58,10 +53,7 @@ class AgentStatus:
         self._statistics = statistics
         self._ownership = ownership
         self._faults = faults
-        self._clock = clock
-        self._comparing = asyncio.Lock()
-        self._shared: SharedState | None = None
-        self._good_until = 0.0
+        self._shared: SharedAnswers[None, SharedState] = SharedAnswers(self._compare)
 
     async def answer(self, about: str) -> bytes:
         """The status in JSON, with the digest if `about` asks for it."""
@@ -69,7 +61,7 @@ class AgentStatus:
 
     async def answer_shared(self, _about: str) -> bytes:
         """What every node should plan, in JSON."""
-        return await shared_state.encoded(await self._shared_state())
+        return await shared_state.encoded(await self._shared.get(None))
 
     async def status(self, *, with_digest: bool = False) -> Status:
         """The status now. The kernel's counts may be some seconds old."""
@@ -154,13 +146,8 @@ class AgentStatus:
         ), ""
 
     async def _digest(self) -> str:
-        return await shared_state.digest(await self._shared_state())
+        return await shared_state.digest(await self._shared.get(None))
 
-    async def _shared_state(self) -> SharedState:
-        """What every node should plan: once at a time, and kept as long as it took, whoever asks how often."""
-        async with self._comparing:
-            began = self._clock()
-            if self._shared is None or began >= self._good_until:
-                self._shared = await shared_state.shared_state(self._catalog, self._broadcaster.services)
-                self._good_until = self._clock() + max(SHORTEST, self._clock() - began)
-            return self._shared
+    async def _compare(self, _question: None) -> SharedState:
+        """What every node should plan."""
+        return await shared_state.shared_state(self._catalog, self._broadcaster.services)

@@ -1,11 +1,14 @@
 """The agent's answers on its health port and its metrics port. The sockets are real ones, on loopback."""
 
+import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,9 +16,13 @@ from structlog.testing import capture_logs
 from kroute import __version__
 from kroute.http import fair_listener, listener
 from kroute.http.fair_listener import Budget
+from kroute.inspect import status_problems
 from kroute.model.objects import Applied, Deleted, Node, NodeMeta, NodeSpec, ObjectKey, Taint
 from kroute.settings import ListenAddress
-from tests.builders import NODE
+from kroute.telemetry import metrics_port
+from kroute.telemetry.page import content
+from kroute.telemetry.shared_answers import SHORTEST
+from tests.builders import LISTED, NODE, service
 from tests.unit.load_balancer import LOCALHOST, ask, ask_soon, free_ports, say, until
 from tests.unit.observed import Observed
 
@@ -178,6 +185,38 @@ async def test_no_port_spends_what_another_may_answer(monkeypatch: pytest.Monkey
         for port in (agent.metrics_port, agent.health_port, agent.own_port):
             await ask_soon(port)
             assert [await answered(port) for _ in range(20)].count(True) == 4, "a quarter, with the first"
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/metrics", (metrics_port, "survey")),
+        ("/status.json", (content, "services_page")),
+        ("/service.json?name=default/web", (content, "_bounded")),
+        ("/answers/status", (status_problems, "of_plans")),
+    ],
+)
+async def test_all_who_ask_at_once_share_one_computation(
+    path: str, part: tuple[ModuleType, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = 0
+    real = getattr(*part)
+
+    def counted(*arguments: object) -> object:
+        nonlocal computed
+        computed += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(*part, counted)
+    agent = Observed()
+    agent.catalog.take([Applied(service()), *LISTED])
+    agent.broadcaster.publish(agent.catalog.commit())
+    async with agent.running():
+        await ask_soon(agent.metrics_port)
+        began = time.monotonic()
+        answers = await asyncio.gather(*(ask(agent.metrics_port, path, host_header="localhost") for _ in range(60)))
+        assert {answer.status for answer in answers} == {200}
+        assert computed <= 1 + (time.monotonic() - began) // SHORTEST
 
 
 async def test_ports_that_are_off_are_not_opened() -> None:

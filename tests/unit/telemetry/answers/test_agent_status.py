@@ -17,6 +17,7 @@ from kroute.reconcile.pass_status import ControllerStatistics
 from kroute.telemetry.statistics import WatchStatistics
 from tests.builders import LISTED, endpoint, endpoint_slice, node, service
 from tests.unit.observed import Observed
+from tests.virtual_time import virtual
 
 
 async def status(agent: Observed, about: str = "") -> Status:
@@ -98,23 +99,22 @@ async def test_a_manifest_that_cannot_be_read_is_a_problem(agent: Observed) -> N
     assert problem.message == "/manifests/a.yaml: an object without a kind"
 
 
+@virtual()
 async def test_what_nodes_share_is_found_out_once_however_many_ask(
     agent: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, now = [], 100.0
+    found = []
     whole = shared_state.shared_state
 
     async def counted(*arguments: Any) -> SharedState:
-        nonlocal now
-        now += 2.0
+        await asyncio.sleep(2.0)
         found.append(await whole(*arguments))
         return found[-1]
 
     monkeypatch.setattr(shared_state, "shared_state", counted)
-    (await agent.observation._agent.get())._clock = lambda: now
     await asyncio.gather(*(agent.observation.answers["shared"]("") for _ in range(5)))
     assert len(found) == 1
-    now += 2.1
+    await asyncio.sleep(2.1)
     await status(agent, "shared")
     assert len(found) == 2
 
