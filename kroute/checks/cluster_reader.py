@@ -15,6 +15,7 @@ from kroute.checks.cluster_objects import MOST_ELEMENTS, ClusterNode, ConfigMap,
 from kroute.checks.finding import Finding, warning
 from kroute.model.addresses import canonical
 from kroute.watchers.json_text import decoded
+from kroute.watchers.kubernetes.decoding import read_page
 
 PAGE = 250
 """Objects of one page of a list."""
@@ -82,15 +83,6 @@ class _FelixConfiguration(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     git_version: str = msgspec.field(name="gitVersion")
-
-
-class _ListMetadata(msgspec.Struct):
-    token: str = msgspec.field(default="", name="continue")
-
-
-class _Page(msgspec.Struct):
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-    items: list[msgspec.Raw] | None = None
 
 
 class ConfigMapKey(NamedTuple):
@@ -247,7 +239,7 @@ class _Reader:
             for _ in range(MOST_PAGES):
                 query = f"{'&' if '?' in path else '?'}limit={PAGE}"
                 query += f"&continue={quote(token, safe='')}" if token else ""
-                page = decoded(msgspec.json.Decoder(_Page).decode, await self._get(path + query))
+                page = await read_page(await self._get(path + query))
                 for item in page.items or ():
                     try:
                         found.append(decoded(decode, bytes(item)))

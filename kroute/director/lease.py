@@ -100,10 +100,7 @@ _decode_document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _decode(body: bytes) -> Lease:
-    """Decode without `managedFields`, which may be nested to any depth.
-
-    The API server keeps them if a write has none.
-    """
+    """Decode without `managedFields`: the API server keeps them if a write has none."""
     spec = decoded(_decode_spec, body).spec
     document = decoded(_decode_document, body)
     if isinstance(metadata := document.get("metadata"), dict):

@@ -5,9 +5,7 @@ If one of the objects makes msgspec refuse the whole text, `kroute.watchers.json
 """
 
 import asyncio
-from collections.abc import Callable
 from datetime import datetime
-from typing import cast
 
 import msgspec
 import structlog
@@ -97,7 +95,6 @@ _decode_page = msgspec.json.Decoder(Page).decode
 _decode_meta = msgspec.json.Decoder(ListMeta).decode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_identified = msgspec.json.Decoder(_Identified).decode
-_decode_raw = cast(Callable[[bytes], msgspec.Raw], msgspec.json.Decoder(msgspec.Raw).decode)
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -122,19 +119,11 @@ def _take_page_apart(body: bytes) -> Page:
         raise msgspec.DecodeError("it has no metadata or no items")
     metadata = decoded(_decode_meta, _value(body, parts[b"metadata"]))
     items = _value(body, parts[b"items"])
-    return Page(metadata, None if items == b"null" else [_shallow(item) for item in elements(items)])
-
-
-def _shallow(item: bytes) -> msgspec.Raw:
-    """An object without the levels that are nested too deep, or unchanged if it is not JSON."""
-    try:
-        return decoded(_decode_raw, item)
-    except msgspec.DecodeError:
-        return msgspec.Raw(item)
+    return Page(metadata, None if items == b"null" else [msgspec.Raw(item) for item in elements(items)])
 
 
 def read_event(line: bytes) -> Event:
-    """Decode a watch line. If it is not JSON, find its type and the bytes that seem to be its object.
+    """Decode a watch line. If msgspec refuses it, find its type and the bytes that seem to be its object.
 
     Raises:
         msgspec.DecodeError: not even those can be found.

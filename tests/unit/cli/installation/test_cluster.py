@@ -390,6 +390,16 @@ class TestReading:
             "one of Nodes cannot be read: Expected `array | null`, got `object` - at `$.spec.podCIDRs`"
         ]
 
+    async def test_an_object_that_is_nested_too_deep_costs_itself_alone(self) -> None:
+        get = get_of([clusters.node("deep"), clusters.node("good")])
+
+        async def deep(path: str) -> bytes:
+            return (await get(path)).replace(b'"name": "deep"', b'"name":"deep","x":' + b"[" * 2_000 + b"]" * 2_000, 1)
+
+        cluster = await read_cluster(deep, "kube-system")
+        assert [node.metadata.name for node in cluster.nodes] == ["good"]
+        assert [each.message for each in cluster.unread] == ["one of Nodes cannot be read: it is nested too deep"]
+
     async def test_a_list_is_read_in_pages_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster_reader, "PAGE", 2)
         nodes = [clusters.node(f"n{number}") for number in range(7)]

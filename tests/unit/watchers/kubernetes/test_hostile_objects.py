@@ -23,17 +23,10 @@ from tests.apiserver.recording import deep_service
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
 from tests.unit.watching import PATIENCE, Follower, Pauses, eventually, quick, reflecting, running, service
 
-MOST_CONTAINERS = 12_000
-"""Here, so that the text that has more is not a long one."""
 REFUSED = ApiError(422, "Invalid", "streaming lists are not offered")
 RECORDED = "deep"
 FIVE_MINUTES = 300
 """Seconds; as a number here, since a bound that is compared with itself holds always."""
-
-
-@pytest.fixture(autouse=True)
-def _fewer_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_text, "MOST_CONTAINERS", MOST_CONTAINERS)
 
 
 def with_metadata(member: bytes) -> bytes:
@@ -51,13 +44,14 @@ def in_depth(levels: int) -> bytes:
 
 
 SERVED = {
-    "nested 1,100 deep, as recorded": encode(deep_service()).rstrip(),
-    "nested as deep as the API server takes": in_depth(9_990),
+    "nested 900 deep": in_depth(900),
     "invalid UTF-8 that is not read": with_metadata(b'"generateName":"\xff"'),
     "a huge number that is not read": with_metadata(b'"generation":' + b"9" * 10_000),
     "a name twice": with_metadata(b'"name":"bad"'),
 }
 REFUSED_OBJECTS = {
+    "nested 1,100 deep, as recorded": encode(deep_service()).rstrip(),
+    "nested as deep as the API server takes": in_depth(9_990),
     "invalid UTF-8": with_metadata(b'"uid":"\xff\xfe"'),
     "an overlong form": with_metadata(b'"uid":"\xc0\xaf"'),
     "an encoded surrogate": with_metadata(b'"uid":"\xed\xa0\x80"'),
@@ -72,8 +66,8 @@ REFUSED_OBJECTS = {
     "a number of 33 bits": with_spec(b'"ports":[{"port":4294967376}]'),
     "an infinite number": with_spec(b'"healthCheckNodePort":1e999'),
     "a field nested too deep": with_spec(b'"ports":%b' % (b"[" * 2_000 + b"]" * 2_000)),
-    "too many values, nested too deep": with_metadata(
-        b'"x":[%b1]' % (b"[" * 2_000 + b"]" * 2_000 + b",[]" * MOST_CONTAINERS)
+    "many values, and one nested too deep": with_metadata(
+        b'"x":[%b1]' % (b"[]," * 12_000 + b"[" * 2_000 + b"]" * 2_000)
     ),
     "metadata of another type": b'{"metadata":5}',
     "metadata is a list": b'{"metadata":["name"]}',
@@ -193,6 +187,26 @@ async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest
     assert "the limit" in entry["problem"]
 
 
+@pytest.mark.parametrize("values", [1_000, 98_000])
+def test_what_a_deep_object_costs_does_not_depend_on_its_size(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    run = json_text._RUN
+
+    class Counting:
+        def match(self, text: bytes, position: int) -> Any:
+            nonlocal steps
+            steps += 1
+            return run.match(text, position)
+
+    monkeypatch.setattr(json_text, "_RUN", Counting())
+    deep = b'{"a":' * 1_200 + b"{}" + b"}" * 1_200
+    item = with_metadata(b'"managedFields":[%b,%b]' % (deep, b",".join([b"{}"] * values)))
+    found = ObjectDecoder(Service).decode(decoding.read_event(event("MODIFIED", item)).object)
+    assert isinstance(found, decoding.Malformed)
+    assert (str(found.identity.key), found.problem) == ("default/bad", "it is nested too deep")
+    assert steps <= 3 * decoding.IDENTITY_WITHIN
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 100])
 def test_lines_are_put_together_from_pieces_of_any_size(piece: int) -> None:
     buffer, text = LineBuffer(), b"one\n\nthree\nfour"
@@ -307,7 +321,7 @@ def test_any_moment_may_stand_in_a_slice(moment: str) -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_a_stored_service_of_any_depth_is_served_beside_others(tmp_path: Path, streaming: bool) -> None:
+async def test_a_stored_service_that_is_nested_too_deep_is_refused_alone(tmp_path: Path, streaming: bool) -> None:
     follower, pauses = Follower(), Pauses()
     async with ApiServer(features=Features(streaming_lists=streaming)) as server:
         server.apply(service("victim"))
@@ -325,5 +339,5 @@ async def test_a_stored_service_of_any_depth_is_served_beside_others(tmp_path: P
                     for it in follower.changes
                 )
             )
-    assert follower.names == {"victim", RECORDED, "deeper"}
+    assert follower.names == {"victim"}
     assert pauses.taken == []
