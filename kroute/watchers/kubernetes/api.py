@@ -39,7 +39,12 @@ HEADERS_TIMEOUT = 30.0
 """Seconds until the headers of a stream must be there. The API server sends them before the first object; a request may
 wait for 15 s in the queue of its priority level (a quarter of --request-timeout)."""
 READ_TIMEOUT = 60.0
-"""Seconds that an ordinary answer may pause. The API server's own limit is as long."""
+"""Seconds within which the head of an ordinary answer must be there, and that its body may pause. The API server's own
+limit (--request-timeout) is as long."""
+LEAST_RATE = 10 << 10
+"""Bytes a second, decompressed, of a body that takes longer than READ_TIMEOUT."""
+ANSWER_TIMEOUT = 600.0
+"""Seconds that the body of an ordinary answer may take, at any rate."""
 
 LONGEST_ANSWER = 128 << 20
 """Bytes of a list, decompressed: some 80,000 Services. A longer list is requested in smaller pages. The bytes are in
@@ -274,7 +279,7 @@ class Api:
                         {**headers, **_CONTENT_TYPE.get(method, {}), **({"Accept": accept} if accept else {})},
                         msgspec.json.encode(body) if body is not None else b"",
                         read_timeout=read_timeout,
-                        head_timeout=HEADERS_TIMEOUT if read_timeout is None else None,
+                        head_timeout=HEADERS_TIMEOUT if read_timeout is None else read_timeout,
                         on_kept=read_timeout is not None,  # a watch lasts for minutes: its own connection is cheap
                     )
                     request.status = response.status
@@ -432,15 +437,24 @@ def _new_client(configuration: Any, tls: SSLContext | None, server: str) -> Http
 
 
 async def _read(response: Answer, longest: int) -> bytes:
-    """The body of an answer. Raises AnswerTooLongError if it has more than `longest` bytes."""
+    """The body of an answer.
+
+    Raises AnswerTooLongError if it has more than `longest` bytes, TimeoutError if it comes too slowly.
+    """
     body = bytearray()
+    began = asyncio.get_running_loop().time()
     try:
-        while piece := await response.read():
-            body += piece
-            if len(body) > longest:
-                raise AnswerTooLongError(
-                    f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
-                )
+        async with asyncio.timeout(READ_TIMEOUT) as limit:
+            while piece := await response.read():
+                body += piece
+                if len(body) > longest:
+                    raise AnswerTooLongError(
+                        f"the answer from {response.url} has more than {longest >> 20} MiB: it is not read"
+                    )
+                limit.reschedule(began + min(ANSWER_TIMEOUT, READ_TIMEOUT + len(body) / LEAST_RATE))
+    except TimeoutError as error:
+        seconds = asyncio.get_running_loop().time() - began
+        raise TimeoutError(str(error) or f"no more than {len(body):,} bytes came in {seconds:.0f} s") from error
     finally:
         response.close()
     return bytes(body)

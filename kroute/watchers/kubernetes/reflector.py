@@ -10,6 +10,7 @@ Sources: the API concepts of Kubernetes (efficient detection of changes), KEP-19
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
@@ -205,7 +206,7 @@ class Reflector:
         stream = self._requests.stream(self._kind.path, query, **self._extent)
         try:
             async with aclosing(stream):
-                while lines := await self._next(stream, listing):
+                while lines := await self._next(stream, listing, started):
                     for line in lines:
                         await self._pass_on_full_batch()
                         if self._take(line, listing):
@@ -219,12 +220,16 @@ class Reflector:
         if self.statistics.events == events and self._timing.clock() - started < self._timing.short_watch:
             raise UnreachableError("the server ended a watch at once, without a word")
 
-    async def _next(self, stream: LineStream, listing: Listing | None) -> Sequence[bytes] | None:
+    async def _next(self, stream: LineStream, listing: Listing | None, started: float) -> Sequence[bytes] | None:
         """The next lines, or None at the end of the stream."""
+        left = started + self._timing.list_timeout - self._timing.clock() if listing is not None else math.inf
         try:
-            async with asyncio.timeout(self._timing.stall_timeout):
+            async with asyncio.timeout(min(left, self._timing.stall_timeout)):
                 return await anext(stream, None)
         except TimeoutError as error:
+            if left < self._timing.stall_timeout:
+                late = f"the initial events did not end within {self._timing.list_timeout:g} s"
+                raise StreamingUnsupportedError(late) from error
             silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
             raise UntrustedStreamError(silence) from error
         except ApiError as error:

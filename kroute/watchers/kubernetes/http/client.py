@@ -139,6 +139,8 @@ class HttpClient:
             except BaseException as error:
                 attempt.end()
                 if self._is_closed or not attempt.is_worth_another(error):
+                    if isinstance(error, TimeoutError) and not str(error) and head_timeout is not None:
+                        raise TimeoutError(f"nothing whole came within {head_timeout:g} s") from error
                     raise
             finally:
                 self._unanswered.discard(attempt)

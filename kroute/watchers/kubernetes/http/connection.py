@@ -12,6 +12,8 @@ READ_AHEAD = 64 << 10
 """Bytes that may wait to be taken before the socket is read no further. asyncio reads up to 256 KiB at once."""
 LONGEST_HEAD = 64 << 10
 """Bytes of an answer's status line and headers."""
+MOST_INFORMATIONAL = 10
+"""Answers with a status of 1xx that may come before the answer. An API server sends none."""
 INFLATED_AT_ONCE = 1 << 20
 """Bytes of a compressed answer that are made at once: a few compressed ones may stand for very many."""
 
@@ -131,10 +133,13 @@ class Exchange:
 
     async def head(self) -> h11.Response:
         """The answer's head. Raises HttpError, OSError."""
-        while not isinstance(event := await self._next(), h11.Response):
+        for _ in range(MOST_INFORMATIONAL + 1):
+            event = await self._next()
+            if isinstance(event, h11.Response):
+                return event
             if not isinstance(event, h11.InformationalResponse):
                 raise HttpError("the connection ended before an answer")
-        return event
+        raise HttpError(f"more than {MOST_INFORMATIONAL} answers with a status of 1xx came, and no other")
 
     async def body(self) -> bytes | None:
         """The next bytes of the body, as they came; None at its end. Raises HttpError, OSError."""

@@ -1,6 +1,7 @@
 """A reflector survives failures of networks and servers, without losing or inventing a change."""
 
 import asyncio
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kroute.watchers.kubernetes.server_presence import ServerPresence
 from kroute.watchers.kubernetes.timing import Timing
 from tests.apiserver import ApiServer, Features
 from tests.unit.watching import Follower, Pauses, eventually, key, quick, reflecting, running, service
+from tests.virtual_time import virtual
 
 PLAIN = Features(streaming_lists=False)
 
@@ -309,3 +311,20 @@ async def test_what_came_before_a_failure_has_happened(follower: Follower, pause
     async with running(Reflector(requests, SERVICES, follower, quick(pauses)).run()):
         await requests.done.wait()
     assert (Service, key("a")) in follower.items
+
+
+@virtual(settles_within=0)
+async def test_a_streaming_list_that_trickles_is_requested_in_pages() -> None:
+    follower, pauses = Follower(), Pauses()
+
+    class Trickling(Scripted):
+        async def stream(self, path, params):  # type: ignore[no-untyped-def]
+            for number in itertools.count():
+                await asyncio.sleep(50.0)
+                yield [added(f"a{number}", number + 1)]
+
+    clock = asyncio.get_running_loop().time
+    follows = Reflector(Trickling(EMPTY), SERVICES, follower, quick(pauses, clock=clock))
+    async with running(follows.run()):
+        await follower.until(lambda: bool(follower.listed), within=3600)
+    assert clock() == Timing().list_timeout

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import gzip
+import itertools
 import os
 import socket
 import ssl
@@ -15,12 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from kroute.settings import Settings
+from kroute.watchers.kubernetes.api import ANSWER_TIMEOUT, LEAST_RATE, READ_TIMEOUT, Api
+from kroute.watchers.kubernetes.errors import UnreachableError
 from kroute.watchers.kubernetes.http import client as client_module
 from kroute.watchers.kubernetes.http import connection as connection_module
 from kroute.watchers.kubernetes.http.client import HttpClient
-from kroute.watchers.kubernetes.http.connection import HttpError
+from kroute.watchers.kubernetes.http.connection import MOST_INFORMATIONAL, HttpError
 from tests.unit.watchers.kubernetes.http.test_client import OK, body_of, get, listening
 from tests.unit.watching import PATIENCE, eventually
+from tests.virtual_time import virtual
 
 SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -315,3 +320,74 @@ async def test_what_follows_a_compressed_answer_is_not_collected() -> None:
             await body_of(answer)
         await client.close()
     assert sent < 64
+
+
+class TestSlowAnswers:
+    """A server, or a proxy before it, that always sends a little more. Times are virtual."""
+
+    OK = b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n"
+    HINTS = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+
+    @staticmethod
+    async def asked(*sent: bytes, every: float, last: bytes = b"") -> tuple[str, float]:
+        """What a GET ends with, and after how many seconds. After `sent`, `last` is sent again and again."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                for piece in itertools.chain(sent, itertools.repeat(last)):
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(every)
+
+        async with (
+            listening(serve) as port,
+            await Api.open(Settings(node_name="node1", master=(f"http://127.0.0.1:{port}",))) as api,
+        ):
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            try:
+                async with asyncio.timeout(3600):
+                    return f"{len(await api.get('/api/v1/nodes'))} bytes", clock() - began
+            except (TimeoutError, UnreachableError) as error:
+                return str(error) or "an hour", clock() - began
+
+    @virtual()
+    async def test_a_list_that_trickles_is_given_up(self) -> None:
+        said, after = await self.asked(self.OK, every=25, last=b" ")
+        assert "was cut short: no more than 2 bytes came in 60 s" in said
+        assert after < READ_TIMEOUT + 1
+
+    @virtual()
+    async def test_at_the_least_rate_a_list_may_take_longer(self) -> None:
+        size = 20 * 50 * LEAST_RATE
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode()
+        said, after = await self.asked(head, *[b" " * (size // 8)] * 8, every=50)
+        assert said == f"{size} bytes"
+        assert after > 2 * READ_TIMEOUT
+
+    @virtual()
+    async def test_but_not_for_ever(self) -> None:
+        said, after = await self.asked(self.OK, every=10, last=b" " * 20 * LEAST_RATE)
+        assert "came in 600 s" in said
+        assert after < ANSWER_TIMEOUT + 1
+
+    @virtual()
+    async def test_a_head_that_trickles_is_given_up(self) -> None:
+        said, after = await self.asked(b"HTTP/1.1 200 OK\r\nX: ", every=25, last=b"x")
+        assert "does not answer: nothing whole came within 60 s" in said
+        assert after < READ_TIMEOUT + 1
+
+    @virtual()
+    async def test_informational_answers_do_not_count_as_one(self) -> None:
+        said, after = await self.asked(every=25, last=self.HINTS)
+        assert "does not answer: nothing whole came within 60 s" in said
+        assert after < READ_TIMEOUT + 1
+
+    @virtual()
+    async def test_few_informational_answers_are_read(self) -> None:
+        ok = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        assert await self.asked(self.HINTS * MOST_INFORMATIONAL + ok, every=1) == ("2 bytes", 0.0)
+        said, after = await self.asked(self.HINTS * (MOST_INFORMATIONAL + 1) + ok, every=1)
+        assert "more than 10 answers with a status of 1xx came" in said
+        assert after == 0.0
