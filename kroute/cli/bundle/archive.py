@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import msgspec
 
 from kroute import __version__
-from kroute.cli.bundle.redaction import Redaction
+from kroute.cli.bundle.redaction import LONGEST_SECRET, Redaction
 from kroute.model.document import Document, View, encode
 from kroute.settings.wording import with_path
 
@@ -84,17 +84,22 @@ async def collect(
         if end <= began or left <= 0:
             entry.reason = f"left out: the bundle has taken {all_seconds:g} s or {all_bytes} bytes already"
             continue
+        until = began + min(part_seconds, end - began)
         try:
-            async with asyncio.timeout(min(part_seconds, end - began)):
+            async with asyncio.timeout(until - began):
                 raw = _bytes_of(await part.collect())
+            read = raw[: part_bytes + LONGEST_SECRET]
+            kept = redaction.clean(read.decode(errors="replace"), until).encode()
+            if len(read) < len(raw):
+                kept = kept[:-LONGEST_SECRET]  # the first half of a secret may be there
         except TimeoutError:
             entry.reason = f"not collected within {part_seconds:g} s"
         except Exception as error:  # noqa: BLE001  whatever is wrong with the node, the other parts are wanted
             entry.reason = redaction.clean(with_path(error))
         else:
-            kept = redaction.clean(raw.decode(errors="replace")).encode()
-            entry.bytes, entry.omitted = len(kept), max(0, len(kept) - min(part_bytes, left))
-            contents[part.name] = kept[: len(kept) - entry.omitted]
+            contents[part.name] = kept[: min(part_bytes, left)]
+            entry.bytes = len(kept) + len(raw) - len(read)
+            entry.omitted = entry.bytes - len(contents[part.name])
             left -= len(contents[part.name])
         entry.seconds = round(time.monotonic() - began, 3)
     index.removed = redaction.count

@@ -6,6 +6,7 @@ import json
 import logging
 import stat
 import tarfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from kroute import logs
 from kroute.cli.bundle import command, redaction
 from kroute.cli.bundle.archive import INDEX, Part, collect, pack
-from kroute.cli.bundle.redaction import REMOVED, Redaction
+from kroute.cli.bundle.redaction import LONGEST_SECRET, REMOVED, Redaction
 from kroute.firewall.backend import Choice
 from kroute.inspect import agent_socket
 from kroute.inspect.answers import Answers
@@ -210,17 +211,88 @@ async def test_all_parts_together_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
-        ('{"password": "hunter22", "port": 80}', f'{{"password": "{REMOVED}", "port": 80}}'),
+        ('{"password": "hunter22", "port": 80}', f'{{"password":"{REMOVED}","port":80}}'),
         ('{"password": null, "token": ""}', '{"password": null, "token": ""}'),
         ("Bearer abcdefgh", f"Bearer {REMOVED}"),
         ("https://10.0.0.1:6443/api", "https://10.0.0.1:6443/api"),
         ("https://me:pw@host/", f"https://{REMOVED}@host/"),
         ("service.scheduler=lc default/tokens", "service.scheduler=lc default/tokens"),
         ("a known-value here", f"a {REMOVED} here"),
+        ("a=b=token=hunter22, port=80", f"a=b=token={REMOVED}, port=80"),
+        (f"x-{JWT} of a.b", f"x-{REMOVED} of a.b"),
+        ("eyJa.b", "eyJa.b"),
+        (f"before {PEM} after", f"before {REMOVED}\n{REMOVED}\n{REMOVED}\n{REMOVED} after"),
+        (PEM.replace("\n", "\\n") + ' "port"', f'{REMOVED} "port"'),
+        ("a -----BEGIN A----- b\nand more words", f"a {REMOVED} b\nand more words"),
+        ("-----BEGIN A-----\nvip.bound 10.0.0.1\n", f"{REMOVED}\nvip.bound 10.0.0.1\n"),
+        (
+            "10:00 kroute: -----BEGIN A-----\n10:00 kroute: MIIEplantedkey0123456789\n10:01 kroute: AbC=\n10:02 none\n",
+            f"10:00 kroute: {REMOVED}\n10:00 kroute: {REMOVED}\n10:01 kroute: {REMOVED}\n10:02 none\n",
+        ),
+        (
+            "-----BEGIN A-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,0A\n\nMIIEplantedkey0123456789\n",
+            f"{REMOVED}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,0A\n\n{REMOVED}\n",
+        ),
     ],
 )
 def test_secrets_are_removed_and_the_rest_stays(text: str, cleaned: str) -> None:
     assert Redaction(["known-value"]).clean(text) == cleaned
+
+
+@pytest.mark.parametrize("marker", ["-----BEGIN A-----", "token=", "Bearer ", "://", f"{JWT[:30]}.", '\\", "token": "'])
+def test_a_marker_removes_no_more_than_its_own_string(marker: str) -> None:
+    """Whatever a tenant writes into an annotation, support sees the Services after it, and JSON stays JSON."""
+    lines = [{"service": "tenant/x", "annotations": {"kroute.io/weights": f"{marker}aaaa", "b": "c"}}]
+    lines += [{"service": f"victim/{number}", "vips": ["10.0.0.1"]} for number in range(3)]
+    cleaned = Redaction(()).clean("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = [json.loads(line) for line in cleaned.splitlines()]
+    assert found[1:] == lines[1:]
+    assert found[0]["annotations"]["b"] == "c"
+    assert found[0]["service"] == "tenant/x"
+    assert json.loads(Redaction(()).clean(json.dumps(lines, indent=2)))[1:] == lines[1:]
+
+
+HOSTILE = ["client-", "eyJ-", "eyJaaaaaaaa.", "://", "://a@", "token-", "token=", "bearer ", "x=", "\\", "{", "\n"]
+HOSTILE += ["-----BEGIN A-----", "-----BEGIN A-----\n", "-----BEGIN A-----\\n", "-----END A-----"]
+
+
+@pytest.mark.parametrize("in_json", [False, True], ids=["text", "JSON"])
+@pytest.mark.parametrize("piece", HOSTILE, ids=repr)
+def test_the_time_grows_with_the_text_and_no_faster(piece: str, in_json: bool) -> None:
+    size = 32 << 10
+
+    def seconds(text: str) -> float:
+        began = time.process_time()
+        Redaction(()).clean(json.dumps({"a": text}) if in_json else text)
+        return time.process_time() - began
+
+    harmless = min(seconds("a word " * (size // 7)) for _ in range(3))
+    assert min(seconds(piece * (size // len(piece))) for _ in range(3)) < 50 * harmless
+
+
+def test_cleaning_ends_with_its_time() -> None:
+    line = json.dumps({"service": "default/web", "message": "x" * 80})
+    for text in (f"{line}\n" * 20_000, "x=" * 500_000):
+        with pytest.raises(TimeoutError):
+            Redaction(()).clean(text, time.monotonic() - 1)
+
+
+async def test_a_part_that_cannot_be_cleaned_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(Redaction, "clean", late)
+    index, contents = await collect("node1", [Part("large", "", large)], Redaction(()))
+    assert (contents, index.parts[0].reason) == ({}, "not collected within 15 s")
+
+
+async def test_a_secret_at_the_end_of_what_is_read_is_not_cut_in_two() -> None:
+    async def much() -> bytes:
+        return b"x" * (100 + LONGEST_SECRET - 5) + b"known-value" + b"x" * 1000
+
+    index, contents = await collect("node1", [Part("much", "", much)], Redaction(["known-value"]), part_bytes=1 << 20)
+    assert b"known" not in contents["much"]
+    assert index.parts[0].bytes == index.parts[0].omitted + len(contents["much"])
 
 
 def test_a_name_for_a_file_is_made_of_harmless_characters() -> None:
