@@ -27,6 +27,7 @@ from kroute.watchers.manifests.file import UnreadableError, read_manifest
 from tests.apiserver.encoding import encode
 from tests.unit.fuzz.objects import LEASE, NODE, SERVICE, SLICE
 from tests.unit.fuzz.strategies import damaged, fuzzed, hostile_json, spoilt
+from tests.unit.watchers import json_steps
 from tests.unit.watchers.kubernetes.test_reflector_failures import END
 from tests.unit.watching import Follower, Pauses, quick, running
 
@@ -154,22 +155,12 @@ def test_a_watch_line_is_read_or_refused(line: bytes) -> None:
 @fuzzed
 @given(st.one_of(hostile_json, damaged(PAGE % encode(SERVICE))))
 def test_the_work_is_proportional_to_the_text(text: bytes) -> None:
-    steps = 0
-    run = json_text._RUN
-
-    class Counting:
-        def match(self, shadow: bytes, position: int) -> Any:
-            nonlocal steps
-            steps += 1
-            return run.match(shadow, position)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "_RUN", Counting())
+    with json_steps.counted() as steps:
         found = [(it.start, it.end) for it in json_text.members(text)]
         with contextlib.suppress(msgspec.DecodeError):
             assert sum(map(len, json_text.elements(text))) <= len(text)
     assert all(0 <= start <= end <= len(text) for start, end in found)
-    assert steps <= 4 * len(text) + 16
+    assert steps.taken <= 4 * len(text) + 16
 
 
 @fuzzed

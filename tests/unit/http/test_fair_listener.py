@@ -50,7 +50,8 @@ async def ask(port: int, source: str) -> bytes:
 class Served:
     """A port whose clients are the addresses of 127.0.0.0/8, as if each were a machine."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, http_server: BriefHttpServer, port: int) -> None:
+        self.http_server = http_server
         self.port = port
         self.answered = 0
 
@@ -67,7 +68,7 @@ async def served(monkeypatch: pytest.MonkeyPatch, budget: Budget) -> AsyncIterat
 
     http_server = BriefHttpServer(answer, budget=budget)
     listening = await http_server.listen("127.0.0.1", 0)
-    at = Served(listening.sockets[0].getsockname()[1])
+    at = Served(http_server, listening.sockets[0].getsockname()[1])
     yield at
     await http_server.close([listening])
     http_server.cut_connections()
@@ -94,6 +95,16 @@ async def test_three_thousand_requests_of_five_hundred_clients_cost_no_other_its
         victims.append(await ask(served.port, f"127.0.4.{at}"))
     assert all(answer.endswith(b"fine") for answer in victims)
     assert served.answered <= MOST_IN_ALL
+
+
+async def test_all_ports_of_a_server_have_one_budget(served: Served, budget: Budget) -> None:
+    for number in range(MOST_IN_ALL // 2):
+        budget.take(f"10.0.{number >> 8}.{number & 255}", elsewhere)
+    other = await served.http_server.listen("127.0.0.1", 0)
+    ports = [served.port, other.sockets[0].getsockname()[1]]
+    answered = [await ask(ports[number % 2], ATTACKER) for number in range(14)]
+    assert [bool(answer) for answer in answered] == [True] * (MOST_IN_ALL // 100) + [False] * 4
+    await served.http_server.close([other])
 
 
 async def test_too_many_open_connections_are_those_of_the_client_that_has_most(

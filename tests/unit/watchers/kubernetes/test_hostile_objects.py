@@ -11,7 +11,6 @@ import structlog.testing
 
 from kroute.model.kinds import SERVICES
 from kroute.model.objects import Applied, EndpointSlice, Service
-from kroute.watchers import json_text
 from kroute.watchers.kubernetes import decoding, lines, reflector
 from kroute.watchers.kubernetes.decoding import ObjectDecoder
 from kroute.watchers.kubernetes.errors import LONGEST_MESSAGE, AnswerTooLongError, ApiError
@@ -20,6 +19,7 @@ from kroute.watchers.kubernetes.reflector import Reflector
 from tests.apiserver import ApiServer, Features
 from tests.apiserver.encoding import Verbatim, encode, nested
 from tests.apiserver.recording import deep_service
+from tests.unit.watchers import json_steps
 from tests.unit.watchers.kubernetes.test_reflector_failures import END, Scripted
 from tests.unit.watching import PATIENCE, Follower, Pauses, eventually, quick, reflecting, running, service
 
@@ -188,23 +188,14 @@ async def test_an_object_that_is_too_long_is_refused_by_name(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("values", [1_000, 98_000])
-def test_what_a_deep_object_costs_does_not_depend_on_its_size(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 0
-    run = json_text._RUN
-
-    class Counting:
-        def match(self, text: bytes, position: int) -> Any:
-            nonlocal steps
-            steps += 1
-            return run.match(text, position)
-
-    monkeypatch.setattr(json_text, "_RUN", Counting())
+def test_what_a_deep_object_costs_does_not_depend_on_its_size(values: int) -> None:
     deep = b'{"a":' * 1_200 + b"{}" + b"}" * 1_200
     item = with_metadata(b'"managedFields":[%b,%b]' % (deep, b",".join([b"{}"] * values)))
-    found = ObjectDecoder(Service).decode(decoding.read_event(event("MODIFIED", item)).object)
+    with json_steps.counted() as steps:
+        found = ObjectDecoder(Service).decode(decoding.read_event(event("MODIFIED", item)).object)
     assert isinstance(found, decoding.Malformed)
     assert (str(found.identity.key), found.problem) == ("default/bad", "it is nested too deep")
-    assert steps <= 3 * decoding.IDENTITY_WITHIN
+    assert steps.taken <= 3 * decoding.IDENTITY_WITHIN
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 100])
