@@ -19,9 +19,11 @@ def test_a_user_is_known_whatever_address_of_the_node_its_process_takes(node: Re
     with socket.create_server(("", 0)) as listener:
         os.seteuid(USER)
         try:
-            client = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), source_address=(source, 0))
+            client = socket.socket()
         finally:
             os.seteuid(0)
+        client.bind((source, 0))
+        client.connect(("127.0.0.1", listener.getsockname()[1]))
         accepted, _ = listener.accept()
         with accepted:
             assert owner_of(accepted) == USER

@@ -43,9 +43,10 @@ def test_the_user_is_that_of_the_other_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.seteuid(user)
         try:
-            client = socket.create_connection(listener.getsockname())
+            client = socket.socket()
         finally:
             os.seteuid(before)
+        client.connect(listener.getsockname())
         with client, listener.accept()[0] as accepted:
             assert owner_of(accepted) == user
 
