@@ -4,6 +4,7 @@ An answer holds two tuples: the original one has the addresses of the client's p
 replies. So the reply tuple's source is the real server, and its destination is the client as the real server sees it.
 """
 
+import socket
 import struct
 from collections.abc import Container
 from typing import NamedTuple, TypeAlias
@@ -31,7 +32,7 @@ CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_TUPLE_ZONE = 1, 2, 3
 CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
-CTA_FILTER_PROTO_NUM = 1 << 3
+CTA_FILTER_IP_DST, CTA_FILTER_PROTO_NUM, CTA_FILTER_PROTO_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
 UDP = 17
 
@@ -74,17 +75,28 @@ def conntrack_message(command: int, flags: int, family: int, *parts: bytes) -> b
     return message(NFNL_SUBSYS_CTNETLINK << 8 | command, flags, _NFGEN.pack(family, 0, 0) + b"".join(parts))
 
 
-def encode_dump(family: int) -> bytes:
-    """The request for all UDP entries of a family.
+def encode_dump(family: int, address: bytes = b"", port: bytes = b"") -> bytes:
+    """The request for the UDP entries of a family: for all, or those with this original destination.
 
-    Kernels before 5.8 ignore CTA_FILTER, and answer with the entries of all protocols.
+    An empty `address` or `port` stands for any. The kernel walks its whole table in any case, but answers with what
+    matches only. Kernels before 5.8 ignore CTA_FILTER, and answer with the entries of all protocols. Many later ones
+    (6.1, 6.18) answer a request for an IPv6 address with the entries of all other addresses.
     """
+    flags = CTA_FILTER_PROTO_NUM
+    by_address = by_port = b""
+    if address:
+        flags |= CTA_FILTER_IP_DST
+        kind = CTA_IP_V4_DST if family == socket.AF_INET else CTA_IP_V6_DST
+        by_address = nested(CTA_TUPLE_IP, attribute(kind, address))
+    if port:
+        flags |= CTA_FILTER_PROTO_DST_PORT
+        by_port = attribute(CTA_PROTO_DST_PORT, port)
     return conntrack_message(
         MSG_CT_GET,
         NLM_F_DUMP,
         family,
-        nested(CTA_TUPLE_ORIG, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP))),
-        nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_PROTO_NUM), u32(CTA_FILTER_REPLY_FLAGS, 0)),
+        nested(CTA_TUPLE_ORIG, by_address, nested(CTA_TUPLE_PROTO, u8(CTA_PROTO_NUM, UDP), by_port)),
+        nested(CTA_FILTER, u32(CTA_FILTER_ORIG_FLAGS, flags), u32(CTA_FILTER_REPLY_FLAGS, 0)),
     )
 
 

@@ -27,12 +27,17 @@ from kroute.reconcile.batches import batched
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.pass_status import PassStatus
+from kroute.reconcile.resync_schedule import Metered
 
 log = structlog.get_logger(__name__)
 
 Serving = Callable[[VirtualServerKey], Collection[Endpoint]]
 """Returns the real servers to which a virtual server's flows may go; none for a virtual server that was deleted."""
 
+LEAST_PAUSE = 0.5
+"""Seconds between two looks at least. IPVS needs as long to end its own connections."""
+PAUSE_FOR_WORK = 10
+"""The least pause in multiples of the processor time that the last look took: looks take a tenth of a processor."""
 _LOOK = "look"
 """The key under which a failed dump or deletion is retried."""
 
@@ -47,6 +52,7 @@ class UdpFlows:
         self._status = status
         self._conntrack = conntrack
         self._suspects: set[VirtualServerKey] = set()
+        self._may_look = float("-inf")
         self._retries: Retries[str] = Retries()  # not the controller's: a failure here needs no resync
 
     def suspect(self, keys: Iterable[VirtualServerKey]) -> None:
@@ -58,21 +64,30 @@ class UdpFlows:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are suspects, and no failed attempt delays the next."""
-        return bool(self._suspects) and not self._retries.is_waiting(_LOOK, self._status.clock())
+        """Whether there are suspects, and neither a failed attempt nor the pause after the last look delays it."""
+        now = self._status.clock()
+        return bool(self._suspects) and now >= self._may_look and not self._retries.is_waiting(_LOOK, now)
 
     def next_due(self) -> float | None:
-        """When, on the controller's clock, to try again after a failure; None if there was none."""
-        return self._retries.next_due()
+        """When, on the controller's clock, to look for what is suspect; None if nothing is."""
+        if not self._suspects:
+            return None
+        retry = self._retries.next_due()
+        return self._may_look if retry is None else max(retry, self._may_look)
 
     async def end_stale(self, serving: Serving) -> None:
-        """If it is due, delete the suspects' flows whose real server is not among `serving`: one dump a family.
+        """If it is due, delete the suspects' flows whose real server is not among `serving`.
 
-        Call it after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a failure is logged
-        once and tried again with a backoff.
+        The first look is due at once, the next one after a pause, so that edits without end cost a share of a processor
+        only. Call it after IPVS was written; it calls `serving` after the dump. It raises no KernelError: a failure is
+        logged once and tried again with a backoff.
         """
         if not self.is_due:
             return
+        await (look := Metered(self._look(serving)))
+        self._may_look = self._status.clock() + max(LEAST_PAUSE, PAUSE_FOR_WORK * look.seconds)
+
+    async def _look(self, serving: Serving) -> None:
         suspects, self._suspects = self._suspects, set()
         errors: list[str] = []
         for family, keys in _by_family(suspects).items():

@@ -2,13 +2,20 @@
 
 import errno
 import socket
+from collections.abc import Callable
 
 import pytest
 
-from kroute.kernel.conntrack import Conntrack, DeleteFlow, Flow
+from kroute.kernel.conntrack import MOST_FILTERS, Conntrack, DeleteFlow, Flow
 from kroute.kernel.conntrack_messages import (
     CTA_FILTER,
+    CTA_FILTER_IP_DST,
+    CTA_FILTER_ORIG_FLAGS,
+    CTA_FILTER_PROTO_DST_PORT,
     CTA_ID,
+    CTA_IP_V4_DST,
+    CTA_PROTO_DST_PORT,
+    CTA_TUPLE_IP,
     CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO,
     CTA_TUPLE_REPLY,
@@ -23,7 +30,17 @@ from kroute.kernel.conntrack_messages import (
     parse_flow,
 )
 from kroute.kernel.errors import Failure, KernelError
-from kroute.kernel.netlink.message import HEADER, NLM_F_DUMP, attribute, attributes, be16
+from kroute.kernel.netlink.message import (
+    HEADER,
+    NLM_F_DUMP,
+    address_family,
+    attribute,
+    attributes,
+    be16,
+    pack_address,
+    to_be16,
+    to_u32,
+)
 
 FLOW = Flow("10.9.0.1", 4000, "10.0.0.1", 53, "10.1.0.1", 5353, "192.168.9.1", 61234, 0, 0xDEADBEEF)
 FLOW6 = Flow("fd09::1", 4000, "fd00::1", 53, "fd01::1", 5353, "fd99::1", 61234, 0, 7)
@@ -96,6 +113,84 @@ def test_a_deletion_names_the_reply_and_the_id_and_no_zone_where_there_is_none(f
 
 def test_a_deletion_names_the_zone_of_an_entry_that_has_one() -> None:
     assert attributes(encode_delete(FLOW._replace(zone=9)), BODY)[CTA_ZONE] == (9).to_bytes(2, "big")
+
+
+class FilteringNetlink:
+    """A kernel with flows that knows CTA_FILTER, except for the flags `refused`.
+
+    `answered` counts the entries of its answers.
+    """
+
+    def __init__(self, flows: list[Flow], refused: int = 0) -> None:
+        self.flows, self.refused = flows, refused
+        self.dumps = self.answered = 0
+
+    async def request(self, message: bytes, parse: Callable[[int, bytes], Flow | None]) -> list[Flow]:
+        self.dumps += 1
+        asked = attributes(message, BODY)
+        flags = to_u32(attributes(asked[CTA_FILTER])[CTA_FILTER_ORIG_FLAGS])
+        if flags & self.refused:
+            raise KernelError("the kernel refused a request", errno=errno.EOPNOTSUPP)
+        original = attributes(asked[CTA_TUPLE_ORIG])
+        ports, addresses = attributes(original[CTA_TUPLE_PROTO]), attributes(original.get(CTA_TUPLE_IP, b""))
+        matching = [
+            flow
+            for flow in self.flows
+            if address_family(flow.source) == message[HEADER.size]
+            and (not flags & CTA_FILTER_IP_DST or addresses[CTA_IP_V4_DST] == pack_address(flow.destination))
+            and (not flags & CTA_FILTER_PROTO_DST_PORT or to_be16(ports[CTA_PROTO_DST_PORT]) == flow.destination_port)
+        ]
+        self.answered += len(matching)
+        return [found for flow in matching if (found := parse(0, listed(flow))) is not None]
+
+
+OTHERS = [
+    flow._replace(destination=address, destination_port=port)
+    for flow, address in ((FLOW, "10.0.0.9"), (FLOW6, "fd00::9"))
+    for port in range(5000, 5500)
+]
+
+
+def filtering(
+    monkeypatch: pytest.MonkeyPatch, *flows: Flow, refused: int = 0, version: tuple[int, int] = (6, 1)
+) -> tuple[Conntrack, FilteringNetlink]:
+    kernel, conntrack = FilteringNetlink([*flows, *OTHERS], refused), Conntrack()
+    monkeypatch.setattr(conntrack, "_netlink", kernel)
+    monkeypatch.setattr("kroute.kernel.conntrack.kernel_version", lambda: version)
+    return conntrack, kernel
+
+
+@pytest.mark.parametrize("flow", [FLOW, FLOW6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("ports", [1, 5])
+async def test_a_few_destinations_cost_answers_about_their_own_flows_alone(
+    flow: Flow, ports: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [flow._replace(destination_port=53 + number) for number in range(ports)]
+    conntrack, kernel = filtering(monkeypatch, *wanted)
+    assert sorted(await conntrack.udp_flows(address_family(flow.source), [one[2:4] for one in wanted])) == wanted
+    assert kernel.answered == ports
+
+
+async def test_the_flows_of_many_destinations_are_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    conntrack, kernel = filtering(monkeypatch, FLOW)
+    many = [(f"10.0.2.{number}", 53) for number in range(MOST_FILTERS)]
+    assert await conntrack.udp_flows(socket.AF_INET, [*many, FLOW[2:4]]) == [FLOW]
+    assert kernel.dumps == 1
+
+
+@pytest.mark.parametrize("flow", [FLOW, FLOW6], ids=["IPv4", "IPv6"])
+async def test_where_the_kernel_refuses_a_filter_all_flows_are_listed(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conntrack, kernel = filtering(monkeypatch, FLOW, FLOW6, refused=CTA_FILTER_IP_DST | CTA_FILTER_PROTO_DST_PORT)
+    assert await conntrack.udp_flows(address_family(flow.source), [flow[2:4]]) == [flow]
+    assert kernel.dumps == 2
+
+
+async def test_a_kernel_that_ignores_filters_is_asked_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    conntrack, kernel = filtering(monkeypatch, FLOW, version=(5, 4))
+    assert await conntrack.udp_flows(socket.AF_INET, [FLOW[2:4], ("10.0.0.2", 53)]) == [FLOW]
+    assert kernel.dumps == 1
 
 
 class Netlink:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
 from pyroute2.netlink.nfnetlink.nfctsocket import (
+    FILTER_FLAG_CTA_IP_DST,
+    FILTER_FLAG_CTA_PROTO_DST_PORT,
     FILTER_FLAG_CTA_PROTO_NUM,
     IPCTNL_MSG_CT_DELETE,
     IPCTNL_MSG_CT_GET,
@@ -106,3 +108,20 @@ def test_a_dump_is_filtered_by_the_protocol_of_the_original_direction_alone(fami
     }
     kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET
     assert read(nfct_msg, encode_dump(family)) == Reading(kind, NLM_F_REQUEST | NLM_F_DUMP, asked)
+
+
+@witnessed
+@given(flows)
+def test_a_dump_for_one_destination_is_filtered_by_address_and_port_too(flow: Flow) -> None:
+    address, port = pack_endpoint(flow[2:4])
+    family = family_of(flow.source)
+    flags = FILTER_FLAG_CTA_PROTO_NUM | FILTER_FLAG_CTA_IP_DST | FILTER_FLAG_CTA_PROTO_DST_PORT
+    asked = header(family) | {
+        "CTA_TUPLE_ORIG": {
+            "CTA_TUPLE_IP": {f"CTA_IP_V{6 if ':' in flow.source else 4}_DST": flow.destination},
+            "CTA_TUPLE_PROTO": {"CTA_PROTO_NUM": UDP, "CTA_PROTO_DST_PORT": flow.destination_port},
+        },
+        "CTA_FILTER": {"CTA_FILTER_ORIG_FLAGS": flags, "CTA_FILTER_REPLY_FLAGS": 0},
+    }
+    kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET
+    assert read(nfct_msg, encode_dump(family, address, port)) == Reading(kind, NLM_F_REQUEST | NLM_F_DUMP, asked)

@@ -13,6 +13,8 @@ from tests.unit.fake_node import DUMMY, NODE_IPV4, FakeNode, new_kernel, plan, s
 
 CLIENT = "10.1.0.77"
 DNS = (17, "10.96.0.10", 53)
+PAUSE = 120.0
+"""Seconds after which the next look is due, whatever the last one took."""
 
 
 def dns(generation: int, *real_servers: str, scheduler: str = "rr") -> ServicePlan:
@@ -26,6 +28,13 @@ def flow(port: int, real_server: str, destination: str = "10.96.0.10", destinati
     """Return a client's flow that this real server answers."""
     answers_from = destination_port if real_server == destination else 8080
     return Flow(CLIENT, port, destination, destination_port, real_server, answers_from, CLIENT, port)
+
+
+async def apply(node: FakeNode, *plans: ServicePlan) -> None:
+    """Apply the plans, and let the pauses between looks pass."""
+    await node.apply(*plans)
+    for _ in range(2):
+        await node.wait(PAUSE)
 
 
 def left(node: FakeNode) -> set[int]:
@@ -50,18 +59,18 @@ async def test_flows_to_a_real_server_that_has_gone_are_ended_and_others_stay(tm
     node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1", "10.1.0.2"))
     node.conntrack.add_flows(flow(1001, "10.1.0.1"), flow(1002, "10.1.0.2"), flow(1003, "10.1.0.1", NODE_IPV4, 30053))
     node.conntrack.add_flows(flow(1004, "10.1.0.1", "192.0.2.53"))
-    await node.apply(dns(2, "10.1.0.2"))
+    await apply(node, dns(2, "10.1.0.2"))
     assert left(node) == {1002, 1004}
 
 
 async def test_flows_are_ended_when_the_last_real_server_or_the_service_goes(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1"))
     node.conntrack.add_flows(flow(1001, "10.1.0.1"))
-    await node.apply(dns(2))
+    await apply(node, dns(2))
     assert left(node) == set()
-    await node.apply(dns(3, "10.1.0.1"))
+    await apply(node, dns(3, "10.1.0.1"))
     node.conntrack.add_flows(flow(1002, "10.1.0.1"))
-    await node.apply(plan("dns", 4))
+    await apply(node, plan("dns", 4))
     assert left(node) == set()
 
 
@@ -69,7 +78,7 @@ async def test_flows_are_ended_when_the_last_real_server_or_the_service_goes(tmp
 async def test_flows_from_before_a_virtual_server_was_made_are_ended(tmp_path: Path, scheduler: str) -> None:
     node = await FakeNode(tmp_path, new_kernel(schedulers=frozenset({"rr", "lc"}))).start(dns(1))
     node.conntrack.add_flows(flow(1001, "10.96.0.10"), flow(1002, NODE_IPV4, NODE_IPV4, 30053))
-    await node.apply(dns(2, "10.1.0.1", scheduler=scheduler))
+    await apply(node, dns(2, "10.1.0.1", scheduler=scheduler))
     assert left(node) == set()
 
 
@@ -81,13 +90,29 @@ async def test_a_restart_ends_what_went_stale_meanwhile_and_keeps_the_rest(tmp_p
     assert [type(write) for write in node.kernel.writes] == [DeleteFlow]
 
 
+async def test_edits_without_end_make_one_look_a_pause(tmp_path: Path) -> None:
+    """One tenant exchanges an endpoint; the first exchange is looked at at once, all others together."""
+    node = await FakeNode(tmp_path).start()
+    await apply(node, dns(1, "10.1.0.1"))
+    seen = looks(node)
+    for generation in range(2, 22):
+        node.conntrack.add_flows(flow(generation, f"10.1.0.{generation - 1}"))
+        await node.apply(dns(generation, f"10.1.0.{generation}"))
+    assert len(seen) == 1
+    assert left(node) == set(range(3, 22))
+    await node.wait(PAUSE)
+    assert len(seen) == 2
+    assert left(node) == set()
+
+
 async def test_after_the_first_write_it_looks_only_when_something_may_be_stale(tmp_path: Path) -> None:
     node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1"), plan("web", 1, server("10.96.0.1", 80, "10.1.0.1")))
+    await node.wait(PAUSE)
     seen = looks(node)
-    await node.apply(dns(2, "10.1.0.1", "10.1.0.2"), plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
+    await apply(node, dns(2, "10.1.0.1", "10.1.0.2"), plan("web", 2, server("10.96.0.1", 80, "10.1.0.2")))
     await node.resync()
     assert seen == []
-    await node.apply(dns(3, "10.1.0.2"))
+    await apply(node, dns(3, "10.1.0.2"))
     assert len(seen) == 1
 
 
@@ -97,8 +122,8 @@ async def test_flows_of_a_virtual_server_that_is_not_ours_are_left_alone(tmp_pat
     node.kernel.virtual_servers[DNS] = foreign
     node.conntrack.add_flows(flow(1001, "192.168.9.9"))
     await node.start(dns(1, "10.1.0.1"))
-    await node.apply(dns(2, "10.1.0.2"))
-    await node.apply(plan("dns", 3))
+    await apply(node, dns(2, "10.1.0.2"))
+    await apply(node, plan("dns", 3))
     assert left(node) == {1001}
 
 
@@ -106,7 +131,7 @@ async def test_flows_of_a_virtual_server_that_somebody_else_was_quicker_to_make_
     node = await FakeNode(tmp_path).start()
     node.conntrack.add_flows(flow(1001, "192.168.9.9"))
     node.kernel.refuse(lambda change: isinstance(change, AddVirtualServer) and change.key == DNS, errno.EEXIST)
-    await node.apply(dns(1, "10.1.0.1"))
+    await apply(node, dns(1, "10.1.0.1"))
     assert left(node) == {1001}
 
 
@@ -114,7 +139,7 @@ async def test_a_look_that_failed_is_made_again_by_itself(tmp_path: Path) -> Non
     node = await FakeNode(tmp_path).start(dns(1, "10.1.0.1", "10.1.0.2"))
     node.conntrack.add_flows(flow(1001, "10.1.0.1"))
     node.kernel.refuse(lambda change: isinstance(change, Operation) and change.verb == "list UDP flows", errno.ENOBUFS)
-    await node.apply(dns(2, "10.1.0.2"))
+    await apply(node, dns(2, "10.1.0.2"))
     assert left(node) == {1001}
     node.kernel.accept_all()
     due = node.service_proxy.next_due()
@@ -143,6 +168,7 @@ async def test_flows_that_began_before_the_address_was_bound_are_ended(tmp_path:
     assert "10.96.0.10" not in node.kernel.links[DUMMY].addresses
     node.conntrack.add_flows(flow(1001, "10.96.0.10"), flow(1002, "10.1.0.1"))
     await node.settle()
+    await node.wait(PAUSE)
     assert left(node) == {1002}
     seen = looks(node)
     node.kernel.delete_address(DUMMY, "10.96.0.1")
@@ -151,4 +177,5 @@ async def test_flows_that_began_before_the_address_was_bound_are_ended(tmp_path:
     node.kernel.delete_address(DUMMY, "10.96.0.10")
     node.conntrack.add_flows(flow(1003, "10.96.0.10"))
     await node.settle()
+    await node.wait(PAUSE)
     assert left(node) == {1002}

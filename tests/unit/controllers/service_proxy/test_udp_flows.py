@@ -1,12 +1,13 @@
 """Which UDP flows are ended, and when the kernel's are listed."""
 
 import errno
+import time
 from collections.abc import AsyncIterator, Collection
 
 import pytest
 from structlog.testing import capture_logs
 
-from kroute.controllers.service_proxy.udp_flows import UdpFlows
+from kroute.controllers.service_proxy.udp_flows import LEAST_PAUSE, PAUSE_FOR_WORK, UdpFlows
 from kroute.kernel.conntrack import DeleteFlow, Flow
 from kroute.model.plan import Protocol, VirtualServerKey
 from kroute.reconcile.cleanup_report import CleanupReport
@@ -154,7 +155,36 @@ async def test_what_becomes_suspect_during_the_look_is_looked_for_next(
 
     monkeypatch.setattr(node.conntrack, "udp_flows", meanwhile)
     await node.end_stale(DNS)
+    due = node.udp_flows.next_due()
+    assert due is not None
+    node.clock.now = due
     assert node.udp_flows.is_due
+
+
+async def test_the_pause_after_a_look_is_a_multiple_of_the_processor_time_that_it_took(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = node.conntrack.udp_flows
+    spent = 0.0
+
+    async def expensive(family: int, destinations: list[tuple[str, int]]) -> list[Flow]:
+        nonlocal spent
+        begun = time.thread_time()
+        while spent <= LEAST_PAUSE / PAUSE_FOR_WORK:
+            spent = time.thread_time() - begun
+        return await ask(family, destinations)
+
+    monkeypatch.setattr(node.conntrack, "udp_flows", expensive)
+    await node.end_stale(DNS)
+    stale = node.flow(SIP, FIRST)
+    await node.end_stale(SIP)
+    due = node.udp_flows.next_due()
+    assert due is not None
+    assert due - node.clock() >= PAUSE_FOR_WORK * spent > LEAST_PAUSE
+    assert node.left == [stale]
+    node.clock.now = due
+    await node.end_stale()
+    assert node.ended == [stale]
 
 
 async def test_one_line_tells_of_each_virtual_server(node: Node) -> None:
