@@ -35,7 +35,6 @@ class DirectoryChanges:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._descriptor = -1
-        self._arrived = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -47,11 +46,9 @@ class DirectoryChanges:
             error = self._error()
             os.close(self._descriptor)
             raise error
-        asyncio.get_running_loop().add_reader(self._descriptor, self._arrived.set)
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
 
     async def next(self) -> set[str] | None:
@@ -60,14 +57,22 @@ class DirectoryChanges:
         No change is lost when the wait is cancelled.
         """
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._readable()
             try:
                 names = self._parse(os.read(self._descriptor, _BUFFER))
             except BlockingIOError:
                 continue
             if names is None or names:
                 return names
+
+    async def _readable(self) -> None:
+        """Wait until there are changes. Only then does the loop look for them: it would spin until they are read."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._descriptor, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
 
     def _parse(self, events: bytes) -> set[str] | None:
         names: set[str] = set()

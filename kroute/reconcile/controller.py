@@ -30,6 +30,9 @@ T = TypeVar("T")
 PLANS_A_SLICE = 64
 """Plans that a controller accepts before other tasks run. It is small because all controllers do so at once."""
 
+MOST_EVENTS = 20_000
+"""Events of the kernel that wait for a pass: as many as fit into a monitor's socket. In place of more, it resyncs."""
+
 _PASS = "pass"  # noqa: S105  the key under which a whole pass is retried
 
 
@@ -291,6 +294,8 @@ class Controller(ABC):
                 events = [Overrun()]
             # Not `+= await`: it would load the list before it waits, and bring back the one that `_take` has replaced.
             self._events += events
+            if len(self._events) > MOST_EVENTS:
+                self._events = [Overrun()]
             self.wake.set()
 
     async def _sleep(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kroute.kernel.errors import KernelError
 from kroute.kernel.net.monitor import AddressEvent
 from kroute.model.plan import RealServer, ServicePlan
+from kroute.reconcile import controller as controller_module
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.stage_gate import GOING_LIVE, WITHDRAWN
 from tests.fakes.kernel import FakeKernel
@@ -212,3 +213,32 @@ async def test_cancelling_it_is_a_kill(tmp_path: Path) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@virtual(settles_within=0.0)
+async def test_events_that_wait_for_a_long_pass_are_bounded_and_nothing_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "MOST_EVENTS", 100)
+    async with running(tmp_path) as node:
+        node.broadcaster.publish(FIRST_LIST)
+        await until(lambda: DUMMY in node.kernel.links and "10.96.0.1" in node.kernel.links[DUMMY].addresses)
+        proxy = node.service_proxy
+        step, may_go_on, waiting = proxy.step, asyncio.Event(), 0
+
+        async def long() -> None:
+            await may_go_on.wait()
+            await step()
+
+        monkeypatch.setattr(proxy, "step", long)
+        proxy.wake.set()
+        await asyncio.sleep(0.01)
+        node.kernel.delete_address(DUMMY, "10.96.0.1")
+        for _ in range(250):
+            node.kernel.add_address(DUMMY, "10.96.0.9")
+            node.kernel.delete_address(DUMMY, "10.96.0.9")
+            await asyncio.sleep(0.001)
+            waiting = max(waiting, len(proxy._events))
+        assert 0 < waiting <= 100
+        may_go_on.set()
+        await until(lambda: "10.96.0.1" in node.kernel.links[DUMMY].addresses)

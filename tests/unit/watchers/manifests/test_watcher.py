@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -353,3 +354,26 @@ async def test_a_file_that_comes_back_unreadable_keeps_what_it_said_and_is_not_r
         await asyncio.sleep(1.5)
     assert follower.names == {"a"}
     assert 2 <= len(reads) <= 6
+
+
+async def test_changes_that_wait_to_be_read_do_not_keep_the_loop_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a scan reads files in a thread, further changes wait; the loop sleeps until the scan is over."""
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    select, turns = selector.select, 0
+
+    def counted(timeout: float | None = None) -> object:
+        nonlocal turns
+        turns += 1
+        return select(timeout)
+
+    async with inotify.DirectoryChanges(tmp_path) as changes:
+        (tmp_path / "first.yaml").write_text(WEB)
+        assert await changes.next() == {"first.yaml"}
+        (tmp_path / "second.yaml").write_text(WEB)
+        monkeypatch.setattr(selector, "select", counted)
+        await asyncio.to_thread(time.sleep, 0.3)
+        monkeypatch.undo()
+        assert turns < 10
+        assert await changes.next() == {"second.yaml"}
