@@ -55,11 +55,12 @@ def _programs(tree: Path, root: Path) -> None:
 
 
 def _configuration(tree: Path) -> None:
-    units, settings = tree / "usr/lib/systemd/system", tree / "etc/kroute"
-    for directory in (units, settings):
+    units, temporary, settings = tree / "usr/lib/systemd/system", tree / "usr/lib/tmpfiles.d", tree / "etc/kroute"
+    for directory in (units, temporary, settings):
         directory.mkdir(parents=True)
     for name in UNITS:
         shutil.copyfile(PROJECT / "deploy" / name, units / name)
+    shutil.copyfile(PACKAGING / "tmpfiles.conf", temporary / "kroute.conf")
     for name in SETTINGS:
         shutil.copyfile(PACKAGING / name, settings / name)
 

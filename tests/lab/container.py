@@ -17,7 +17,6 @@ from tests.lab.objects import Object
 from tests.lab.oci import configuration
 from tests.lab.places import PROJECT
 
-SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 """Where the kubelet mounts it. The usual /var/run is a link in the image."""
 PATIENCE = 600.0
 """Seconds for what a container is to say or do: only one that hangs takes so long."""
@@ -82,7 +81,10 @@ class Container:
         config: Mapping[str, str],
         service_account: Path | None = None,
     ) -> "Container":
-        """The container of a pod's `spec`. `config` are the values of the ConfigMap for its environment."""
+        """The container of a pod's `spec`.
+
+        `config` are the values of the ConfigMap for its environment. `service_account` is in its projected volume.
+        """
         kinds = {it["name"]: it for it in pod.get("volumes", ())}
         security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
         assert security["capabilities"]["drop"] == ["ALL"]
@@ -96,8 +98,12 @@ class Container:
             for it in mounts
             if "hostPath" in kinds[it["name"]]
         ]
-        if service_account is not None:
-            volumes.append({"source": str(service_account), "target": SERVICE_ACCOUNT, "readOnly": True})
+        assert pod["automountServiceAccountToken"] is False, "every container would have the token"
+        volumes += [
+            {"source": str(service_account), "target": it["mountPath"], "readOnly": True}
+            for it in mounts
+            if "projected" in kinds[it["name"]] and service_account is not None
+        ]
         return cls(
             node=node,
             command=(*container["command"], *container.get("args", ())),

@@ -11,7 +11,7 @@ from tests.lab.objects import Object
 
 
 class Kubelets:
-    """The kubelets of some nodes. `service_account` is what they mount into pods that have an account."""
+    """The kubelets of some nodes. `service_account` is what they mount into containers that ask for it."""
 
     def __init__(self, nodes: Iterable[Node], scratch: Path, service_account: Path) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -23,14 +23,13 @@ class Kubelets:
         """Start the DaemonSet's pod on each node, after its init containers have ended well."""
         pod = the("DaemonSet", objects)["spec"]["template"]["spec"]
         config = the("ConfigMap", objects)["data"] if any("envFrom" in it for it in pod["containers"]) else {}
-        account = self._service_account if pod.get("automountServiceAccountToken", True) else None
         for node in self._nodes.values():
             for described in pod.get("initContainers", ()):
-                init = Container.of(node, pod, described, config=config)
+                init = Container.of(node, pod, described, config=config, service_account=self._service_account)
                 code, output = await init.run(self._log())
                 assert code == 0, output
             [described] = pod["containers"]
-            container = Container.of(node, pod, described, config=config, service_account=account)
+            container = Container.of(node, pod, described, config=config, service_account=self._service_account)
             self.running[node.name] = container.start(self._log())
         self._probe = pod["containers"][0]["readinessProbe"]
 

@@ -100,10 +100,15 @@ def check_restrictions(systemd: Systemd) -> None:
     assert found["NoNewPrivs"] == "1", found
     assert found["Seccomp"] == "2", "the kernel filters no system calls"
     assert int(found["Seccomp_filters"]) > 1, found
-    agent = ("nsenter", "-t", systemd.property("MainPID"), "-m", "touch")
-    systemd.ask(*agent, "/etc/kroute/written")
-    assert not (systemd.root / "etc/kroute/written").exists(), "the system is not read-only"
+    inside = ("nsenter", "-t", systemd.property("MainPID"), "-m", "-r")
+    for path in ("/etc/kroute/written", "/run/written"):
+        said = systemd.ask(*inside, "touch", path)
+        assert "Read-only file system" in said, f"{path} can be written: {said}"
+    said = systemd.ask(*inside, "touch", "/run/kroute/written", "/run/xtables.lock")
+    assert said == "", said
+    systemd.ask(*inside, "rm", "/run/kroute/written")
     assert "LimitNOFILE=65536" in systemd.ask("systemctl", "show", "kroute", "-p", "LimitNOFILE")
+    assert systemd.property("MemoryMax") == str(512 << 20)
     print("ok: capabilities, system calls, files are restricted", flush=True)
 
 

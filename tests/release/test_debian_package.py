@@ -41,6 +41,7 @@ def check_contents(package: Path) -> None:
     files = {line[5].removeprefix("."): line[0] for line in lines}
     for name in ("/usr/lib/systemd/system/kroute.service", "/usr/lib/systemd/system/kroute-director.service"):
         assert files[name] == "-rw-r--r--"
+    assert files["/usr/lib/tmpfiles.d/kroute.conf"] == "-rw-r--r--"
     assert files["/usr/bin/kroute"].startswith("l")
     assert {"/etc/kroute/kroute.yaml", "/etc/kroute/director.yaml"} <= files.keys()
     assert not [name for name in files if name.startswith("/opt/kroute/bin/pip")]

@@ -17,6 +17,7 @@ from kroute.model.kinds import WATCHED, WatchedKind, watched
 from kroute.reconcile.ledger import Ledger
 from kroute.settings import DEFAULTS
 from kroute.watchers.kubernetes import access
+from kroute.watchers.kubernetes.authentication import service_account
 from tests.builders import settings
 from tests.lab.manifests import (
     DEPLOY,
@@ -108,8 +109,21 @@ class TestRights:
         [pod] = pods(objects)
         assert pod["serviceAccountName"] == account["name"]
 
-    def test_an_uninstaller_has_none(self) -> None:
-        assert pods(render(KUSTOMIZE / "uninstall"))[-1]["automountServiceAccountToken"] is False
+    def test_only_the_container_that_asks_the_api_server_has_the_token(self, pod: Object) -> None:
+        assert pod["automountServiceAccountToken"] is False
+        projected = {it["name"] for it in pod["volumes"] if "projected" in it}
+        mounts = [(it["name"], mount) for it in containers(pod) for mount in it["volumeMounts"]]
+        holders = {name: mount["mountPath"] for name, mount in mounts if mount["name"] in projected}
+        assert holders == ({} if undoes(pod) else {"kroute": str(service_account.DIRECTORY)})
+
+    def test_the_token_comes_with_what_kubernetes_would_mount(self) -> None:
+        [pod] = pods(render(KUSTOMIZE / "base"))
+        [sources] = [it["projected"]["sources"] for it in pod["volumes"] if "projected" in it]
+        assert sources == [
+            {"serviceAccountToken": {"path": "token"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        ]
 
 
 class TestPods:

@@ -70,6 +70,7 @@ RUN_BY = {
     "sed": "tests/scenarios/test_newcomer.py",
     "sha256sum": "tests/release/test_files.py",
     "systemctl enable": "tests/machine/under_systemd.py",
+    "systemd-tmpfiles": "not run: deploy/debian/postinst runs it, in tests/machine/under_systemd.py",
     "systemctl status": ANOTHER_PROGRAM,
     "journalctl": ANOTHER_PROGRAM,
     "python3": "not run: pip would ask PyPI; deploy/install makes the image's /opt/kroute in the same way",

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+import yaml
 
 from kroute.checks.preflight import DIRECTOR, NODE
 from kroute.firewall.backend import BACKENDS
 from kroute.http.server import MOST_CONNECTIONS
+from kroute.kernel.iptables import xtables
 from tests.lab.manifests import DEPLOY
 
 
@@ -44,11 +46,25 @@ class TestUnit:
 
     def test_it_may_write_what_kroute_writes_and_nothing_else(self, unit: str) -> None:
         settings = self.settings(unit)
-        assert (settings["ProtectSystem"], settings["ReadWritePaths"]) == ("strict", "/run")
+        assert (settings["ProtectSystem"], settings["ReadOnlyPaths"]) == ("strict", "/run")
+        assert settings["RuntimeDirectory"] == "kroute"
+        locks = {f"-{xtables.LOCK_PATH}"} if unit == "kroute.service" else set()
+        assert set(settings.get("ReadWritePaths", "").split()) == locks
         assert "ProtectKernelTunables" not in settings  # it sets sysctls
         assert "ProtectKernelModules" not in settings  # modprobe is run for it
+
+    def test_it_is_ended_at_the_memory_that_a_container_may_have_before_others_are(self, unit: str) -> None:
+        values = yaml.safe_load((DEPLOY / "helm/kroute/values.yaml").read_text())
+        assert int(self.settings(unit)["OOMScoreAdjust"]) < 0
+        assert f"{self.settings(unit)['MemoryMax']}i" == values["resources"]["limits"]["memory"]
 
     def test_it_has_every_kind_of_socket_that_kroute_opens(self, unit: str) -> None:
         code = "\n".join(file.read_text() for file in (DEPLOY.parent / "kroute").rglob("*.py"))
         opened = set(re.findall(r"socket\.(AF_[A-Z0-9]+)", code))
         assert opened - {"AF_UNSPEC"} <= set(self.settings(unit)["RestrictAddressFamilies"].split())
+
+
+def test_the_package_makes_the_lock_that_its_unit_may_write_and_not_make() -> None:
+    lines = (DEPLOY / "debian/tmpfiles.conf").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [f"f {xtables.LOCK_PATH} 0600 root root -"]
+    assert "systemd-tmpfiles --create kroute.conf" in (DEPLOY / "debian/postinst").read_text()
