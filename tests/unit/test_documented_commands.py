@@ -70,6 +70,8 @@ RUN_BY = {
     "sed": "tests/scenarios/test_newcomer.py",
     "sha256sum": "tests/release/test_files.py",
     "systemctl enable": "tests/machine/under_systemd.py",
+    "cosign": "not run: no release has been published",
+    "gh": "not run: no release has been published",
     "systemd-tmpfiles": "not run: deploy/debian/postinst runs it, in tests/machine/under_systemd.py",
     "systemctl status": ANOTHER_PROGRAM,
     "journalctl": ANOTHER_PROGRAM,
