@@ -23,6 +23,8 @@ from kroute.cli.parameters.options import (
     LOG_FORMAT,
     LOG_LEVEL,
     MASTER,
+    MAX_BACKENDS,
+    MAX_VIRTUAL_SERVERS,
     NODE_ADDRESS_RANGE,
     PROTECTED_PORTS,
     RESYNC_BUDGET,
@@ -82,6 +84,8 @@ from kroute.settings.text import write_duration
 @SERVE_NEEDED_ADDRESSES
 @SERVICE_CIDR
 @CLUSTER_CIDR
+@MAX_VIRTUAL_SERVERS
+@MAX_BACKENDS
 @option(
     "--service-proxy-name",
     type=Parsed("NAME", text.parse_proxy_name),
@@ -227,6 +231,8 @@ def director_settings(values: Mapping[str, Any]) -> DirectorSettings:
         serve_needed_addresses=values["serve_needed_addresses"],
         service_cidrs=values["service_cidrs"],
         cluster_cidrs=values["cluster_cidrs"],
+        max_virtual_servers=values["max_virtual_servers"],
+        max_backends=values["max_backends"],
         resync_period=values["resync_period"],
         resync_budget=values["resync_budget"],
         drain_timeout=values["drain_timeout"],

@@ -12,11 +12,12 @@ import msgspec
 from kroute.director.plan import (
     DirectorNode,
     Probe,
+    TakingTraffic,
     director_node,
     external_frontends,
-    plan_director,
+    planning_director,
 )
-from kroute.model.bounds import Steps, finish
+from kroute.model.bounds import UNITS_A_STEP, Batch, Meter, Steps, finish
 from kroute.model.kinds import ENDPOINT_SLICES, NODES, SERVICES, InitialSync
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import (
@@ -36,6 +37,9 @@ from kroute.planning.backend_slices import BackendSlice, addresses_of, read_slic
 from kroute.planning.frontends import Frontends
 from kroute.settings import Settings
 
+UNITS_A_SERVICE = UNITS_A_STEP // 10
+"""What is read of a Service takes as long as so many real servers."""
+
 KINDS = (SERVICES, ENDPOINT_SLICES, NODES)
 """The kinds that a director watches."""
 
@@ -51,12 +55,14 @@ class DirectorCatalog:
         self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._nodes: dict[ObjectKey, DirectorNode] = {}
-        self._nodes_in_order: tuple[DirectorNode, ...] | None = ()
+        self._taking_traffic: TakingTraffic | None = None
         self._owners = AddressOwners()
         self._claims = AddressClaims()
         self._failing: Collection[Probe] = frozenset()
         self._plans: dict[ObjectKey, ServicePlan] = {}
         self._probes: dict[ObjectKey, frozenset[Probe]] = {}
+        self._asking: dict[Probe, set[ObjectKey]] = {}
+        self._asked_anew: dict[Probe, None] = {}
         self._generation = 0
         self._dirty: dict[ObjectKey, None] = {}
         self._claims_dirty: dict[ObjectKey, None] = {}
@@ -67,9 +73,14 @@ class DirectorCatalog:
         return self._initial_sync.is_complete
 
     @property
-    def probes(self) -> frozenset[Probe]:
+    def probes(self) -> Collection[Probe]:
         """The checks that any plan depends on."""
-        return frozenset().union(*self._probes.values())
+        return self._asking.keys()
+
+    def take_asked(self) -> dict[Probe, frozenset[str]]:
+        """The checks for which other namespaces ask since the last call, and which ones do now; none: nobody does."""
+        changed, self._asked_anew = self._asked_anew, {}
+        return {probe: frozenset([it.namespace for it in self._asking.get(probe, ())]) for probe in changed}
 
     @property
     def current(self) -> list[ServicePlan]:
@@ -110,11 +121,16 @@ class DirectorCatalog:
             self._machine = machine
             self._mark(*self._owners.with_external_ips())
 
-    def set_failing(self, failing: Collection[Probe]) -> None:
-        """Store the probes that fail now. Marks the Services whose plans depend on a probe that has changed."""
+    def set_failing(self, failing: Collection[Probe]) -> bool:
+        """Store the probes that fail now. Marks the Services whose plans depend on a probe that has changed.
+
+        Returns whether there are any.
+        """
         changed = set(self._failing) ^ set(failing)
         self._failing = failing
-        self._dirty.update((key, None) for key, probes in self._probes.items() if not changed.isdisjoint(probes))
+        affected = [key for probe in changed for key in self._asking.get(probe, ())]
+        self._dirty.update(dict.fromkeys(affected))
+        return bool(affected)
 
     def commit(self) -> list[ServicePlan]:
         """Plan what is marked.
@@ -124,19 +140,18 @@ class DirectorCatalog:
         return finish(self.committing())
 
     def committing(self) -> Steps[list[ServicePlan]]:
-        """As `commit`, in steps of one Service: with many Nodes, all of them take seconds. Changes may come in between.
+        """As `commit`, in steps: with many Nodes and ports, one Service takes long. Changes may come in between.
 
         They are planned with the next call, as if they had come later.
         """
         if not self.ready:
             return []
-        frontends = self._settle_claims()
-        due, self._dirty = self._dirty, {}
-        plans = []
-        for key in due:
-            plans.append(self._plan(key, frontends.get(key)))
-            yield 1
-        return [self._keep(it) for it in plans if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
+        frontends = yield from self._settling_claims()
+        batch = Batch[ObjectKey, Frontends | None, ServicePlan]({key: frontends.get(key) for key in self._dirty})
+        self._dirty.clear()
+        while not batch.advance(meter := Meter(UNITS_A_STEP), self._planning):
+            yield meter.spent
+        return [self._keep(it) for it in batch.made if not it.same_as(self._plans.get(it.key) or ServicePlan(it.key))]
 
     def _mark(self, *keys: ObjectKey) -> None:
         """Plan these Services again, and renew their claims."""
@@ -152,14 +167,8 @@ class DirectorCatalog:
             del self._nodes[key]
         else:
             self._nodes[key] = node
-        self._nodes_in_order = None
+        self._taking_traffic = None
         self._dirty.update(dict.fromkeys(self._owners.with_external_ips()))
-
-    def _taking_traffic(self) -> tuple[DirectorNode, ...]:
-        """The Nodes that take traffic, by name. They are put in order once for all that has changed."""
-        if self._nodes_in_order is None:
-            self._nodes_in_order = tuple(sorted(self._nodes.values()))
-        return self._nodes_in_order
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and remove it from the one that it named before."""
@@ -177,40 +186,59 @@ class DirectorCatalog:
         if API_SERVER in {before, service}:
             self._mark(*self._owners.place_api_servers(addresses_of(self._slices.get(API_SERVER, {}).values())))
 
-    def _settle_claims(self) -> dict[ObjectKey, Frontends]:
+    def _settling_claims(self) -> Steps[dict[ObjectKey, Frontends]]:
         """Renew the claims of the marked Services, and mark the Services that this affects.
 
         Returns the computed frontends.
         """
         renewed: dict[ObjectKey, Frontends] = {}
-        for key in self._claims_dirty:
+        due, self._claims_dirty = self._claims_dirty, {}
+        for key in due:
             service = self._services.get(key)
             if service is None:
                 affected = self._claims.withdraw(key)
             else:
                 renewed[key] = external_frontends(service, self._settings, self._machine, self._owners)
                 affected = self._claims.claim(Claimant.of(key, service), ranked(service, renewed[key].served))
+                yield 1 + len(renewed[key].served)
             self._dirty.update(dict.fromkeys(affected))
         self._dirty.update(dict.fromkeys(self._claims.take_losers()))
-        self._claims_dirty.clear()
         return renewed
 
-    def _plan(self, key: ObjectKey, frontends: Frontends | None) -> ServicePlan:
+    def _planning(self, key: ObjectKey, frontends: Frontends | None) -> Steps[ServicePlan]:
+        yield UNITS_A_SERVICE
         service = self._services.get(key)
         if service is None:
-            self._probes.pop(key, None)
+            self._ask(key, frozenset())
             return ServicePlan(key)
-        planned = plan_director(
+        if self._taking_traffic is None:
+            self._taking_traffic = TakingTraffic(self._nodes.values())
+        planned = yield from planning_director(
             service,
-            self._slices.get(key, {}).values(),
-            self._taking_traffic(),
+            tuple(self._slices.get(key, {}).values()),
+            self._taking_traffic,
             self._settings,
             self._claims.held_by_others(key),
             frontends or self._frontends(service),
             self._failing,
         )
-        self._probes[key] = planned.probes
+        self._ask(key, planned.probes)
         return planned.plan
+
+    def _ask(self, key: ObjectKey, probes: frozenset[Probe]) -> None:
+        """Note the checks that the plan of a Service depends on."""
+        before = self._probes.get(key, frozenset())
+        for probe in before - probes:
+            self._asking[probe].discard(key)
+            if not self._asking[probe]:
+                del self._asking[probe]
+        for probe in probes - before:
+            self._asking.setdefault(probe, set()).add(key)
+        self._asked_anew.update(dict.fromkeys(before ^ probes))
+        if probes:
+            self._probes[key] = probes
+        else:
+            self._probes.pop(key, None)
 
     def _frontends(self, service: Service) -> Frontends:
         """What the Service has claimed; it may have changed since."""

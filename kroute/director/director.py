@@ -4,6 +4,7 @@ As in the agent, everything runs in one event loop, changes go into the catalog 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, closing
@@ -51,6 +52,11 @@ log = structlog.get_logger(__name__)
 WITHDRAW_WITHIN = 4.0
 """Seconds in which the VIPs must be given up after SIGTERM. If they are not, the kernel removes them when they
 expire."""
+
+PAUSES_FOR_VERDICTS = 4
+"""For how many times as long as the planning for verdicts of probes has taken no other verdicts are planned: who lets
+the nodes of a large Service fail and recover all the time gets a fifth of the planning."""
+LONGEST_PAUSE_FOR_VERDICTS = 1.0
 
 Follow = Callable[[Sink], Coroutine[None, None, None]]
 FollowApi = Callable[[Callable[[ApiFacts], None]], Coroutine[None, None, None]]
@@ -193,17 +199,25 @@ class Director:
 
     async def _plan(self) -> None:
         """Publish the plans that have changed. The first time, wait until each probe has had a result."""
+        loop = asyncio.get_running_loop()
         published = False
+        verdicts_from = loop.time()
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._catalog.set_failing(self._probes.failing)
+            began, are_settled = loop.time(), self._probes.settled
+            if began < verdicts_from:
+                loop.call_at(verdicts_from, self._changed.set)
+            elif (published or are_settled) and self._catalog.set_failing(self._probes.failing) and published:
+                verdicts_from = math.inf
             plans = await in_turns(self._catalog.committing())
-            self._probes.want(self._catalog.probes)
+            self._probes.want(self._catalog.take_asked())
+            if verdicts_from == math.inf:
+                took = loop.time() - began
+                verdicts_from = loop.time() + min(PAUSES_FOR_VERDICTS * took, LONGEST_PAUSE_FOR_VERDICTS)
             if not published:
-                if not self._catalog.ready or not self._probes.settled:
+                if not (self._catalog.ready and are_settled and self._probes.settled):
                     continue
-                self._catalog.set_failing(self._probes.failing)
                 plans = self._catalog.current
                 log.info("plans.first_published", services=len(plans))
                 published = True

@@ -1,16 +1,16 @@
 """Plan one Service with external IPs for a director: virtual servers whose real servers are nodes."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from kroute.model.addresses import Family, canonical, family_of
-from kroute.model.bounds import MOST_ADDRESSES, Problems, finish
+from kroute.model.bounds import MOST_ADDRESSES, Problems, Steps, finish
 from kroute.model.node_facts import NodeFacts
-from kroute.model.objects import Node, ObjectKey, Service, ServiceStatus
+from kroute.model.objects import Node, ObjectKey, Service, ServicePort, ServiceSpec, ServiceStatus
 from kroute.model.plan import (
     Problem,
     Protocol,
@@ -23,18 +23,21 @@ from kroute.model.plan import (
 from kroute.planning.address_owners import AddressOwners
 from kroute.planning.annotations.options import Options
 from kroute.planning.annotations.table import apply_annotations
-from kroute.planning.backend_slices import BackendSlice, Traits
-from kroute.planning.endpoints import LOCAL, choose, external_policy, merge
+from kroute.planning.backend_slices import BackendSlice, PortKey, Traits
+from kroute.planning.endpoints import LOCAL, MergedSlices, choice_steps, external_policy, merging, refusals
 from kroute.planning.external_addresses import nodes_having
 from kroute.planning.frontends import Frontends, Kind, frontends_of
-from kroute.planning.plan_service import plan_service
+from kroute.planning.plan_service import planning, too_many_backends
 from kroute.planning.weights.facts import Nodes, NodeTraits, WeightFacts, traits_of
-from kroute.planning.weights.rule import Weighing
+from kroute.planning.weights.rule import weighing_of
 from kroute.planning.weights.slow_start import in_steps
 from kroute.settings import Settings
 
 EXCLUSION_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 """A Node with this label gets no traffic from load balancers (KEP-1143), whatever the label's value."""
+
+MOST_CHECKS = 1000
+"""Checks of nodes that one Service may ask for: a second of what a director begins. One of each node is always made."""
 
 NOWHERE = NodeFacts("")
 """A director is no node: no endpoint is local to it, and no hint names it."""
@@ -49,7 +52,8 @@ class ProbeKind(StrEnum):
     """Accept a TCP connection on a node port."""
     REACH = "reach"
     """Accept or refuse a TCP connection: either answer shows that the node is reachable. In direct routing a node
-    serves the VIP and not its own address, so without a node port nothing need listen on it."""
+    serves the VIP and not its own address, so without a node port nothing need listen on it, and one port says as much
+    as another."""
 
 
 class Probe(NamedTuple):
@@ -79,6 +83,26 @@ class DirectorPlan(NamedTuple):
 
     plan: ServicePlan
     probes: frozenset[Probe]
+
+
+class TakingTraffic:
+    """The Nodes that take traffic, and what they are weighed by."""
+
+    def __init__(self, nodes: Collection[DirectorNode]) -> None:
+        self.traits = Nodes({it.name: NodeTraits(it.weight, it.zone) for it in nodes})
+        self.of_family: dict[Family, list[tuple[str, str]]] = {
+            Family.IPV4: sorted((it.ipv4, it.name) for it in nodes if it.ipv4 is not None),
+            Family.IPV6: sorted((it.ipv6, it.name) for it in nodes if it.ipv6 is not None),
+        }
+        """Address and name of each Node, in the order of the addresses."""
+        self._addresses = {
+            family: {name: address for address, name in nodes} for family, nodes in self.of_family.items()
+        }
+
+    def having(self, family: Family, names: Iterable[str | None]) -> list[tuple[str, str]]:
+        """Those of these names, as in `of_family`."""
+        addresses = self._addresses[family]
+        return sorted((addresses[name], name) for name in names if name is not None and name in addresses)
 
 
 def director_node(node: Node) -> DirectorNode | None:
@@ -118,88 +142,208 @@ def external_frontends(service: Service, settings: Settings, machine: NodeFacts,
     return Frontends(external, (*problems.kept, *others), problems.more + more)
 
 
-def plan_director(
+def planning_director(
     service: Service,
     slices: Collection[BackendSlice],
-    nodes: Sequence[DirectorNode],
+    nodes: TakingTraffic,
     settings: Settings,
     held: Mapping[VirtualServerKey, ObjectKey],
     frontends: Frontends,
     failing: Collection[Probe],
-) -> DirectorPlan:
-    """Plan one Service for a director. `nodes` are those that take traffic, `failing` the checks that fail.
+) -> Steps[DirectorPlan]:
+    """Plan one Service for a director, in steps. `failing` are the checks that fail.
 
     Scheduler, flags and persistence are those of the nodes' own plans. The real servers are nodes: all of them with
     policy Cluster, those with a local endpoint with policy Local. They are weighed as on a node, but for locality: a
-    director is no node. A node whose check fails has weight 0.
+    director is no node. A node whose check fails has weight 0. `max_backends` of the settings bounds the real servers
+    of all virtual servers together, and the endpoints that are looked at.
     """
-    base = plan_service(service, slices, NOWHERE, settings, held, frontends)
+    base = yield from planning(service, (), NOWHERE, settings, held, frontends)
     problems = Problems(base.problems)
-    known = Nodes({it.name: NodeTraits(it.weight, it.zone) for it in nodes})
     options, _ = apply_annotations(Options(), service.metadata.annotations)
     if base.virtual_servers and options.locality is not None:
         problems.append(_no_locality())
     ports = {frontend.key: frontend.port for frontend in frontends.served}
-    local_only = external_policy(service) == LOCAL
-    bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
-    merged = {family: merge(slices, family) for family in {family_of(key.address) for key in ports}}
-    probes: set[Probe] = set()
+    families = sorted({family_of(it.key.address) for it in base.virtual_servers})
+    is_local = external_policy(service) == LOCAL
+    merged: dict[Family, MergedSlices] = {}
+    for family in families if is_local or options.weighs_endpoints else ():
+        merged[family] = yield from merging(slices, family, settings.max_backends)
+    problems.extend(refusals(merged.values()))
+    asked = (service.spec.ports or ())[: settings.max_virtual_servers]
+    checks = _Checks(
+        service.spec, asked, base.virtual_servers, sum(len(nodes.of_family[it]) for it in families), failing
+    )
+    directed = _Directed(nodes, merged, options, checks, is_local=is_local)
+    room, left_out = settings.max_backends, sum(it.left_out for it in merged.values())
     servers: list[VirtualServer] = []
     for server in base.virtual_servers:
-        backends = merged[family_of(server.key.address)].backends.get(ports[server.key], {})
-        endpoints = Counter(it.node_name for _, it in choose(backends, NOWHERE))
-        taking = [node for node in nodes if endpoints[node.name] or not local_only]
-        candidates = _candidates(service, server.key, taking, endpoints if options.weighs_endpoints else None)
-        probes |= {it.probe for it in candidates if it.probe is not None}
-        facts = WeightFacts(known, {it.real_server: it.endpoints for it in candidates})
-        weighing = Weighing(NOWHERE, facts, server.scheduler, options.weights)
-        servers.append(_of_nodes(server, candidates, weighing, failing))
+        count = directed.count(server.key, ports[server.key])
+        if count > room:
+            left_out += count
+        else:
+            room -= count
+            servers.append(directed.virtual_server(server, ports[server.key]))
+        yield directed.take_units()
+    if left_out:
+        problems.put_first(too_many_backends(left_out, settings.max_backends))
+    bound = {frontend.key.address for frontend in frontends.served if frontend.is_bound}
     plan = ServicePlan(
         service.key,
         virtual_servers=tuple(servers),
         vips=tuple(Vip(address, None) for address in sorted(bound & {it.key.address for it in servers})),
         problems=problems.all(),
     )
-    return DirectorPlan(plan, frozenset(probes))
+    return DirectorPlan(plan, frozenset(checks.probes))
 
 
-class _Candidate(NamedTuple):
-    """A node as a real server: the endpoints that it weighs, and its check, if it has one."""
+class _Directed:
+    """Gives virtual servers nodes as their real servers. Those of one family and port have the same."""
 
-    node: str
-    real_server: RealServer
-    endpoints: int
-    probe: Probe | None
+    def __init__(
+        self,
+        nodes: TakingTraffic,
+        merged: Mapping[Family, MergedSlices],
+        options: Options,
+        checks: "_Checks",
+        *,
+        is_local: bool,
+    ) -> None:
+        self._nodes = nodes
+        self._merged = merged
+        self._options = options
+        self._checks = checks
+        self._is_local = is_local
+        self._units = 0
+        self._endpoints: dict[tuple[Family, PortKey], Counter[str | None]] = {}
+        self._taking: dict[tuple[Family, PortKey], list[tuple[str, str]]] = {}
+        self._weights: dict[tuple[Family, PortKey | None], list[int]] = {}
+        self._real_servers: dict[tuple[Family, PortKey, Protocol, int], tuple[RealServer, ...]] = {}
+
+    def take_units(self) -> int:
+        """The units of work since the last call."""
+        units, self._units = self._units, 0
+        return units
+
+    def count(self, key: VirtualServerKey, port: PortKey) -> int:
+        """How many real servers the virtual server would have."""
+        self._units += 1
+        return len(self._candidates(family_of(key.address), port))
+
+    def virtual_server(self, server: VirtualServer, port: PortKey) -> VirtualServer:
+        """The virtual server with its real servers. None is ejected: their answers bypass the director."""
+        family, number = family_of(server.key.address), server.key.port
+        question = (family, port, server.key.protocol, number)
+        if (known := self._real_servers.get(question)) is None:
+            candidates = self._candidates(family, port)
+            weights = self._weigh(family, port, server.scheduler)
+            check = self._checks.of(server.key)
+            self._units += len(candidates)
+            real_servers = tuple(
+                [
+                    RealServer(address, number, weight if check.passes(address) else 0)
+                    for (address, _), weight in zip(candidates, weights, strict=True)
+                ]
+            )
+            known = self._real_servers[question] = finish(in_steps(real_servers)) if server.slow_start else real_servers
+        return msgspec.structs.replace(server, real_servers=known, ejection=None)
+
+    def _candidates(self, family: Family, port: PortKey) -> list[tuple[str, str]]:
+        """Address and name of each node that serves the port, in the order of the addresses."""
+        if not self._is_local:
+            return self._nodes.of_family[family]
+        question = (family, port)
+        if (known := self._taking.get(question)) is None:
+            known = self._taking[question] = self._nodes.having(family, self._endpoints_on(family, port))
+        return known
+
+    def _weigh(self, family: Family, port: PortKey, scheduler: str) -> list[int]:
+        """The weight of each candidate."""
+        by_endpoints = self._options.weighs_endpoints
+        question = (family, port if self._is_local or by_endpoints else None)
+        if (known := self._weights.get(question)) is None:
+            candidates = self._candidates(family, port)
+            counts = self._endpoints_on(family, port) if by_endpoints else {}
+            servers = [RealServer(address, 0) for address, _ in candidates]
+            facts = WeightFacts(
+                self._nodes.traits,
+                {it: counts[name] for it, (_, name) in zip(servers, candidates, strict=True)} if by_endpoints else {},
+            )
+            weighing = weighing_of(NOWHERE, facts, scheduler, self._options.weights, None)
+            chosen = [(it, _traits(name)) for it, (_, name) in zip(servers, candidates, strict=True)]
+            weighed = servers if weighing is None else weighing.weigh(chosen)
+            known = self._weights[question] = [it.weight for it in weighed]
+            self._units += len(candidates) * (1 if weighing is None else 10)
+        return known
+
+    def _endpoints_on(self, family: Family, port: PortKey) -> Counter[str | None]:
+        """How many endpoints of the port each node has."""
+        question = (family, port)
+        if (known := self._endpoints.get(question)) is None:
+            backends = self._merged[family].backends.get(port, {})
+            known = Counter(traits.node_name for _, traits in choice_steps(backends, NOWHERE).chosen)
+            self._endpoints[question] = known
+            self._units += len(backends)
+        return known
 
 
-def _candidates(
-    service: Service, key: VirtualServerKey, nodes: Sequence[DirectorNode], endpoints: Counter[str | None] | None
-) -> list[_Candidate]:
-    """The nodes as real servers of one virtual server; without `endpoints` each counts once."""
-    return [
-        _Candidate(
-            node.name,
-            RealServer(address, key.port),
-            1 if endpoints is None else endpoints[node.name],
-            _probe(service, key, address),
-        )
-        for node in nodes
-        if (address := node.address_for(key.address)) is not None
-    ]
+class _Check:
+    """What a node must pass for some ports: one of these checks; none: nothing."""
+
+    def __init__(self, checks: Sequence[tuple[ProbeKind, int]], failing: Collection[Probe], probes: set[Probe]) -> None:
+        self._checks = checks
+        self._failing = failing
+        self._probes = probes
+        self._passing: dict[str, bool] = {}
+
+    def passes(self, address: str) -> bool:
+        """Whether the node of this address passes, by what is known."""
+        known = self._passing.get(address)
+        if known is None:
+            probes = [Probe(kind, address, number) for kind, number in self._checks]
+            self._probes.update(probes)
+            known = self._passing[address] = not probes or not all(it in self._failing for it in probes)
+        return known
 
 
-def _of_nodes(
-    server: VirtualServer, candidates: Sequence[_Candidate], weighing: Weighing, failing: Collection[Probe]
-) -> VirtualServer:
-    """The virtual server with nodes as its real servers. None is ejected: their answers bypass the director."""
-    weighed = weighing.weigh([(it.real_server, _traits(it.node)) for it in candidates])
-    checked = [
-        after._replace(weight=0) if it.probe in failing else after
-        for it, after in zip(candidates, weighed, strict=True)
-    ]
-    real_servers = tuple(sorted(checked))
-    stepped = finish(in_steps(real_servers)) if server.slow_start else real_servers
-    return msgspec.structs.replace(server, real_servers=stepped, ejection=None)
+class _Checks:
+    """The checks of the nodes for one Service: `probes` are those that anybody has asked about.
+
+    The Service has some `MOST_CHECKS` at most: node ports are checked on each node, from the first port on. For the
+    ports that are left a node fails if all those checks of it fail.
+    """
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        ports: Sequence[ServicePort],
+        servers: Sequence[VirtualServer],
+        nodes: int,
+        failing: Collection[Probe],
+    ) -> None:
+        self.probes: set[Probe] = set()
+        self._nothing = _Check((), failing, self.probes)
+        self._health: _Check | None = None
+        self._of_port: dict[int, _Check] = {}
+        if spec.external_traffic_policy == "Local" and 1 <= spec.health_check_node_port <= 65535:
+            self._health = _Check([(ProbeKind.HTTP, spec.health_check_node_port)], failing, self.probes)
+            return
+        node_ports = {
+            it.port: it.node_port for it in reversed(ports) if it.protocol == "TCP" and 1 <= it.node_port <= 65535
+        }
+        numbers = sorted({it.key.port for it in servers if it.key.protocol is Protocol.TCP})
+        checked = [it for it in numbers if it in node_ports][: max(MOST_CHECKS // (nodes or 1), 1)]
+        shared = _Check([(ProbeKind.CONNECT, node_ports[it]) for it in checked], failing, self.probes)
+        without = [it for it in numbers if it not in node_ports]
+        reached = _Check([(ProbeKind.REACH, it) for it in without[:1]], failing, self.probes)
+        self._of_port = {it: shared if it in node_ports else reached for it in numbers}
+        self._of_port |= {it: _Check([(ProbeKind.CONNECT, node_ports[it])], failing, self.probes) for it in checked}
+
+    def of(self, key: VirtualServerKey) -> _Check:
+        """What a node must pass for one virtual server. For UDP and SCTP that is nothing."""
+        if self._health is not None:
+            return self._health
+        return self._of_port[key.port] if key.protocol is Protocol.TCP else self._nothing
 
 
 def _traits(node: str) -> Traits:
@@ -218,20 +362,6 @@ def _traits(node: str) -> Traits:
 def _no_locality() -> Problem:
     subject = "annotation kroute.io/locality"
     return Problem("NoLocality", subject, f"{subject} has no effect on a director, which is near no node.")
-
-
-def _probe(service: Service, key: VirtualServerKey, address: str) -> Probe | None:
-    """The check of a node for one virtual server, or None if there is nothing to check (UDP and SCTP)."""
-    spec = service.spec
-    if spec.external_traffic_policy == "Local" and 1 <= spec.health_check_node_port <= 65535:
-        return Probe(ProbeKind.HTTP, address, spec.health_check_node_port)
-    if key.protocol is not Protocol.TCP:
-        return None
-    numbers = (it.node_port for it in spec.ports or () if (it.protocol, it.port) == ("TCP", key.port))
-    node_port = next((number for number in numbers if 1 <= number <= 65535), None)
-    if node_port is not None:
-        return Probe(ProbeKind.CONNECT, address, node_port)
-    return Probe(ProbeKind.REACH, address, key.port)
 
 
 def _of_a_machine(address: str, owner: str) -> Problem:

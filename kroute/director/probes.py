@@ -1,8 +1,12 @@
-"""Check the nodes: each probe runs alone, as long as a plan depends on it."""
+"""Check the nodes: each probe runs as long as a plan depends on it, one for all Services that ask for the same."""
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
 
 import structlog
 
@@ -10,6 +14,7 @@ from kroute.backoff import exhaustion
 from kroute.director.plan import Probe, ProbeKind
 from kroute.director.settings import ProbeSettings
 from kroute.model.addresses import host_port
+from kroute.telemetry.spam_filter import Decision, SpamFilter
 
 log = structlog.get_logger(__name__)
 
@@ -18,6 +23,13 @@ _LONGEST_STATUS_LINE = 1024
 MOST_A_SECOND = 1000
 """Checks that begin in a second, of all nodes and Services together: each takes some 0.2 ms of a processor. If very
 many began at once, the director would be so busy that it took answers for late."""
+
+FIRST_RESULTS_WITHIN = 10.0
+"""Seconds after which a start no longer waits for the first results. A node without a result counts as one that passes,
+and in these seconds each namespace has had its share of the checks."""
+
+_LAG = 0.02
+"""Seconds that the checks may be behind their turns, and still all begin: the loop was busy."""
 
 
 class ProbeState:
@@ -43,77 +55,155 @@ class ProbeState:
         return True
 
 
+class _Asked:
+    """A probe in use: the namespaces that ask for it, its verdict, and whether it waits for its turn."""
+
+    def __init__(self, settings: ProbeSettings) -> None:
+        self.namespaces: frozenset[str] = frozenset()
+        self.state = ProbeState(settings)
+        self.is_waiting = False
+
+
 class Probes:
-    """Runs the probes. `notify` is called in the event loop whenever `failing` may have changed."""
+    """Runs the probes. `notify` is called in the event loop whenever `failing` or `settled` may have changed.
+
+    When more are due than may begin, the namespaces whose Services ask for them have a turn each, so that one with very
+    many delays its own alone. A probe for which several ask has the turn of any of them.
+    """
 
     def __init__(self, settings: ProbeSettings, notify: Callable[[], None]) -> None:
         self._settings = settings
         self._notify = notify
-        self._states: dict[Probe, ProbeState] = {}
-        self._tasks: dict[Probe, asyncio.Task[None]] = {}
-        self._group: asyncio.TaskGroup | None = None
+        self._asked: dict[Probe, _Asked] = {}
+        self._later: list[tuple[float, int, Probe, _Asked]] = []
+        self._number = count()
+        self._turns: dict[str, deque[tuple[Probe, _Asked]]] = {}
+        self._due = asyncio.Event()
+        self._unknown: set[Probe] = set()
+        self._failing: set[Probe] = set()
+        self._is_late: bool | None = None
         self._is_lacking = False
-        self._last_turn = 0.0
+        self._spam_filter = SpamFilter()
 
     @property
     def failing(self) -> frozenset[Probe]:
-        return frozenset(probe for probe, state in self._states.items() if state.passes is False)
+        return frozenset(self._failing)
 
     @property
     def settled(self) -> bool:
-        """Whether every probe has had a result."""
-        return all(state.passes is not None for state in self._states.values())
+        """Whether every probe has had a result, or the first ones for `FIRST_RESULTS_WITHIN` seconds their chance."""
+        return not self._unknown or bool(self._is_late)
+
+    def want(self, changed: Mapping[Probe, frozenset[str]]) -> None:
+        """Run each of these probes for these namespaces from now on; for none: stop it. Others go on as they are."""
+        for probe, namespaces in changed.items():
+            if not namespaces:
+                self._asked.pop(probe, None)
+                self._unknown.discard(probe)
+                self._failing.discard(probe)
+                continue
+            asked = self._asked.get(probe)
+            if asked is None:
+                asked = self._asked[probe] = _Asked(self._settings)
+                self._unknown.add(probe)
+                asked.is_waiting = True
+            if asked.is_waiting:
+                self._queue(probe, asked, namespaces - asked.namespaces)
+            asked.namespaces = namespaces
+        if self._unknown and self._is_late is None:
+            self._is_late = False
+            asyncio.get_running_loop().call_later(FIRST_RESULTS_WITHIN, self._be_late)
 
     async def run(self) -> None:
         """Run the probes until cancelled."""
+        loop = asyncio.get_running_loop()
+        turn = 0.0
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            for probe in self._states:
-                self._start(probe)
-            await asyncio.Event().wait()
+            while True:
+                probe, asked = await self._next()
+                turn = max(turn + 1 / MOST_A_SECOND, loop.time() - _LAG)
+                if turn > loop.time():
+                    await asyncio.sleep(turn - loop.time())
+                group.create_task(self._make(probe, asked), name=f"probe {probe}")
 
-    def want(self, probes: Collection[Probe]) -> None:
-        """Start the probes that are new in `probes`, and stop those that are not in it."""
-        for probe in self._states.keys() - set(probes):
-            del self._states[probe]
-            if (task := self._tasks.pop(probe, None)) is not None:
-                task.cancel()
-        for probe in sorted(set(probes) - self._states.keys()):
-            self._states[probe] = ProbeState(self._settings)
-            self._start(probe)
-
-    def _start(self, probe: Probe) -> None:
-        if self._group is not None:
-            self._tasks[probe] = self._group.create_task(self._repeat(probe), name=f"probe {probe}")
-
-    async def _repeat(self, probe: Probe) -> None:
-        state = self._states[probe]
+    async def _next(self) -> tuple[Probe, _Asked]:
+        """The next probe that is due, of the namespace whose turn has been over for longest."""
         while True:
-            await self._turn()
-            try:
-                reason = await check(probe, self._settings.timeout)
-            except Exception as error:
-                if (next_step := exhaustion(error)) is None:
-                    raise
-                self._lacks(error, next_step)
-                await asyncio.sleep(self._settings.interval)
-                continue
-            self._is_lacking = False
-            was = state.passes
-            if state.take(reason is None):
-                if reason is not None:
-                    log.warning("node.failing", address=probe.address, port=probe.port, probe=probe.kind, reason=reason)
-                elif was is False:
-                    log.info("node.recovered", address=probe.address, port=probe.port, probe=probe.kind)
-                self._notify()
-            await asyncio.sleep(self._settings.interval)
+            now = asyncio.get_running_loop().time()
+            while self._later and self._later[0][0] <= now:
+                self._line_up(*heappop(self._later)[2:])
+            while self._turns:
+                namespace = next(iter(self._turns))
+                queue = self._turns.pop(namespace)
+                probe, asked = queue.popleft()
+                if queue:
+                    self._turns[namespace] = queue  # behind all others
+                if asked.is_waiting and self._asked.get(probe) is asked:
+                    asked.is_waiting = False
+                    return probe, asked
+            self._due.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._later[0][0] if self._later else None):
+                    await self._due.wait()
 
-    async def _turn(self) -> None:
-        """Wait until one more check may begin: with very many, the pauses between two of one node grow."""
-        now = asyncio.get_running_loop().time()
-        self._last_turn = max(now, self._last_turn + 1 / MOST_A_SECOND)
-        if self._last_turn > now:
-            await asyncio.sleep(self._last_turn - now)
+    def _line_up(self, probe: Probe, asked: _Asked) -> None:
+        asked.is_waiting = True
+        self._queue(probe, asked, asked.namespaces)
+
+    def _queue(self, probe: Probe, asked: _Asked, namespaces: Iterable[str]) -> None:
+        for namespace in namespaces:
+            self._turns.setdefault(namespace, deque()).append((probe, asked))
+        self._due.set()
+
+    async def _make(self, probe: Probe, asked: _Asked) -> None:
+        """Make a check and note its result. Have the next one made after the interval."""
+        try:
+            reason = await check(probe, self._settings.timeout)
+        except Exception as error:
+            if (next_step := exhaustion(error)) is None:
+                raise
+            self._lacks(error, next_step)
+        else:
+            self._is_lacking = False
+            if self._asked.get(probe) is asked:
+                self._take(probe, asked, reason)
+        if self._asked.get(probe) is asked:
+            due = asyncio.get_running_loop().time() + self._settings.interval
+            heappush(self._later, (due, next(self._number), probe, asked))
+            self._due.set()
+
+    def _take(self, probe: Probe, asked: _Asked, reason: str | None) -> None:
+        """Note a result: None, or why the node has failed."""
+        was = asked.state.passes
+        if not asked.state.take(reason is None):
+            return
+        self._unknown.discard(probe)
+        if reason is None:
+            self._failing.discard(probe)
+        else:
+            self._failing.add(probe)
+        if reason is not None or was is False:
+            self._tell(probe, asked, reason)
+        self._notify()
+
+    def _tell(self, probe: Probe, asked: _Asked, reason: str | None) -> None:
+        """Log a verdict, within bounds: a tenant's ports may fail and recover all the time."""
+        decision = self._spam_filter.judge(asked.namespaces, probe.address)
+        if decision in {Decision.DROP, Decision.ADD}:
+            return
+        fields = {"address": probe.address, "port": probe.port, "probe": probe.kind}
+        if decision is Decision.SILENCE:
+            fields["more"] = (
+                f"further verdicts on nodes for {', '.join(sorted(asked.namespaces))} are not logged: see kroute status"
+            )
+        if reason is not None:
+            log.warning("node.failing", **fields, reason=reason)
+        else:
+            log.info("node.recovered", **fields)
+
+    def _be_late(self) -> None:
+        self._is_late = True
+        self._notify()
 
     def _lacks(self, error: Exception, next_step: str) -> None:
         """Log once, for all probes, that this machine lacks a resource. The verdicts stay."""

@@ -138,7 +138,7 @@ def planning(
     if health_check is not None and not settings.protects(health_check.port):
         entries.update(health_check_entries(health_check, node))
     if answered.left_out:
-        problems.put_first(_too_many_backends(answered, settings.max_backends))
+        problems.put_first(too_many_backends(answered.left_out, settings.max_backends))
 
     virtual_servers.sort(key=lambda server: server.key)
     directly = direct.vips if direct is not None else frozenset[str]()
@@ -346,7 +346,8 @@ def _affinity_timeout(service: Service, problems: Problems) -> int:
     return timeout
 
 
-def _too_many_backends(answered: _Answered, most: int) -> Problem:
-    subject = f"{answered.left_out} real servers and source ranges"
+def too_many_backends(left_out: int, most: int) -> Problem:
+    """The Problem of a Service that asks for so many more than `--max-backends`."""
+    subject = f"{left_out} real servers and source ranges"
     beyond = f"beyond the first {most} are not served, with the virtual servers that have them"
     return Problem("TooManyBackends", subject, f"{subject} {beyond}. Split the Service, or raise --max-backends.")

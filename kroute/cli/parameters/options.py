@@ -162,6 +162,20 @@ PROTECTED_PORTS = list_option(
     show_default=True,
     help="No Service gets these ports on a node's own addresses.",
 )
+MAX_VIRTUAL_SERVERS = option(
+    "--max-virtual-servers",
+    type=click.IntRange(min=1),
+    default=DEFAULTS.max_virtual_servers,
+    show_default=True,
+    help="Virtual servers that one Service may ask for on a machine.",
+)
+MAX_BACKENDS = option(
+    "--max-backends",
+    type=click.IntRange(min=1),
+    default=DEFAULTS.max_backends,
+    show_default=True,
+    help="Real servers and source ranges of all virtual servers of one Service together.",
+)
 SCHEDULER_FLAGS = list_option(
     "--scheduler-flags",
     type=Parsed("FLAG[,FLAG]|none", parse_scheduler_flags),

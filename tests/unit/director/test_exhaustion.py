@@ -76,7 +76,7 @@ async def test_no_node_fails_because_this_machine_cannot_check_it() -> None:
     nodes = [Probe(ProbeKind.CONNECT, "127.0.0.1", server.sockets[0].getsockname()[1])]
     nodes += [Probe(ProbeKind.REACH, f"127.0.0.{last}", 9) for last in range(2, 7)]
     probes = Probes(ProbeSettings(interval=0.001, timeout=5.0, failures=1), lambda: None)
-    probes.want(nodes)
+    probes.want(dict.fromkeys(nodes, frozenset({"default"})))
     openings = Openings(0, times=5, only={"socket.__new__": ""})
     with capture_logs() as logs, openings.failing():
         async with running(probes.run()):

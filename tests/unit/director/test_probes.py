@@ -12,6 +12,8 @@ from kroute.director.settings import ProbeSettings
 from tests.unit.watching import PATIENCE, eventually, running
 from tests.virtual_time import virtual
 
+TENANT = frozenset({"default"})
+
 
 @asynccontextmanager
 async def listener(answer: bytes | None) -> AsyncIterator[int]:
@@ -84,13 +86,13 @@ async def test_a_node_that_fails_and_recovers_is_told_of_and_one_not_needed_is_f
     async with running(probes.run()):
         async with listener(None) as port:
             probe = Probe(ProbeKind.CONNECT, "127.0.0.1", port)
-            probes.want([probe])
+            probes.want({probe: TENANT})
             assert not probes.settled
             await eventually(lambda: probes.settled)
             assert probes.failing == frozenset()
         await eventually(lambda: probes.failing == {probe})
         assert told.is_set()
-        probes.want([])
+        probes.want({probe: frozenset()})
         assert probes.failing == frozenset()
         assert probes.settled
 
@@ -108,10 +110,10 @@ async def test_very_many_checks_begin_one_after_the_other(monkeypatch: pytest.Mo
     probes = Probes(ProbeSettings(interval=1.0), lambda: None)
     few, many = ([Probe(ProbeKind.REACH, f"10.0.0.{number}", 80) for number in range(count)] for count in (10, 60))
     async with running(probes.run()):
-        probes.want(few)
+        probes.want(dict.fromkeys(few, TENANT))
         await asyncio.sleep(2.9)
         assert len(began) == 30, "few are checked as often as the settings say"
-        probes.want(many)
+        probes.want(dict.fromkeys(many, TENANT))
         await asyncio.sleep(3.5)
         assert probes.settled
     times = [at for at, _ in began]
