@@ -34,7 +34,7 @@ from kroute.planning.catalog import Catalog
 from kroute.runtime import malloc_tuning
 from kroute.runtime.gc_tuning import GcTuning
 from kroute.runtime.on_demand import OnDemand
-from kroute.runtime.runner import opened
+from kroute.runtime.runner import opened, unless
 from kroute.runtime.state_dir import AnotherKrouteError, StateDirectory
 from kroute.settings import WAIT, Settings
 from kroute.settings.text import without_user
@@ -137,9 +137,11 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._gc_tuning)
             await stack.enter_async_context(self._traces)
-            await patiently("following the kernel", lambda: stack.enter_async_context(self._controllers))
+            await unless(stop, patiently("following the kernel", lambda: stack.enter_async_context(self._controllers)))
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
-            await patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))
+            await unless(stop, patiently("opening the agent's socket", lambda: stack.enter_async_context(answer())))
+            if stop.is_set():
+                return
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -284,34 +286,38 @@ async def serve(
 
     `cluster` is followed already (`kroute.start`). Without it the source that the settings name is opened here.
     """
-    choice, missing = await patiently("looking for what is missing", lambda: preflight.look_at_node(settings))
+    found = await unless(stop, patiently("looking for what is missing", lambda: preflight.look_at_node(settings)))
+    if found is None:
+        return 0
+    choice, missing = found
     for prerequisite in missing:
         log.error("prerequisite.missing", prerequisite=str(prerequisite))
     if missing or choice is None:
         return 1
     settings = settled(settings, choice)
     async with AsyncExitStack() as claimed:
-        state_dir = await patiently("locking", lambda: _claimed(settings, claimed, stop))
+        state_dir = await unless(stop, patiently("locking", lambda: _claimed(settings, claimed)))
         if state_dir is None:
             return 0
         log.info("kroute.starting", version=__version__, node=settings.node_name, interface=settings.dummy_interface)
         log.info("firewall.chosen", backend=choice.name, why=choice.why)
         async with AsyncExitStack() as stack:
             make = partial(_agent, settings, choice, loop_watch, cluster)
-            agent = await patiently("starting", lambda: opened(stack, make))
-            await agent.run(stop, state_dir)
+            agent = await unless(stop, patiently("starting", lambda: opened(stack, make)))
+            if agent is not None:
+                await agent.run(stop, state_dir)
         cleaned = await _clean_up(settings, state_dir) if settings.cleanup_on_exit else True
     log.info("kroute.stopped")
     return 0 if cleaned else 1
 
 
-async def _claimed(settings: Settings, stack: AsyncExitStack, stop: asyncio.Event) -> StateDirectory | None:
-    """The state directory, as soon as no other kroute runs here; None if `stop` was set before.
+async def _claimed(settings: Settings, stack: AsyncExitStack) -> StateDirectory:
+    """The state directory, as soon as no other kroute runs here.
 
     Raises AnotherKrouteError if other proxies are not waited for.
     """
     is_said = False
-    while not stop.is_set():
+    while True:
         try:
             return stack.enter_context(StateDirectory.claim(settings.state_dir))
         except AnotherKrouteError as error:
@@ -320,10 +326,7 @@ async def _claimed(settings: Settings, stack: AsyncExitStack, stop: asyncio.Even
             if not is_said:
                 log.warning("kroute.waiting", proxy="kroute", why=str(error))
             is_said = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WAITING_LOOK):
-                await stop.wait()
-    return None
+        await asyncio.sleep(WAITING_LOOK)
 
 
 async def _clean_up(settings: Settings, state_dir: StateDirectory) -> bool:

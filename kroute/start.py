@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kroute.backoff import exhaustion, patiently
 from kroute.model.kinds import watched
 from kroute.runtime import gc_tuning, malloc_tuning
-from kroute.runtime.runner import stop_signal
+from kroute.runtime.runner import stop_signal, unless
 from kroute.settings import Settings
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -54,9 +54,11 @@ async def serve(settings: Settings, loop_watch: "LoopWatch") -> int:
     stop = stop_signal()
     async with AsyncExitStack() as stack:
         stack.enter_context(gc_tuning.seldom())
-        cluster = await _followed_early(settings, stack)
+        cluster = await unless(stop, _followed_early(settings, stack))
         malloc_tuning.return_large_blocks()  # before a list comes
-        await patiently("loading kroute's modules", _load)
+        await unless(stop, patiently("loading kroute's modules", _load))
+        if stop.is_set():
+            return 0
         from kroute import agent  # noqa: PLC0415
 
         return await agent.serve(settings, loop_watch, stop, cluster)

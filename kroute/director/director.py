@@ -37,7 +37,7 @@ from kroute.model.objects import Change
 from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.runtime.namespace_lock import Role as LockRole
-from kroute.runtime.runner import opened, stop_signal
+from kroute.runtime.runner import opened, stop_signal, unless
 from kroute.runtime.state_dir import StateDirectory
 from kroute.settings.text import without_user
 from kroute.telemetry.events import EventRecorder
@@ -141,11 +141,12 @@ class Director:
             support.RECENT: support.recent_answer,
         }
         async with AsyncExitStack() as stack:
-            await patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
-            await patiently(
-                "opening the director's socket",
-                lambda: stack.enter_async_context(agent_socket.serve(state_dir.path, answers)),
-            )
+            follow = patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
+            await unless(stop, follow)
+            answer = partial(agent_socket.serve, state_dir.path, answers)
+            await unless(stop, patiently("opening the director's socket", lambda: stack.enter_async_context(answer())))
+            if stop.is_set():
+                return
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(self._follow(self._take), name="follow"),
@@ -262,18 +263,21 @@ async def _kernel_table() -> snapshot.KernelTable:
 async def serve(settings: DirectorSettings) -> int:
     """Run a director until SIGTERM. Returns the exit code."""
     stop = stop_signal()
-    missing = await patiently(
-        "looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR)
-    )
+    look = patiently("looking for what is missing", lambda: preflight.missing_prerequisites(preflight.DIRECTOR))
+    missing = await unless(stop, look)
     if missing:
         for prerequisite in missing:
             log.error("prerequisite.missing", prerequisite=prerequisite)
         return 1
     async with AsyncExitStack() as claimed:
-        state_dir = await patiently("locking", lambda: _claim(settings, claimed))
+        state_dir = await unless(stop, patiently("locking", lambda: _claim(settings, claimed)))
+        if state_dir is None:
+            return 0
         async with AsyncExitStack() as stack:
-            director = await patiently("starting", lambda: opened(stack, partial(_director, settings, state_dir)))
-            await director.run(stop, state_dir)
+            make = partial(_director, settings, state_dir)
+            director = await unless(stop, patiently("starting", lambda: opened(stack, make)))
+            if director is not None:
+                await director.run(stop, state_dir)
     log.info("kroute.stopped")
     return 0
 

@@ -17,6 +17,7 @@ from kroute.watchers.kubernetes.errors import ConfigurationError
 log = structlog.get_logger(__name__)
 
 Program = TypeVar("Program")
+T = TypeVar("T")
 
 REFUSALS = (ConfigurationError, StateDirectoryError, KernelError, LedgerError)
 """Errors that end kroute with a sentence instead of a traceback."""
@@ -51,6 +52,30 @@ def run_to_the_end(
     for refusal in refusals:
         log.error("kroute.refused", reason=str(refusal))
     return 2 if any(isinstance(refusal, ConfigurationError) for refusal in refusals) else 1
+
+
+async def unless(stop: asyncio.Event, starting: Awaitable[T]) -> T | None:
+    """The result, or None as soon as `stop` is set: a start may wait for a resource for any time."""
+    loop, is_over = asyncio.get_running_loop(), False
+
+    def end(_: object) -> None:
+        if not is_over:
+            deadline.reschedule(loop.time())
+
+    waiting = asyncio.ensure_future(stop.wait())
+    try:
+        async with asyncio.timeout(None) as deadline:
+            waiting.add_done_callback(end)
+            try:
+                return await starting
+            finally:
+                is_over = True
+                waiting.cancel()
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        log.info("kroute.stopping")
+        return None
 
 
 async def opened(stack: AsyncExitStack, make: Callable[[AsyncExitStack], Awaitable[Program]]) -> Program:

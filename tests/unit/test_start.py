@@ -1,12 +1,18 @@
 """Everything that an agent or a director opens on its way to being ready fails once; it is ready all the same."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from kroute import agent, start
+from kroute.backoff import patiently
 from kroute.checks import finding, preflight
 from kroute.director import director
 from kroute.firewall import backend, succession
@@ -21,7 +27,7 @@ from tests.fakes.kernel import FakeKernel, FakeLink
 from tests.fakes.node_kernel import FakeNodeKernel, open_fake_kernel
 from tests.openings import EVENTS, Openings
 from tests.unit.fake_node import new_kernel
-from tests.unit.watching import eventually, service
+from tests.unit.watching import PATIENCE, eventually, service
 
 MOST_ERRORS = max(map(len, EVENTS.values()))
 
@@ -73,6 +79,40 @@ async def test_it_is_ready_though_everything_that_it_opens_fails_once(
     logs = await starting.start(serve, tmp_path, openings, is_served)
     assert not starting.DEFECTS & {line["event"] for line in logs}
     assert len(openings.failed) > 30
+
+
+OF_AN_AGENT = ("loading kroute's modules", "looking for what is missing", "locking", "starting", "following the kernel")
+OF_A_DIRECTOR = ("looking for what is missing", "locking", "starting", "following the machine's addresses")
+
+
+@pytest.mark.parametrize(
+    ("serve", "step"),
+    [
+        *((starting.an_agent, step) for step in (*OF_AN_AGENT, "opening the agent's socket")),
+        *((starting.a_director, step) for step in (*OF_A_DIRECTOR, "opening the director's socket")),
+    ],
+)
+async def test_one_that_waits_for_a_resource_is_stopped(
+    kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: starting.Serve, step: str
+) -> None:
+    async def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def without(what: str, attempt: Callable[[], Awaitable[object]]) -> object:
+        return await patiently(what, fail if what == step else attempt)
+
+    for module in (agent, director, start):
+        monkeypatch.setattr(module, "patiently", without)
+    async with ApiServer() as server, asyncio.timeout(PATIENCE):
+        settings = Settings(
+            node_name="n", master=(server.url,), state_dir=tmp_path, external_ip_ranges=("203.0.113.0/24",)
+        )
+        with capture_logs() as logs:
+            serving = asyncio.create_task(serve(settings))  # type: ignore[arg-type]
+            await eventually(lambda: any((it["event"], it.get("what")) == ("resources.exhausted", step) for it in logs))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await serving == 0
+    assert "kroute.stopping" in {it["event"] for it in logs}
 
 
 class TestOrder:

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kroute.reconcile.ledger import LedgerError
-from kroute.runtime.runner import run_to_the_end, stop_signal
+from kroute.runtime.runner import run_to_the_end, stop_signal, unless
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
 
@@ -52,3 +52,45 @@ def test_connections_that_cannot_be_accepted_are_one_line_and_other_troubles_wha
         assert run_to_the_end(serve()) == 0
     assert [(it["event"], it["what"]) for it in logs] == [("resources.exhausted", "accepting connections")]
     assert "LimitNOFILE" in logs[0]["next_step"]
+
+
+class TestUnless:
+    """A start that waits is left as soon as it is no longer wanted."""
+
+    async def test_what_ends_before_gives_its_result_and_its_errors(self) -> None:
+        stop = asyncio.Event()
+
+        async def fail(error: Exception) -> None:
+            raise error
+
+        assert await unless(stop, asyncio.sleep(0, 7)) == 7
+        for error in (TimeoutError("its own"), ConfigurationError("no such file")):
+            with pytest.raises(type(error)) as raised:
+                await unless(stop, fail(error))
+            assert raised.value is error
+        stop.set()
+        await asyncio.sleep(0)
+
+    async def test_what_does_not_end_is_left_and_cleans_up(self) -> None:
+        stop, cleaned = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> int:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned.set()
+            return 1
+
+        asyncio.get_running_loop().call_soon(stop.set)
+        async with asyncio.timeout(60):
+            assert await unless(stop, wait()) is None
+            assert cleaned.is_set()
+            assert await unless(stop, wait()) is None
+        await asyncio.sleep(0)
+
+    async def test_cancelling_the_caller_is_no_stop(self) -> None:
+        task = asyncio.create_task(unless(asyncio.Event(), asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
