@@ -139,8 +139,9 @@ class Agent:
             await stack.enter_async_context(self._traces)
             await unless(stop, patiently("following the kernel", lambda: stack.enter_async_context(self._controllers)))
             answer = partial(agent_socket.serve, state_dir.path, self._answers, self._other_answers.get)
-            await unless(stop, patiently("opening the agent's socket", lambda: stack.enter_async_context(answer())))
-            if stop.is_set():
+            opening = patiently("opening the agent's socket", lambda: stack.enter_async_context(answer()))
+            keep_socket = await unless(stop, opening)
+            if keep_socket is None or stop.is_set():
                 return
             async with asyncio.TaskGroup() as group:
                 background = [
@@ -151,6 +152,7 @@ class Agent:
                     group.create_task(self._report_ready(state_dir), name="ready"),
                     group.create_task(self._replace_other_firewalls(), name="other firewalls"),
                     group.create_task(self._observation.run(), name="observation"),
+                    group.create_task(keep_socket(), name="socket"),
                 ]
                 if self._follow_api is not None:
                     background.append(group.create_task(self._follow_api(self._take_api), name="api facts"))
@@ -248,7 +250,7 @@ class Agent:
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._controllers.live()
         self._gc_tuning.loaded()
-        await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
+        await state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.services))
         malloc_tuning.return_free_pages()
 

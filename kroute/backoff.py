@@ -79,16 +79,36 @@ def exhaustion(error: BaseException) -> str | None:
     return None
 
 
+_OF_FILES = {
+    errno.ENOSPC: "free space in the file system",
+    errno.EDQUOT: "raise the quota, or free space in the file system",
+    errno.EROFS: "mount the file system for writing",
+}
+
+
+def hindrance(error: BaseException) -> str | None:
+    """The next step if a file cannot be made now; None if the error is of another kind.
+
+    For files without which kroute serves, whatever has become of their directory.
+    """
+    if (step := exhaustion(error)) is not None or not isinstance(error, OSError):
+        return step
+    return _OF_FILES.get(error.errno or 0, "see what has become of the directory")
+
+
 def _number(error: BaseException) -> int:
     if isinstance(error, ImportError):
         return next((it for it in _OF_A_LIBRARY if os.strerror(it) in str(error)), 0)
     return getattr(error, "errno", None) or 0
 
 
-async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def patiently(
+    what: str, attempt: Callable[[], Awaitable[T]], waits_for: Callable[[BaseException], str | None] = exhaustion
+) -> T:
     """The result of an attempt that is made again, later and later, while the system has run out of something.
 
-    That is logged once, and so is the end of it. Every other error is raised.
+    `waits_for` says for which errors that is so, by a next step. That is logged once, and so is the end of it. Every
+    other error is raised.
     """
     backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
     said = False
@@ -97,7 +117,7 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await attempt()
         except Exception as error:
-            next_step = exhaustion(error)
+            next_step = waits_for(error)
             if next_step is None:
                 raise
             if time.monotonic() - began > _LAST_RETRY:  # it worked for a while: this is another time

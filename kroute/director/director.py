@@ -144,8 +144,9 @@ class Director:
             follow = patiently("following the machine's addresses", lambda: stack.enter_async_context(self._monitor))
             await unless(stop, follow)
             answer = partial(agent_socket.serve, state_dir.path, answers)
-            await unless(stop, patiently("opening the director's socket", lambda: stack.enter_async_context(answer())))
-            if stop.is_set():
+            opening = patiently("opening the director's socket", lambda: stack.enter_async_context(answer()))
+            keep_socket = await unless(stop, opening)
+            if keep_socket is None or stop.is_set():
                 return
             async with asyncio.TaskGroup() as group:
                 background = [
@@ -157,6 +158,7 @@ class Director:
                     group.create_task(self._recorder.run(), name="events"),
                     group.create_task(self._routing.vips.keep_alive(), name="lifetimes"),
                     group.create_task(self._report_ready(state_dir), name="ready"),
+                    group.create_task(keep_socket(), name="socket"),
                     (electing := group.create_task(self._election.run(), name="election")),
                 ]
                 serving = group.create_task(self._routing.run(), name=DirectRouting.name)
@@ -231,7 +233,7 @@ class Director:
 
     async def _report_ready(self, state_dir: StateDirectory) -> None:
         await self._routing.live.wait()
-        await patiently("creating the file that says ready", lambda: asyncio.to_thread(state_dir.mark_ready))
+        await state_dir.mark_ready()
         log.info("kroute.ready", services=len(self._broadcaster.services))
 
     async def _shown(self, _about: str) -> bytes:

@@ -7,7 +7,7 @@ the state directory and has mode 0600: whoever may read it may read the node's I
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from kroute.backoff import hindrance, patiently
 from kroute.kernel.errors import KernelError
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,8 @@ SHARED = "shared"
 UNKNOWN_QUESTION = b'{"error": "unknown question"}'
 """The answer to a question that this version of the agent does not know."""
 ANSWER_TIMEOUT = 30.0
+LOOK_EVERY = 10.0
+"""Seconds between two looks whether the socket is still there."""
 _QUESTION_TIMEOUT = 5.0
 
 
@@ -42,10 +45,11 @@ class AgentUnreachableError(Exception):
 @asynccontextmanager
 async def serve(
     state_dir: Path, answers: Mapping[str, Answer], others: Callable[[], Awaitable[Mapping[str, Answer]]] | None = None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
     """Answer questions on the state directory's socket while the block runs.
 
-    `others` returns the answers to questions that are not in `answers`.
+    `others` returns the answers to questions that are not in `answers`. What the block gets makes the socket again
+    whenever somebody has removed or replaced it, until cancelled.
     """
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,16 +69,41 @@ async def serve(
             writer.close()
 
     path = state_dir / NAME
-    server = await asyncio.start_unix_server(answer_one, sock=_bind(path))
+
+    async def bound() -> tuple[asyncio.Server, tuple[int, int] | None]:
+        server = await asyncio.start_unix_server(answer_one, sock=_bind(path))
+        return server, _identity(path)
+
+    server, ours = await bound()
+
+    async def keep() -> None:
+        nonlocal server, ours
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if ours is None or _identity(path) != ours:
+                server.close()
+                server, ours = await patiently("making the socket for questions again", bound, hindrance)
+                log.warning("socket.restored", path=str(path))
+
     try:
-        yield
+        yield keep
     finally:
         server.close()
         path.unlink(missing_ok=True)
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one that has come in its place; None if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _bind(path: Path) -> socket.socket:
     """A bound socket, not listening yet. At no moment could another user open it."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     earlier = os.umask(0o177)

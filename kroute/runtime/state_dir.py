@@ -1,14 +1,17 @@
 """The state directory: which process may use it, and whether the agent in it is ready."""
 
+import asyncio
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import structlog
 
+from kroute.backoff import hindrance, patiently
 from kroute.kernel.mounts import VOLATILE, file_system_of
 from kroute.runtime import namespace_lock
 from kroute.runtime.namespace_lock import NamespaceInUseError, Role
@@ -78,9 +81,13 @@ class StateDirectory:
             tell_if_lasting(path)
             yield cls(path)
 
-    def mark_ready(self) -> None:
-        """Create the file `ready`: everything listed at the start is in the kernel."""
-        (self.path / _READY).touch()
+    async def mark_ready(self) -> None:
+        """Create the file `ready`: everything listed at the start is in the kernel.
+
+        While that fails, as in a full or read-only file system, it is tried again: all is served without the file.
+        """
+        touch = partial(asyncio.to_thread, (self.path / _READY).touch)
+        await patiently("creating the file that says ready", touch, hindrance)
 
     def empty(self) -> None:
         """Remove kroute's own files here, for cleanup."""

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -79,6 +80,31 @@ async def test_it_is_ready_though_everything_that_it_opens_fails_once(
     logs = await starting.start(serve, tmp_path, openings, is_served)
     assert not starting.DEFECTS & {line["event"] for line in logs}
     assert len(openings.failed) > 30
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("serve", [starting.an_agent, starting.a_director])
+async def test_it_goes_on_while_it_cannot_write_that_it_is_ready(
+    kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: starting.Serve, number: int
+) -> None:
+    starting.do_not_wait(monkeypatch)
+    touch, left = Path.touch, 3
+
+    def fail(path: Path, *arguments: Any, **named: Any) -> None:
+        nonlocal left
+        if path.name == "ready" and (left := left - 1) >= 0:
+            raise OSError(number, os.strerror(number))
+        touch(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "touch", fail)
+
+    async def is_served() -> bool:
+        return (tmp_path / "state/ready").exists()
+
+    logs = await starting.start(serve, tmp_path, Openings(0, times=0), is_served)
+    [lacking] = [it for it in logs if it["event"] == "resources.exhausted"]
+    assert lacking["what"] == "creating the file that says ready"
+    assert lacking["next_step"].endswith("trying again")
 
 
 OF_AN_AGENT = ("loading kroute's modules", "looking for what is missing", "locking", "starting", "following the kernel")

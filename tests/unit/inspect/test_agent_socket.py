@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
 from kroute.inspect import agent_socket
+from tests.unit.watching import PATIENCE, eventually, running
 
 
 async def test_a_question_gets_its_answer(tmp_path: Path) -> None:
@@ -50,6 +52,52 @@ async def test_the_socket_is_private_and_replaces_a_dead_one(tmp_path: Path) -> 
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600
     assert not (tmp_path / agent_socket.NAME).exists()
+
+
+@pytest.mark.parametrize("damage", ["removed", "replaced", "moved", "with its directory"])
+async def test_a_socket_that_somebody_takes_away_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    async def answer(about: str) -> bytes:
+        return about.encode()
+
+    async def is_answered() -> bool:
+        with contextlib.suppress(agent_socket.AgentUnreachableError):
+            return await agent_socket.ask(state_dir, "echo yes") == b"yes"
+        return False
+
+    monkeypatch.setattr(agent_socket, "LOOK_EVERY", 0.001)
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    path = state_dir / agent_socket.NAME
+    async with agent_socket.serve(state_dir, {"echo": answer}) as keep, running(keep()):
+        for _ in range(2):
+            match damage:
+                case "removed":
+                    path.unlink()
+                case "replaced":
+                    path.unlink()
+                    path.touch()
+                case "moved":
+                    path.rename(tmp_path / "elsewhere")
+                case _:
+                    shutil.rmtree(state_dir)
+            async with asyncio.timeout(PATIENCE):
+                while not await is_answered():  # noqa: ASYNC110  the answer sets no event here
+                    await asyncio.sleep(0.002)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+async def test_a_socket_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    look = agent_socket._identity
+    monkeypatch.setattr(agent_socket, "_identity", lambda path: looks.append(path) or look(path))
+    monkeypatch.setattr(agent_socket, "LOOK_EVERY", 0.001)
+    async with agent_socket.serve(tmp_path, {}) as keep, running(keep()):
+        before = look(tmp_path / agent_socket.NAME)
+        await eventually(lambda: len(looks) > 5)
+        assert look(tmp_path / agent_socket.NAME) == before
 
 
 async def test_without_an_agent_the_error_says_where_it_was_looked_for(tmp_path: Path) -> None:

@@ -21,21 +21,21 @@ def test_it_is_free_again_afterwards(tmp_path: Path) -> None:
             assert (tmp_path / "made").is_dir()
 
 
-def test_ready_is_said_anew_by_each_agent(tmp_path: Path) -> None:
+async def test_ready_is_said_anew_by_each_agent(tmp_path: Path) -> None:
     with StateDirectory.claim(tmp_path) as state_dir:
         assert not (tmp_path / "ready").exists()
-        state_dir.mark_ready()
+        await state_dir.mark_ready()
         assert (tmp_path / "ready").exists()
     with StateDirectory.claim(tmp_path):
         assert not (tmp_path / "ready").exists()
 
 
-def test_emptied_it_keeps_nothing_not_even_the_socket_of_an_agent_that_was_killed(tmp_path: Path) -> None:
+async def test_emptied_it_keeps_nothing_not_even_the_socket_of_an_agent_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / agent_socket.NAME).touch()
     with StateDirectory.claim(tmp_path) as state_dir:
-        state_dir.mark_ready()
+        await state_dir.mark_ready()
         state_dir.empty()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())  # noqa: ASYNC240
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
