@@ -11,6 +11,7 @@ import structlog
 from kroute.backoff import exhaustion
 from kroute.kernel.errors import KernelError
 from kroute.reconcile.ledger import LedgerError
+from kroute.runtime.names import Names
 from kroute.runtime.state_dir import StateDirectoryError
 from kroute.watchers.kubernetes.errors import ConfigurationError
 
@@ -87,7 +88,10 @@ async def opened(stack: AsyncExitStack, make: Callable[[AsyncExitStack], Awaitab
 
 
 async def _watched(serving: Coroutine[None, None, int]) -> int:
-    """Run it with one line a minute where asyncio has a traceback a second: when a listener cannot accept."""
+    """Run it with one line a minute where asyncio has a traceback a second: when a listener cannot accept.
+
+    Names are resolved by `Names`.
+    """
     loop, said_at = asyncio.get_running_loop(), -_SILENT_FOR
 
     def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -101,6 +105,7 @@ async def _watched(serving: Coroutine[None, None, int]) -> int:
             log.error("resources.exhausted", what="accepting connections", error=str(error), next_step=next_step)
 
     loop.set_exception_handler(report)
+    loop.getaddrinfo = Names(loop).getaddrinfo  # type: ignore[method-assign]  what connections are made with
     return await serving
 
 
