@@ -55,7 +55,8 @@ class DirectorCatalog:
         self._slices: dict[ObjectKey, dict[ObjectKey, BackendSlice]] = {}
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._nodes: dict[ObjectKey, DirectorNode] = {}
-        self._taking_traffic: TakingTraffic | None = None
+        self._taking_traffic = TakingTraffic(())
+        self._have_nodes_changed = False
         self._owners = AddressOwners()
         self._claims = AddressClaims()
         self._failing: Collection[Probe] = frozenset()
@@ -146,6 +147,10 @@ class DirectorCatalog:
         """
         if not self.ready:
             return []
+        if self._have_nodes_changed:
+            self._have_nodes_changed = False
+            self._taking_traffic = TakingTraffic(self._nodes.values())
+            self._dirty.update(dict.fromkeys(self._owners.with_external_ips()))
         frontends = yield from self._settling_claims()
         batch = Batch[ObjectKey, Frontends | None, ServicePlan]({key: frontends.get(key) for key in self._dirty})
         self._dirty.clear()
@@ -160,15 +165,14 @@ class DirectorCatalog:
             self._claims_dirty[key] = None
 
     def _place_node(self, key: ObjectKey, node: DirectorNode | None) -> None:
-        """Store what a Node is to a director, None: it takes no traffic. Marks all Services if that has changed."""
+        """Store what a Node is to a director, None: it takes no traffic. If that has changed, all are planned again."""
         if node == self._nodes.get(key):
             return
         if node is None:
             del self._nodes[key]
         else:
             self._nodes[key] = node
-        self._taking_traffic = None
-        self._dirty.update(dict.fromkeys(self._owners.with_external_ips()))
+        self._have_nodes_changed = True
 
     def _place_slice(self, key: ObjectKey, piece: EndpointSlice | None) -> None:
         """Put a slice under the Service that it names, and remove it from the one that it named before."""
@@ -211,8 +215,6 @@ class DirectorCatalog:
         if service is None:
             self._ask(key, frozenset())
             return ServicePlan(key)
-        if self._taking_traffic is None:
-            self._taking_traffic = TakingTraffic(self._nodes.values())
         planned = yield from planning_director(
             service,
             tuple(self._slices.get(key, {}).values()),

@@ -1,7 +1,7 @@
 """Work in batches, so that the event loop is never held for long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Generic, Self, TypeVar, cast
 
@@ -17,6 +17,21 @@ def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
     """Cut into lists of at most `size`."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def in_portions(items: Iterable[T], weight: Callable[[T], int], most: int, size: int) -> Iterator[list[T]]:
+    """Cut into lists of at most `size` items that weigh `most` together, or of one item that weighs more."""
+    batch: list[T] = []
+    left = most
+    for item in items:
+        heavy = weight(item)
+        if batch and (heavy > left or len(batch) == size):
+            yield batch
+            batch, left = [], most
+        batch.append(item)
+        left -= heavy
+    if batch:
         yield batch
 
 

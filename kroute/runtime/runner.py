@@ -105,7 +105,7 @@ async def _watched(serving: Coroutine[None, None, int]) -> int:
             log.error("resources.exhausted", what="accepting connections", error=str(error), next_step=next_step)
 
     loop.set_exception_handler(report)
-    loop.getaddrinfo = Names(loop).getaddrinfo  # type: ignore[method-assign]  what connections are made with
+    loop.getaddrinfo = Names(loop).getaddrinfo  # type: ignore[method-assign]
     return await serving
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from kroute.director import addresses
 from kroute.director import director as director_module
 from kroute.director.catalog import DirectorCatalog
 from kroute.director.director import Director
@@ -18,15 +19,18 @@ from kroute.director.identity import Identity
 from kroute.director.plan import MOST_CHECKS, Probe, ProbeKind
 from kroute.director.probes import FIRST_RESULTS_WITHIN, MOST_A_SECOND, Probes
 from kroute.director.settings import DirectorSettings, ProbeSettings
+from kroute.kernel.net.addresses import RenewAddress
 from kroute.model.bounds import UNITS_A_STEP, Steps, finish
 from kroute.model.node_facts import NodeFacts, NodeInterfaces
 from kroute.model.objects import Applied, EndpointSlice, Listed, Node, Service
 from kroute.model.plan import Protocol, ServicePlan
+from kroute.reconcile.batches import in_turns
 from kroute.reconcile.ledger import Ledger
 from kroute.telemetry.spam_filter import BURST
 from tests.builders import endpoint_slice, node, port, service, settings
 from tests.fakes.node_kernel import open_fake_kernel
-from tests.unit.director.test_direct_routing import new_kernel
+from tests.unit.director.test_direct_routing import FakeDirector, new_kernel
+from tests.unit.director.test_direct_routing import plan as plan_of_one
 from tests.unit.planning.test_bounds import numbered
 from tests.unit.watching import running
 from tests.virtual_time import virtual
@@ -106,6 +110,44 @@ class TestSteps:
 
     def test_ports_do_not_multiply_with_each_other(self) -> None:
         assert looks(400) < 3 * looks(200)
+
+    async def test_lifetimes_of_vips_are_renewed_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        director = await FakeDirector(tmp_path).start(plan_of_one("victim", "10.0.0.1"))
+        renewed = 0
+
+        async def write(_interface: str, changes: Sequence[object]) -> list[object]:
+            nonlocal renewed
+            renewed += any(isinstance(it, RenewAddress) for it in changes)
+            return []
+
+        monkeypatch.setattr(director.addresses, "write", write)
+        monkeypatch.setattr(addresses, "RENEWALS_A_LIFETIME", 1 << 60)
+        made, turns = catalog(LARGE, *nodes(40)), 0
+
+        def counted() -> Steps[list[ServicePlan]]:
+            nonlocal turns
+            steps = made.committing()
+            while True:
+                try:
+                    yield next(steps)
+                except StopIteration as end:
+                    return list(end.value)
+                turns += 1
+
+        async with running(director.routing.vips.keep_alive()):
+            await asyncio.sleep(0)
+            assert size(only(await in_turns(counted()))) == 40_000
+        assert renewed >= turns // 3 >= 10
+
+    def test_nodes_that_come_and_go_mark_the_services_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, asked = catalog(LARGE), []
+        with_external_ips = made._owners.with_external_ips
+        monkeypatch.setattr(made._owners, "with_external_ips", lambda: asked.append(1) or with_external_ips())
+        made.take([Applied(it) for it in nodes(300)])
+        assert size(only(made.commit())) == 50_000 // 300 * 300
+        assert len(asked) == 1
 
     def test_what_comes_between_two_steps_disturbs_none(self) -> None:
         pieces = [endpoint_slice(f"web-{number}", f"10.244.1.{number}") for number in range(1, 5)]

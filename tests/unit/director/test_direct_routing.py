@@ -1,6 +1,7 @@
 """A director's controller on a fake kernel: what it binds and when, what it leaves alone, and what it deletes again."""
 
 import asyncio
+from collections.abc import Sequence
 from errno import EIO
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from kroute.broadcaster import Broadcaster
 from kroute.director.controller import DirectRouting
 from kroute.director.settings import DirectorSettings, LeaseSettings
+from kroute.kernel.errors import Failure
 from kroute.kernel.ipvs.client import (
     DIRECT_ROUTING,
     AddVirtualServer,
     DeleteRealServer,
+    IpvsChange,
     SetRealServer,
     SyncDaemon,
     SyncRole,
@@ -155,6 +158,25 @@ async def test_the_active_director_binds_and_announces_behind_its_virtual_server
         director.clock.now += 1
         await director.routing.step()
     assert director.announcer.announced == [VIP] * 3
+
+
+async def test_virtual_servers_of_very_many_nodes_are_written_one_after_the_other(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    director = FakeDirector(state_dir)
+    written: list[int] = []
+    write = director.ipvs.write
+
+    async def count(changes: Sequence[IpvsChange]) -> list[Failure[IpvsChange]]:
+        written.append(len(changes))
+        return await write(changes)
+
+    monkeypatch.setattr(director.ipvs, "write", count)
+    nodes = [f"10.0.{number >> 8}.{number & 255}" for number in range(1500)]
+    plans = [plan(name, *nodes, vip=f"203.0.113.{last}") for last, name in enumerate("abcd", 1)]
+    await director.start(*plans)
+    assert len(director.kernel.virtual_servers) == 4
+    assert max(written) <= 1501
 
 
 async def test_a_standby_has_the_virtual_servers_and_no_address(state_dir: Path) -> None:
