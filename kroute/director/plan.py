@@ -73,10 +73,6 @@ class DirectorNode(NamedTuple):
     weight: int = 1
     zone: str | None = None
 
-    def address_for(self, vip: str) -> str | None:
-        """The node's address of the VIP's family."""
-        return self.ipv6 if ":" in vip else self.ipv4
-
 
 class DirectorPlan(NamedTuple):
     """The plan of a Service, and the checks that its real servers depend on."""
@@ -100,7 +96,7 @@ class TakingTraffic:
         }
 
     def having(self, family: Family, names: Iterable[str | None]) -> list[tuple[str, str]]:
-        """Those of these names, as in `of_family`."""
+        """Address and name of the Nodes with these names, in the order of the addresses."""
         addresses = self._addresses[family]
         return sorted((addresses[name], name) for name in names if name is not None and name in addresses)
 
@@ -288,7 +284,7 @@ class _Directed:
 
 
 class _Check:
-    """What a node must pass for some ports: one of these checks; none: nothing."""
+    """What a node must pass to serve some ports: one of these checks. If there are none, it passes."""
 
     def __init__(self, checks: Sequence[tuple[ProbeKind, int]], failing: Collection[Probe], probes: set[Probe]) -> None:
         self._checks = checks
@@ -307,10 +303,10 @@ class _Check:
 
 
 class _Checks:
-    """The checks of the nodes for one Service: `probes` are those that anybody has asked about.
+    """The checks of the nodes for one Service. `probes` are those that its real servers depend on.
 
-    The Service has some `MOST_CHECKS` at most: node ports are checked on each node, from the first port on. For the
-    ports that are left a node fails if all those checks of it fail.
+    There are `MOST_CHECKS` of them at most, or one of each node. Node ports are checked on each node, from the first
+    port on. For the other ports a node fails if it fails all these checks.
     """
 
     def __init__(

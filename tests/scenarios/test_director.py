@@ -545,6 +545,62 @@ async def test_what_the_machine_and_the_cluster_need_is_taken_by_no_service(stag
         host.run("ip", "route", "del", "198.51.100.0/24")
 
 
+FLOOD = 1000
+"""Ports."""
+
+
+def flood() -> Object:
+    """A Service of another tenant, which the agents leave to others, with very many ports."""
+    item = objects.service("flood", "10.254.0.82", "fd00:10:254::82")
+    item["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "director"}
+    numbered = [{"name": f"p{number}", "port": number, "protocol": "TCP"} for number in range(1, FLOOD + 1)]
+    item["spec"] |= {"externalIPs": ["192.168.123.202"], "ports": numbered}
+    return item
+
+
+def node_elsewhere(number: int) -> Object:
+    """A Node that is ready, and that nobody reaches."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": f"elsewhere-{number}"},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": f"192.168.122.{number}"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def has_real_servers(machine: DirectorMachine, count: int) -> None:
+    """Assert that each port of the flood is directed to so many nodes."""
+    ours = {key: row for key, row in machine.host.ipvs().items() if "192.168.123.202" in key}
+    assert len(ours) == FLOOD
+    assert {len(row.real_servers) for row in ours.values()} == {count}
+
+
+async def test_a_service_with_many_ports_on_many_nodes_takes_no_vip_away(stage: Stage) -> None:
+    others = [node_elsewhere(number) for number in range(1, 38)]
+    stage.api.apply(web_service(externalTrafficPolicy="Local"))  # its nodes are those that have its pods
+    await stage.started("--service-proxy-name", "director")
+    active, standby = stage.by_role()
+    made: list[Object] = []
+    try:
+        made.extend(stage.api.create(item) for item in (*others, flood()))
+        async with calling(stage.client, IPV4) as calls:
+            for machine in (active, standby):
+                await eventually(partial(has_real_servers, machine, len(others) + 3), within=120.0)
+                await eventually(partial(weights_are, machine, {node.ip: 1 for node in stage.nodes}))
+        has_vips(active)
+        not_on(standby)
+        assert calls.longest_gap < LEASE
+        for machine in (active, standby):
+            assert machine.process is not None
+            assert "director.stood_still" not in machine.process.log.read_text()
+    finally:
+        for item in reversed(made):
+            stage.api.delete(item)
+
+
 async def test_an_address_that_was_there_before_is_left_alone(stage: Stage) -> None:
     director = stage.machines[0]
     director.host.run("ip", "address", "add", f"{IPV4}/32", "dev", "eth0")
