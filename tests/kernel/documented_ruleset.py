@@ -90,24 +90,34 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
             " however many elements the set has.",
             "ip daddr . meta l4proto . th dport @external-local": "`th dport` is the port of any transport protocol.",
             "icmp type": "VIPs answer to ping.",
+            "ct state invalid": "IPVS may know the connection of which such a message tells.",
             "jump refuse": "What is left would reach a program that listens on all addresses of the node.",
         },
     ),
+    "odd-segments": (
+        "To conntrack these are invalid, so nothing would masquerade them. IPVS would make a connection of each.",
+        {"ip daddr": "Those to all other ports go on, or are refused."},
+    ),
     "new-connections": (
-        "What comes in and begins a connection. Addresses are still the client's; IPVS is behind this.",
+        "What comes in and belongs to no connection. Addresses are still the client's; IPVS is behind this.",
         {
-            "tcp flags": "After a flush of conntrack the middle of a connection looks new. It is not refused.",
+            "tcp flags ! syn": "After a flush of conntrack the middle of a connection looks new. It is not refused.",
             "ip daddr . meta l4proto . th dport @restricted": "loadBalancerSourceRanges: in restricted, and not"
             " with this source in source-range.",
             "ip daddr . meta l4proto . th dport @no-endpoint": "IPVS would refuse it too, but over IPv6 only at the"
             " second SYN.",
             "ip saddr != @pod-network": "Pods of this node may use endpoints elsewhere; clients outside may not.",
+            "tcp flags fin,rst,ack": "SYN-FIN and SYN-ACK, for example.",
             "ip daddr @vip": "Only VIPs: no state of these sets can cut off the node's own addresses.",
         },
     ),
     "own-new-connections": (
         "The same for connections of this node's own processes, which IPVS takes before they reach chain input.",
-        {"ip daddr": "Dropped: the hook of outgoing packets has no one to refuse to but this node itself."},
+        {
+            "tcp flags ! syn": "As in new-connections.",
+            "ip daddr": "Dropped: the hook of outgoing packets has no one to refuse to but this node itself.",
+            "tcp flags fin,rst,ack": "As in new-connections.",
+        },
     ),
     "own-answers": (
         "A process of the node must not answer from a VIP: then an endpoint is a VIP, and leads to a host port.",
@@ -121,14 +131,15 @@ CHAINS: dict[str, tuple[str, dict[str, str]]] = {
         "Every base chain only says which packets are looked at; regular chains decide.",
         {
             "type": "LOCAL_IN, a little before the usual filters (0). IPVS takes packets here at srcnat - 1 (99).",
-            "ct state new": "Connections that stand are never touched.",
+            "ct state invalid,new": "Connections that stand are never touched. IPVS also makes connections of packets"
+            " that are invalid to conntrack.",
         },
     ),
     "output": (
         "Packets of this node's own processes.",
         {
             "type": "LOCAL_OUT at mangle (-150): behind conntrack (-200), before IPVS at dstnat + 2 (-98).",
-            "ct state new": "As in input. What IPVS does not take comes back by lo, and meets input too.",
+            "ct state invalid,new": "As in input. What IPVS does not take comes back by lo, and meets input too.",
             "ct state established": "Answers, for the rule about VIPs above.",
         },
     ),

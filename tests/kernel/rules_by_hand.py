@@ -1,8 +1,11 @@
 """node1 with VIPs, sets, rules and virtual servers that tests write by hand, without kroute; and its clients."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import NamedTuple
+import itertools
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
 
 import pytest
 
@@ -18,13 +21,16 @@ from kroute.model.plan import AddressSet, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.settings import Settings
 from tests.lab.cluster import Cluster, Node, Pod
+from tests.lab.deployment import eventually
 from tests.lab.firewall import backend
 from tests.lab.hosts import Host
 from tests.lab.servers import Answer
+from tests.lab.stray_packets import segment
 from tests.lab.topology import NODES, POD_RANGE, POD_RANGE6
 
 SSH, HTTP, NODE_PORT = 22, 80, 30080
 TCP, UDP = 6, 17
+SYN, RST = 0x02, 0x04
 VIPS = {Family.IPV4: "10.254.0.10", Family.IPV6: "fd00:10:254::10"}
 TOOLS = {Family.IPV4: "iptables-legacy", Family.IPV6: "ip6tables-legacy"}
 AT_ONCE = 0.9
@@ -108,6 +114,84 @@ class Kernel:
         where, to = (f"[{it}]" if ":" in it else it for it in (address, real_server))
         lines = [(f"-A -{it} {where}:{port} -s rr", f"-a -{it} {where}:{port} -r {to}:8080 -m") for it in "tu"]
         self.node.run("ipvsadm", "-R", stdin="\n".join(line for pair in lines for line in pair))
+
+
+class Segments:
+    """Sends single TCP segments from a host to a VIP, and sees which of them arrive, and which are answered by a reset.
+
+    For the length of a `with`. The numbers that `send` returns tell the segments apart: 256 times the number is the
+    sequence number, whatever becomes of addresses and ports. `sources` are those that the real server has seen.
+    """
+
+    _next = itertools.count(20_000)
+    """The number of a segment, which is its source port too: no two segments are of one connection."""
+
+    def __init__(self, place: Place, host: Host, vip: str, family: Family) -> None:
+        self.sources: set[str] = set()
+        self._ends = of(host, family), vip
+        self._opened = ExitStack()
+        self._host, self._web, self._node = (
+            self._opened.enter_context(it.namespace.socket(family.number, socket.SOCK_RAW, socket.IPPROTO_TCP))
+            for it in (host, place.web, place.node)
+        )
+        self._host.bind((of(host, family), 0))
+        self._arrived: set[float] = set()
+        self._reset: set[int] = set()
+        self._answered: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def send(self, port: int, flags: int) -> int:
+        number = next(self._next)
+        source, vip = self._ends
+        with suppress(PermissionError):  # dropped on the way out
+            self._host.sendto(segment(((source, number), (vip, port)), flags, sequence_number=number << 8), (vip, 0))
+        return number
+
+    async def settle(self, port: int) -> None:
+        """Wait until one more segment has been answered, which a server behind this port does."""
+        last = self.send(port, SYN)
+
+        def is_answered() -> None:
+            self._look()
+            assert last in self._answered
+
+        await eventually(is_answered)
+
+    def fate_of(self, number: int) -> str:
+        if number in self._arrived:
+            return "passed"
+        return "refused" if number in self._reset else "dropped"
+
+    def _look(self) -> None:
+        for it in _received(self._host):
+            if it.source == self._ends[1]:
+                (self._reset if it.flags & RST else self._answered).add(it.to_port)
+        for it in _received(self._web):
+            self._arrived.add(it.sequence_number / 256)
+            self.sources.add(it.source)
+        self._arrived.update(it.from_port for it in _received(self._node) if it.from_port == it.sequence_number / 256)
+
+
+class _Segment(NamedTuple):
+    source: str
+    from_port: int
+    to_port: int
+    sequence_number: int
+    flags: int
+
+
+def _received(raw: socket.socket) -> Iterator[_Segment]:
+    """The segments that have arrived."""
+    with suppress(BlockingIOError):
+        while True:
+            packet, (source, *_) = raw.recvfrom(2048)
+            start = (packet[0] & 0xF) * 4 if raw.family == socket.AF_INET else 0  # a raw socket of IPv6 has no header
+            yield _Segment(source, *struct.unpack_from("!HHI", packet, start), packet[start + 13])
 
 
 def of(host: Host, family: Family) -> str:

@@ -6,6 +6,7 @@ kroute does not run here. The tests fill the sets and create the virtual servers
 import errno
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import pytest
 
@@ -20,10 +21,12 @@ from tests.kernel.rules_by_hand import (
     NODE_PORT,
     SETTINGS,
     SSH,
+    TCP,
     TOOLS,
     VIPS,
     Kernel,
     Place,
+    Segments,
     answers,
     at_once,
     is_refused,
@@ -31,6 +34,7 @@ from tests.kernel.rules_by_hand import (
 )
 from tests.lab.cluster import Cluster
 from tests.lab.firewall import backend
+from tests.lab.hosts import Host
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +181,67 @@ async def test_on_a_cluster_ip_all_but_local_pods_are_masqueraded(
     assert await answers(place.node, vip, HTTP) == {of(place.node, family)}
     assert await answers(place.pod, vip, HTTP) == {of(place.pod, family)}
     assert await answers(place.client, vip, HTTP) == {of(place.node, family)}
+
+
+@by_family
+async def test_each_combination_of_tcp_flags_is_judged_by_each_rule(
+    place: Place, kernel: Kernel, family: Family
+) -> None:
+    """Conntrack calls SYN-FIN and SYN-ACK invalid, and not new; IPVS makes a connection of whatever has SYN."""
+    client, node = of(place.client, family), of(place.node, family)
+    await kernel.put(AddressSet.VIP, VIPS[family])
+    for probed in (*PROBED.values(), LAST):
+        if probed.sets and AddressSet.NO_ENDPOINT not in probed.sets:
+            kernel.serve(VIPS[family], probed.port, of(place.web, family))
+        for which in probed.sets:
+            await kernel.put(which, VIPS[family], TCP, probed.port)
+    await kernel.write_rules()
+    for host in place.everybody:
+        for name, probed in PROBED.items():
+            with Segments(place, host, VIPS[family], family) as segments:
+                fates = {flags: segments.send(probed.port, flags) for flags in range(64)}
+                await segments.settle(LAST.port)
+                found = {flags: segments.fate_of(number) for flags, number in fates.items()}
+                wanted = {flags: _fate(name, flags, place, host) for flags in fates}
+                assert found == wanted, (host, name)
+                if probed.is_masqueraded and host is place.client:
+                    assert client not in segments.sources, name
+                    assert node in segments.sources, name
+
+
+FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10
+
+
+class Probed(NamedTuple):
+    """A port of the VIP, and the sets that it is in."""
+
+    port: int
+    sets: tuple[AddressSet, ...]
+    is_masqueraded: bool = False
+
+
+PROBED = {
+    "source ranges": Probed(8001, (AddressSet.EXTERNAL, AddressSet.RESTRICTED)),
+    "no endpoint": Probed(8002, (AddressSet.NO_ENDPOINT,)),
+    "no local endpoint": Probed(8003, (AddressSet.EXTERNAL_LOCAL, AddressSet.NO_LOCAL)),
+    "a port of the node itself": Probed(SSH, ()),
+    "a ClusterIP": Probed(8004, (AddressSet.CLUSTER_IP,), is_masqueraded=True),
+    "policy Cluster": Probed(8005, (AddressSet.EXTERNAL,), is_masqueraded=True),
+    "policy Local": Probed(8006, (AddressSet.EXTERNAL_LOCAL,)),
+}
+LAST = Probed(8007, (AddressSet.EXTERNAL,))
+"""A packet to this port follows the others by the same way."""
+
+
+def _fate(rule: str, flags: int, place: Place, host: Host) -> str:
+    """What the rules do with a packet that belongs to no connection."""
+    if not flags & SYN:
+        return "passed"  # it may belong to a connection that conntrack has forgotten
+    if rule == "source ranges":
+        return "dropped"
+    if rule in {"no endpoint", "a port of the node itself"} or (rule == "no local endpoint" and host is place.client):
+        return "refused" if not flags & RST else "dropped"  # nobody answers a reset
+    return "dropped" if flags & (FIN | RST | ACK) else "passed"
 
 
 @by_family

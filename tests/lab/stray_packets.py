@@ -1,4 +1,4 @@
-"""TCP packets outside of any window, as a broken middlebox or a late retransmission sends them."""
+"""TCP packets that no socket sends: with any flags, and outside of any window."""
 
 import ipaddress
 import socket
@@ -18,32 +18,31 @@ def send_out_of_window(server: Host, answer: Answer) -> None:
     family = socket.AF_INET6 if ":" in answer.peer else socket.AF_INET
     with server.namespace.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
         raw.bind((answer.address, 0))
-        for sequence_number in _SEQUENCE_NUMBERS:
-            raw.sendto(_segment(answer, sequence_number), (answer.peer, 0))
+        ends = (answer.address, answer.port), (answer.peer, answer.peer_port)
+        for number in _SEQUENCE_NUMBERS:
+            stray = segment(ends, _ACK, sequence_number=number, acknowledged=number, payload=b"!")
+            raw.sendto(stray, (answer.peer, 0))
 
 
-def _segment(answer: Answer, sequence_number: int) -> bytes:
-    """A TCP segment of one byte with its checksum (RFC 9293, section 3.1)."""
+def segment(
+    ends: tuple[tuple[str, int], tuple[str, int]],
+    flags: int,
+    *,
+    sequence_number: int = 0,
+    acknowledged: int = 0,
+    payload: bytes = b"",
+) -> bytes:
+    """A TCP segment from one address and port to another, with its checksum (RFC 9293, section 3.1)."""
+    (source, from_port), (destination, to_port) = ends
 
     def header(checksum: int) -> bytes:
-        return struct.pack(
-            "!HHIIBBHHH",
-            answer.port,
-            answer.peer_port,
-            sequence_number,
-            sequence_number,
-            5 << 4,
-            _ACK,
-            _WINDOW,
-            checksum,
-            0,
-        )
+        numbers = from_port, to_port, sequence_number, acknowledged, 5 << 4, flags, _WINDOW, checksum, 0
+        return struct.pack("!HHIIBBHHH", *numbers)
 
-    payload = b"!"
-    segment = header(0) + payload
-    addresses = ipaddress.ip_address(answer.address).packed + ipaddress.ip_address(answer.peer).packed
-    pseudo_header = addresses + struct.pack("!II", len(segment), socket.IPPROTO_TCP)
-    return header(_checksum(pseudo_header + segment)) + payload
+    whole = header(0) + payload
+    addresses = ipaddress.ip_address(source).packed + ipaddress.ip_address(destination).packed
+    pseudo_header = addresses + struct.pack("!II", len(whole), socket.IPPROTO_TCP)
+    return header(_checksum(pseudo_header + whole)) + payload
 
 
 def _checksum(octets: bytes) -> int:

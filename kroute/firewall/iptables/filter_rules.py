@@ -4,8 +4,8 @@ IPVS takes packets of pods and outside clients in the hook LOCAL_IN, after these
 with the destination that the client used. IPVS takes packets of this node's own processes in LOCAL_OUT, where none of
 these rules is. Packets that it does not take there, because no virtual server exists, arrive on lo and meet the rules.
 
-The rules that refuse match only the first packets of a connection, and the node's own addresses are never in the set
-VIP. So even an empty or half-filled set cuts off neither the node nor an established connection.
+The rules that refuse match only what belongs to no connection, of TCP only what has SYN, and the node's own addresses
+are never in the set VIP. So even an empty or half-filled set cuts off neither the node nor an established connection.
 
 Where another program's rules let nothing in that they do not name (a chain's policy is DROP), two more chains accept
 what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do. Real servers' answers are forwarded
@@ -15,11 +15,12 @@ what a proxy needs, as kube-proxy's KUBE-FORWARD and KUBE-NODE-PORT do. Real ser
 
 from kroute.firewall import reasons
 from kroute.firewall.iptables.matches import (
+    OF_NO_CONNECTION,
     from_vip,
     in_set,
-    not_a_first_packet,
     not_from_local_pods,
     not_in_set,
+    without_syn,
 )
 from kroute.firewall.sets import SERVED
 from kroute.kernel.iptables.rule import comment
@@ -38,6 +39,7 @@ IPv6 tries until its timeout.
 """
 
 _ECHO_REQUEST = {Family.IPV4: "-p icmp -m icmp --icmp-type 8", Family.IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128"}
+_ICMP = {Family.IPV4: "icmp", Family.IPV6: "ipv6-icmp"}
 
 
 def filter_rules(settings: Settings, family: Family) -> TableRules:
@@ -50,15 +52,17 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         "filter",
         chains={
             "KROUTE-INPUT": [
-                not_a_first_packet(),
+                without_syn(),
                 _source_ranges(family),
                 f"{comment(reasons.NO_ENDPOINT)} {no_endpoint} -j KROUTE-REJECT",
                 f"{others} {comment(reasons.NO_LOCAL)} {no_local} -j KROUTE-REJECT",
+                *_odd_segments(family),
                 f"{comment(reasons.VIP)} {vip} -j KROUTE-VIPS",
             ],
             "KROUTE-VIPS": [
                 *_served_ports(family),
                 f"{_ECHO_REQUEST[family]} {comment(reasons.PING)} -j RETURN",
+                f"-p {_ICMP[family]} -m conntrack --ctstate INVALID {comment(reasons.STRAY_ERROR)} -j RETURN",
                 f"{comment(reasons.HOST_PORT)} -j KROUTE-REJECT",
             ],
             "KROUTE-REJECT": [
@@ -77,7 +81,7 @@ def filter_rules(settings: Settings, family: Family) -> TableRules:
         jumps=[
             (
                 "INPUT",
-                f"-m conntrack --ctstate NEW {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-INPUT",
+                f"{OF_NO_CONNECTION} {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-INPUT",
             ),
             ("INPUT", f"-p tcp {comment('kroute: load balancers that ask for health')} -j KROUTE-HEALTH-CHECK"),
             ("FORWARD", f"{comment('kroute: Services, for packets to and from pods')} -j KROUTE-FORWARD"),
@@ -121,7 +125,7 @@ def output_rules(family: Family) -> TableRules:
     return TableRules(
         "mangle",
         chains={
-            "KROUTE-OUTPUT": [_source_ranges(family)],
+            "KROUTE-OUTPUT": [without_syn(), _source_ranges(family), *_odd_segments(family)],
             "KROUTE-ANSWERS": [
                 f"{protocol} {from_own_port} -j DROP"
                 for protocol in ("-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK", "-p udp", "-p sctp")
@@ -130,7 +134,7 @@ def output_rules(family: Family) -> TableRules:
         jumps=[
             (
                 "OUTPUT",
-                f"-m conntrack --ctstate NEW {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-OUTPUT",
+                f"{OF_NO_CONNECTION} {comment(reasons.NEW_CONNECTIONS)} -j KROUTE-OUTPUT",
             ),
             (
                 "OUTPUT",
@@ -138,6 +142,12 @@ def output_rules(family: Family) -> TableRules:
             ),
         ],
     )
+
+
+def _odd_segments(family: Family) -> list[str]:
+    """IPVS would make a connection of these, and nothing masquerades what conntrack calls invalid."""
+    odd = f"-p tcp -m tcp ! --tcp-flags FIN,RST,ACK NONE {comment(reasons.ODD_SEGMENT)}"
+    return [f"{odd} {in_set(family, which)} -j DROP" for which in SERVED]
 
 
 def _source_ranges(family: Family) -> str:

@@ -9,16 +9,22 @@ from kroute.model.addresses import Family
 from kroute.model.plan import AddressSet
 from kroute.settings import Settings
 
+OF_NO_CONNECTION = "-m conntrack --ctstate INVALID,NEW"
+"""The match for the first packets of connections, and for what conntrack calls invalid.
 
-def not_a_first_packet() -> str:
+Invalid are SYN-FIN, SYN-ACK, and packets with a wrong checksum, for example. IPVS makes a connection of every packet of
+UDP and of every segment that has SYN (tcp_conn_schedule), so these are judged like the others.
+"""
+
+
+def without_syn() -> str:
     """The rule that lets TCP packets pass that do not open a connection, before any rule for new connections.
 
-    After conntrack was loaded or flushed, such a packet of an established connection is NEW too
+    After conntrack was loaded or flushed, such a packet of an established connection is NEW or INVALID
     (`nf_conntrack_tcp_loose`). Conntrack begins with the first rule that needs it: on a node that another proxy left
     without one, kroute's own.
     """
-    tcp = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
-    return f"{tcp} {comment(reasons.NOT_BEGUN)} -j RETURN"
+    return f"-p tcp -m tcp --tcp-flags SYN NONE {comment(reasons.NOT_BEGUN)} -j RETURN"
 
 
 def in_set(family: Family, which: AddressSet) -> str:

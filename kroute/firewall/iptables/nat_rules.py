@@ -6,7 +6,7 @@ only the mark tells which packets to masquerade. A rule's text is what iptables-
 """
 
 from kroute.firewall import reasons
-from kroute.firewall.iptables.matches import in_set, not_a_first_packet, not_from_local_pods
+from kroute.firewall.iptables.matches import in_set, not_from_local_pods, without_syn
 from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
 from kroute.kernel.iptables.rule import comment
 from kroute.kernel.iptables.xtables import TableRules
@@ -27,7 +27,7 @@ def masquerade_rules(settings: Settings, family: Family, node: NodeFacts, *, ran
         "nat",
         chains={
             "KROUTE-SERVICES": [
-                not_a_first_packet(),
+                without_syn(),
                 *_exemptions(settings, family),
                 *_cluster_ip_marking(settings, family, node),
                 f"{comment(reasons.TO_EXTERNAL)} {external} -j KROUTE-MARK-MASQ",

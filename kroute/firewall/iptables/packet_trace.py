@@ -92,14 +92,19 @@ def _in_set(parameter: Parameter, packet: Packet, sets: Sets) -> bool:
 
 _MATCHES: Mapping[str, Callable[[Parameter, Packet, Sets], bool]] = {
     "comment": lambda _, __, ___: True,
-    "conntrack": lambda parameter, _, __: parameter.values == ("NEW",),
+    "conntrack": lambda parameter, _, __: "NEW" in parameter.values[0].split(","),
     "mark": lambda parameter, packet, _: _has_mark(parameter, packet),
     "set": _in_set,
-    "tcp": lambda _, __, ___: True,  # all-pass, as the traced packet has only SYN of FIN,SYN,RST,ACK
+    "tcp": lambda parameter, _, __: _has_flags(*parameter.values),
     "icmp": lambda _, __, ___: False,
     "icmp6": lambda _, __, ___: False,
 }
 """The matches that kroute's rules use: whether the first packet of a connection to a port matches a parameter."""
+
+
+def _has_flags(among: str, wanted: str) -> bool:
+    """Whether a packet that has SYN alone has the wanted flags and no others of these."""
+    return ("SYN" if "SYN" in among.split(",") else "NONE") == wanted
 
 
 def _has_mark(parameter: Parameter, packet: Packet) -> bool:

@@ -5,8 +5,8 @@ with the destination that the client used. IPVS takes packets of this node's own
 priority of destination NAT, and the rules for them are before that, at the priority of mangling. Packets that it does
 not take there, because no virtual server exists, arrive on lo and meet the rules of the input chain.
 
-The rules that refuse match only the first packets of a connection, and the node's own addresses are never in the set
-vip. So even an empty or half-filled set cuts off neither the node nor an established connection.
+The rules that refuse match only what belongs to no connection, of TCP only what has SYN, and the node's own addresses
+are never in the set vip. So even an empty or half-filled set cuts off neither the node nor an established connection.
 
 No rule accepts: in nf_tables what one table accepts another may still drop. Where another program's chain lets nothing
 through that it does not name, `kroute check` says what to add there. So no rule looks into the set health-check.
@@ -18,13 +18,15 @@ from kroute.firewall.nftables.chains import BaseChain, ChainRules
 from kroute.firewall.nftables.matches import (
     answer,
     in_set,
-    new_connection,
-    no_first_tcp,
+    more_than_syn,
     not_from_local_pods,
     not_in_set,
+    of_no_connection,
     of_protocol,
     ping,
+    stray_error,
     syn_ack,
+    without_syn,
 )
 from kroute.firewall.nftables.statements import Rule, rule
 from kroute.firewall.packet_trace import Hook
@@ -34,7 +36,7 @@ from kroute.model.plan import AddressSet, Protocol
 from kroute.settings import Settings
 
 REFUSE, VIP_PORTS, NEW = "refuse", "vip-ports", "new-connections"  # a name may not be a word of nft's, as reject is
-OWN_NEW, OWN_ANSWERS = "own-new-connections", "own-answers"
+ODD_SEGMENTS, OWN_NEW, OWN_ANSWERS = "odd-segments", "own-new-connections", "own-answers"
 FILTER, MANGLE = 0, -150
 """NF_IP_PRI_FILTER and NF_IP_PRI_MANGLE."""
 BEFORE_OTHERS = 5
@@ -45,19 +47,20 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
     return [
         ChainRules(REFUSE, [rule(reasons.REFUSED, it) for it in refusals(family)]),
         ChainRules(VIP_PORTS, _vip_ports(family)),
+        ChainRules(ODD_SEGMENTS, [rule(reasons.SERVED, in_set(family, which), drop()) for which in SERVED]),
         ChainRules(NEW, _new_connections(settings, family)),
-        ChainRules(OWN_NEW, [_source_ranges(family)]),
+        ChainRules(OWN_NEW, [_not_begun(), _source_ranges(family), _odd_segments()]),
         ChainRules(OWN_ANSWERS, _own_answers(family)),
         *_direct_return(settings, family),
         ChainRules(
             "input",
-            [rule(reasons.NEW_CONNECTIONS, new_connection(), jump(NEW))],
+            [rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(NEW))],
             BaseChain(Hook.INPUT, "filter", "input", FILTER - BEFORE_OTHERS),
         ),
         ChainRules(
             "output",
             [
-                rule(reasons.NEW_CONNECTIONS, new_connection(), jump(OWN_NEW)),
+                rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(OWN_NEW)),
                 rule(reasons.ANSWERS, answer(), jump(OWN_ANSWERS)),
             ],
             BaseChain(Hook.OUTPUT, "filter", "output", MANGLE),
@@ -78,10 +81,11 @@ def _new_connections(settings: Settings, family: Family) -> list[Rule]:
     others = not_from_local_pods(settings, family)
     refuse = jump(REFUSE)
     return [
-        rule(reasons.NOT_BEGUN, no_first_tcp(), leave()),
+        _not_begun(),
         _source_ranges(family),
         rule(reasons.NO_ENDPOINT, in_set(family, AddressSet.NO_ENDPOINT), refuse),
         rule(reasons.NO_LOCAL, others, in_set(family, AddressSet.NO_LOCAL), refuse),
+        _odd_segments(),
         rule(reasons.VIP, in_set(family, AddressSet.VIP), jump(VIP_PORTS)),
     ]
 
@@ -90,8 +94,18 @@ def _vip_ports(family: Family) -> list[Rule]:
     return [
         *(rule(reasons.SERVED, in_set(family, which), leave()) for which in SERVED),
         rule(reasons.PING, ping(family), leave()),
+        rule(reasons.STRAY_ERROR, stray_error(family), leave()),
         rule(reasons.HOST_PORT, jump(REFUSE)),
     ]
+
+
+def _not_begun() -> Rule:
+    return rule(reasons.NOT_BEGUN, without_syn(), leave())
+
+
+def _odd_segments() -> Rule:
+    """IPVS would make a connection of these, and nothing masquerades what conntrack calls invalid."""
+    return rule(reasons.ODD_SEGMENT, more_than_syn(), jump(ODD_SEGMENTS))
 
 
 def _source_ranges(family: Family) -> Rule:

@@ -88,9 +88,20 @@ def not_in_set(family: Family, which: AddressSet) -> Statement:
     return in_set(family, which, inverted=True)
 
 
-def new_connection() -> Statement:
-    """The first packet of a connection, as far as conntrack knows."""
-    return always("ct state new", *_has_state(CtState.NEW))
+def of_no_connection() -> Statement:
+    """The first packet of a connection, and what conntrack calls invalid.
+
+    Invalid are SYN-FIN, SYN-ACK, and packets with a wrong checksum, for example. IPVS makes a connection of every
+    packet of UDP and of every segment that has SYN (tcp_conn_schedule), so these are judged like the others.
+    """
+    return always("ct state invalid,new", *_has_state(CtState.INVALID | CtState.NEW))
+
+
+def stray_error(family: Family) -> Statement:
+    """ICMP messages about a packet of which conntrack knows nothing. IPVS may know its connection."""
+    word = "icmp" if family is Family.IPV4 else "ipv6-icmp"
+    _, protocol, _ = _PING[family]
+    return never(f"ct state invalid meta l4proto {word}", *_has_state(CtState.INVALID), *has_protocol(protocol))
 
 
 def answer() -> Statement:
@@ -99,14 +110,19 @@ def answer() -> Statement:
     return never("ct state established ct direction reply", *_has_state(CtState.ESTABLISHED), *is_reply)
 
 
-def no_first_tcp() -> Statement:
+def without_syn() -> Statement:
     """TCP packets that open no connection.
 
-    After conntrack was loaded or flushed, such a packet of an established connection is NEW too
+    After conntrack was loaded or flushed, such a packet of an established connection is NEW or INVALID
     (`nf_conntrack_tcp_loose`). Conntrack begins with the first rule that needs it: on a node that another proxy left
     without one, kroute's own.
     """
-    return never("tcp flags != syn / fin,syn,rst,ack", *_tcp_flags(FIN | SYN | RST | ACK, SYN, equal=False))
+    return never("tcp flags ! syn", *_tcp_flags(SYN, 0, equal=True))
+
+
+def more_than_syn() -> Statement:
+    """TCP packets that may have SYN, and have a flag that no client's first packet has."""
+    return never("tcp flags fin,rst,ack", *_tcp_flags(FIN | RST | ACK, 0, equal=False))
 
 
 def syn_ack() -> Statement:
@@ -180,7 +196,7 @@ def masked(mask: bytes) -> bytes:
     return bitwise(AT, mask, bytes(len(mask)))
 
 
-def _has_state(state: CtState) -> tuple[bytes, ...]:
+def _has_state(state: int) -> tuple[bytes, ...]:
     return ct(AT, Ct.STATE), masked(number(state)), compare(AT, number(0), equal=False)
 
 

@@ -11,7 +11,7 @@ program can keep a packet from being marked, and none translates what kroute mas
 from kroute.firewall import reasons
 from kroute.firewall.nftables.actions import clear_mark, jump, leave, masqueraded, set_mark, translated
 from kroute.firewall.nftables.chains import BaseChain, ChainRules
-from kroute.firewall.nftables.matches import has_mark, in_set, no_first_tcp, not_from_local_pods, with_address
+from kroute.firewall.nftables.matches import has_mark, in_set, not_from_local_pods, with_address, without_syn
 from kroute.firewall.nftables.statements import Rule, rule
 from kroute.firewall.packet_trace import Hook
 from kroute.firewall.policy import Marked, exemptions_of, masqueraded_to_cluster_ips, translated_source
@@ -53,7 +53,7 @@ def nat_chains(settings: Settings, family: Family, node: NodeFacts) -> list[Chai
 def _marking(settings: Settings, family: Family, node: NodeFacts) -> list[Rule]:
     marked = set_mark(settings.masquerade_mark)
     return [
-        rule(reasons.NOT_BEGUN, no_first_tcp(), leave()),
+        rule(reasons.NOT_BEGUN, without_syn(), leave()),
         *_exemptions(settings, family),
         *_cluster_ip_marking(settings, family, node),
         rule(reasons.TO_EXTERNAL, in_set(family, AddressSet.EXTERNAL), marked),

@@ -44,7 +44,7 @@ def bare(rules: Sequence[str]) -> list[str]:
     return cut
 
 
-ESTABLISHED = "-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j RETURN"
+ESTABLISHED = "-p tcp -m tcp --tcp-flags SYN NONE -j RETURN"
 """A TCP packet that opens no connection."""
 
 

@@ -159,8 +159,8 @@ def test_with_snat_source_node_ip_marked_packets_leave_with_the_nodes_address_on
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.get("detect_local_mode", ""))
 def test_no_rule_sees_a_tcp_packet_that_begins_no_connection(mode: dict[str, object]) -> None:
-    for name in ("new-connections", "mark-masquerade"):
-        assert chain(name, rules(**mode))[0] == "tcp flags != syn / fin,syn,rst,ack return"
+    for name in ("new-connections", "own-new-connections", "mark-masquerade"):
+        assert chain(name, rules(**mode))[0] == "tcp flags ! syn return"
 
 
 SERVED: Sets = {AddressSet.VIP: {("10.96.0.1",)}, AddressSet.CLUSTER_IP: {("10.96.0.1", 6, 80)}}
