@@ -176,7 +176,7 @@ class DesiredState(Generic[K, V]):
         # A new one: Python iterates over the whole table of a dict that was once large, however few keys are left.
         self._in_doubt = dict(self._in_doubt.items())
         async for keys in sliced(list(self._in_doubt)):
-            yield self._deltas(keys)
+            yield self.deltas(keys)
 
     def in_doubt(self) -> Set[K]:
         """The keys of all objects that have yet to be compared or written."""
@@ -191,8 +191,8 @@ class DesiredState(Generic[K, V]):
         """As `pending`, in one list."""
         return [delta async for deltas in self.pending() for delta in deltas] if self._in_doubt else []
 
-    def _deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
-        """The deltas of these objects. Those that are right leave `_in_doubt`, and are not compared again."""
+    def deltas(self, keys: Iterable[K]) -> list[Delta[K, V]]:
+        """The deltas of these objects. Those that are right are in doubt no more, and are not compared again."""
         deltas: list[Delta[K, V]] = []
         for key in keys:
             owners = self._owners.get(key)

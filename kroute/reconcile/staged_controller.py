@@ -2,10 +2,16 @@
 
 Both write a plan's objects and then say that the plan has passed their stage. Both delete an object that no plan names
 only after service_proxy has withdrawn its addresses and virtual servers.
+
+A write in many batches does not hold up the plans that arrive meanwhile: they are taken in between two batches, and
+what is left to write of the smallest comes first. So a Service waits for one batch of a larger one, not for all.
 """
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from heapq import heappop, heappush
 from typing import ClassVar, Generic, TypeVar
 
 import structlog
@@ -14,7 +20,7 @@ from kroute.broadcaster import Subscription
 from kroute.kernel.clients import EventSource
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import NodePlan, Plan, ServicePlan
-from kroute.reconcile.batches import sliced
+from kroute.reconcile.batches import BATCH, sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.controller import Controller
 from kroute.reconcile.desired_state import Delta, DesiredState
@@ -26,6 +32,43 @@ log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class _Queue(Generic[K]):
+    """The objects that are to be written, by owner: those of the owner with the fewest come first."""
+
+    def __init__(self) -> None:
+        self._left: dict[ObjectKey, list[K]] = {}
+        self._sizes: list[tuple[int, ObjectKey]] = []
+
+    def put(self, owner: ObjectKey, keys: list[K]) -> None:
+        """Replace what is left to write of an owner's."""
+        if keys:
+            self._left[owner] = keys
+            heappush(self._sizes, (len(keys), owner))
+        else:
+            self._left.pop(owner, None)
+
+    def add(self, owner: ObjectKey, key: K) -> None:
+        self.put(owner, [*self._left.get(owner, ()), key])
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def take(self) -> tuple[list[K], bool]:
+        """The next objects, and whether they are the last ones of any owner."""
+        taken: list[K] = []
+        is_any_complete = False
+        while self._sizes and len(taken) < BATCH:
+            size, owner = heappop(self._sizes)
+            keys = self._left.get(owner, [])
+            if len(keys) != size:
+                continue  # it was replaced
+            room = BATCH - len(taken)
+            taken += keys[:room]
+            self.put(owner, keys[room:])
+            is_any_complete = is_any_complete or len(keys) <= room
+        return taken, is_any_complete
 
 
 class StagedController(Controller, Generic[K, V]):
@@ -50,6 +93,7 @@ class StagedController(Controller, Generic[K, V]):
         self.desired = desired
         self.gate = gate
         self._plans: dict[ObjectKey, ServicePlan] = {}
+        self._accepted: set[ObjectKey] = set()
         self._seen: tuple[int, ...] = ()
         self._is_in_step = False
         gate.join(
@@ -102,10 +146,15 @@ class StagedController(Controller, Generic[K, V]):
     async def write(self) -> None:
         """Write the deltas that may be written now, then say which plans are prepared."""
         await self.write_deltas()
+        await self.say()
+
+    async def say(self) -> None:
+        """Say which plans are prepared."""
         await self.gate.advance(self.stage)
 
     async def write_deltas(self) -> None:
-        """Write the deltas that may be written now."""
+        """Write the deltas that may be written now, and take new plans in between two batches."""
+        self._accepted.clear()
         if retracted := self.gate.take_retracted(self.stage):
             async for keys in sliced(retracted):
                 for key in self._plans.keys() & keys:
@@ -115,17 +164,61 @@ class StagedController(Controller, Generic[K, V]):
         seen = (self.desired.changes, *[self.gate.passages[stage] for stage in self.waits_for])
         if seen == self._seen:
             return
-        waiting = self.status.waiting()
-        due = [
-            delta
-            async for deltas in self.desired.pending()
-            for delta in deltas
-            if delta.key not in waiting and self.may_write(delta)
-        ]
-        if not (due or waiting):
+        due = await self._due()
+        if not (due or self.status.waiting()):
             self._seen = seen  # until that changes, all that is in doubt waits
-        async for batch in sliced(due):
-            await self._write(batch)
+        await self._write_all(due)
+
+    async def _due(self) -> "_Queue[K]":
+        """What may be written now."""
+        waiting, found = self.status.waiting(), defaultdict[ObjectKey, list[K]](list)
+        async for deltas in self.desired.pending():
+            for delta in deltas:
+                if delta.key not in waiting and self.may_write(delta):
+                    found[self.desired.responsible(delta.key)[-1]].append(delta.key)
+        due: _Queue[K] = _Queue()
+        for owner, keys in found.items():
+            due.put(owner, keys)
+        return due
+
+    async def _write_all(self, due: "_Queue[K]") -> None:
+        has_taken = False
+        while due:
+            keys, is_any_complete = due.take()
+            waiting = self.status.waiting()
+            found = [it for it in self.desired.deltas(keys) if it.key not in waiting]
+            if deltas := [it for it in found if self.may_write(it)]:
+                await self._write(deltas)
+            self._put_back(due, {it.key for it in found}.difference(it.key for it in deltas), deltas)
+            if due:
+                if is_any_complete:
+                    await self.say()
+                await asyncio.sleep(0)
+            if self.wake.is_set() and not self._stopping:
+                has_taken = True
+                await self._take_into(due)
+        if has_taken:
+            self.wake.set()  # for whatever else it was set, and for what may be written only after this
+
+    def _put_back(self, due: "_Queue[K]", keys: Set[K], written: Sequence[Delta[K, V]]) -> None:
+        """Try those again that might not be written yet, if any other of their owners' was."""
+        responsible = self.desired.responsible
+        owners = {responsible(it.key)[-1] for it in written} if keys else ()
+        for key in keys:
+            if (owner := responsible(key)[-1]) in owners:
+                due.add(owner, key)
+
+    async def _take_into(self, due: "_Queue[K]") -> None:
+        """Take new plans in, with what they change."""
+        self._accepted.clear()
+        await self._take()
+        leaving: defaultdict[ObjectKey, list[K]] = defaultdict(list)
+        if not all(map(self.desired.has_departed, self._accepted)):
+            for key in self.desired.unwanted():
+                leaving[self.desired.let_go_by(key).key].append(key)
+        for owner in self._accepted:
+            wanted = [key for key in self.desired.wanted_by(owner) if self.desired.is_in_doubt(key)]
+            due.put(owner, wanted + leaving.get(owner, []))
 
     async def _write(self, deltas: Sequence[Delta[K, V]]) -> None:
         refusals = await self.apply(deltas)
@@ -151,6 +244,7 @@ class StagedController(Controller, Generic[K, V]):
 
     def _want(self, plan: Plan, objects: Mapping[K, V]) -> None:
         self.desired.want(plan, objects)
+        self._accepted.add(plan.key)
         self.gate.submit(plan, self.stage)
 
     def _fields(self, delta: Delta[K, V]) -> dict[str, object]:

@@ -4,20 +4,29 @@ A subclass provides the fixture `firewall`: tests/kernel/test_firewall.py on a r
 test_contracts.py in memory.
 """
 
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from kroute.broadcaster import Broadcaster
+from kroute.controllers.masquerade.controller import Masquerade
 from kroute.firewall.packets import Packet, Ruling
 from kroute.firewall.protocol import Firewall
 from kroute.firewall.sets import SHAPES, Capacity, Part, Room, Sets
 from kroute.model.addresses import Family
 from kroute.model.node_facts import NodeFacts
-from kroute.model.plan import AddressSet, SetEntry
+from kroute.model.objects import ObjectKey
+from kroute.model.plan import AddressSet, ServicePlan, SetEntry
 from kroute.reconcile.cleanup_report import CleanupReport
+from kroute.reconcile.stage_gate import ENTRIES_PREPARED, WITHDRAWN, StageGate
 from kroute.settings import Exemption, Settings
 from tests.fakes.firewall_rules import FakeRules
+from tests.unit.fake_node import node_plan, plan, server
 
 NODE = NodeFacts("node1", "192.168.9.1", "fd99::1", pod_cidrs=("172.20.1.0/24", "fd00:20:0:1::/64"))
 PORT, PORT6 = ("10.96.0.1", 6, 80), ("fd00:96::1", 17, 53)
@@ -52,6 +61,39 @@ MISSHAPEN = [
     SetEntry(AddressSet.HAIRPIN, PORT),
     SetEntry(AddressSet.SOURCE_RANGE, PORT),
 ]
+
+
+LARGE_PORTS = [("203.0.113.1", 6, port) for port in range(1, 6)]
+LARGE = ServicePlan(
+    ObjectKey("default", "large"),
+    1,
+    set_entries=(
+        *(SetEntry(AddressSet.RESTRICTED, port) for port in LARGE_PORTS),
+        *(
+            SetEntry(AddressSet.SOURCE_RANGE, (*port, f"10.{number}.0.0/16"))
+            for port in LARGE_PORTS
+            for number in range(250)
+        ),
+        *(SetEntry(AddressSet.NO_ENDPOINT, ("203.0.113.1", 17, port)) for port in range(1, 1000)),
+    ),
+)
+"""Nine batches."""
+
+
+class Watched:
+    """A firewall that calls `after_batch` after each batch of changes."""
+
+    def __init__(self, firewall: Firewall) -> None:
+        self._firewall = firewall
+        self.after_batch: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._firewall, name)
+
+    async def change_elements(self, changes: Mapping[SetEntry, bool]) -> Mapping[SetEntry, str]:
+        refused = await self._firewall.change_elements(changes)
+        self.after_batch()
+        return refused
 
 
 async def everything(firewall: Firewall) -> list[SetEntry]:
@@ -143,6 +185,34 @@ class FirewallContract:
         assert first.undone
         assert first.failed == second.failed == second.undone == []
         assert not await firewall.is_present()
+
+    async def test_a_service_with_many_source_ranges_holds_up_no_other_one_neither_when_it_comes_nor_when_it_goes(
+        self, firewall: Firewall
+    ) -> None:
+        """A small plan that arrives after the third batch is prepared by the sixth one, before the large one."""
+        watched, broadcaster, gate = Watched(firewall), Broadcaster(), StageGate()
+        gate.join(asyncio.Event(), says={WITHDRAWN: lambda _: False})
+        masquerade = Masquerade(SETTINGS[0], broadcaster.subscribe("masquerade"), gate, firewall=watched)
+        broadcaster.publish([node_plan()])
+        await masquerade.start()
+        await masquerade.step()
+        victims = [plan(f"victim-{it}", it, server(f"10.96.0.{it}", 80, "10.1.0.1")) for it in (3, 4)]
+        for large, small in zip((LARGE, ServicePlan(LARGE.key, 2)), victims, strict=True):
+            prepared: list[bool] = []
+
+            def after_batch() -> None:
+                prepared.append(gate.has_passed(small, ENTRIES_PREPARED))  # noqa: B023
+                if len(prepared) == 3:  # noqa: B023
+                    broadcaster.publish([small])  # noqa: B023
+
+            watched.after_batch = after_batch
+            broadcaster.publish([large])
+            gate.say(WITHDRAWN, [large])
+            await masquerade.step()
+            assert prepared.index(True) < 6 < len(prepared)
+            await masquerade.step()
+        wanted = {entry for victim in victims for entry in victim.set_entries}
+        assert set(await everything(firewall)) == wanted
 
     async def test_the_kernel_here_has_all_that_is_needed(self, firewall: Firewall) -> None:
         assert (await firewall.prerequisites()).missing == {family: [] for family in Family}

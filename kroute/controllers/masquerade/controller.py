@@ -143,11 +143,16 @@ class Masquerade(StagedController[SetEntry, Present]):
         await self.write_deltas()  # what had to wait for the first call: new VIPs, ports of removed VIPs
         if self._node is None:
             return  # only the first plan of the node shows whether an earlier run's rules are right
-        if self._has_checked_rules:
-            await self._say()
+        await self.say()
         if not self._checks_rules and (self._rules_due or self._are_rules_to_be_tried_again()):
             await self._ensure_rules(self._node)
-            await self._say()
+            await self.say()
+
+    async def say(self) -> None:
+        """Say which plans are prepared, and which are enforced. None is before the rules were checked once."""
+        if self._has_checked_rules:
+            await self.gate.advance(self.stage)
+            await self._enforcement.advance()
 
     def next_due(self) -> float | None:
         """When to try again to write rules that could not be written; None if there are none."""
@@ -184,10 +189,6 @@ class Masquerade(StagedController[SetEntry, Present]):
         """Resync at once; if this happens again and again, after growing pauses."""
         self.resync_by(self._pace.next(self.clock()))
         self.wake.set()
-
-    async def _say(self) -> None:
-        await self.gate.advance(self.stage)
-        await self._enforcement.advance()
 
     async def _ensure_rules(self, node: NodeFacts) -> None:
         """Check and write the rules. Sets are written meanwhile: another program may hold the lock for long."""
