@@ -23,6 +23,11 @@ NO_BOUND = 1 << 60
 MOST_RANGES = 1000
 """Source ranges of one Service that are looked at; further ones let nobody in."""
 
+MOST_RANGE_ENTRIES = 2000
+"""Source ranges of one Service times its ports on the load balancer's addresses. With nf_tables the kernel needs half a
+second for so many, and a minute for 50,000.
+"""
+
 MOST_PROBLEMS = 20
 """Problems of a plan; one more says how many are left out."""
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kroute.model.addresses import Family, family_of
-from kroute.model.bounds import UNITS_A_STEP, Problems, Steps, finish, parts, sort
+from kroute.model.bounds import MOST_RANGE_ENTRIES, UNITS_A_STEP, Problems, Steps, finish, parts, sort
 from kroute.model.node_facts import NodeFacts
 from kroute.model.objects import ObjectKey, Service
 from kroute.model.plan import (
@@ -137,8 +137,8 @@ def planning(
     health_check = health_check_of(service, merged, node)
     if health_check is not None and not settings.protects(health_check.port):
         entries.update(health_check_entries(health_check, node))
-    if answered.left_out:
-        problems.put_first(too_many_backends(answered.left_out, settings.max_backends))
+    for problem in answered.problems(settings.max_backends):
+        problems.put_first(problem)
 
     virtual_servers.sort(key=lambda server: server.key)
     directly = direct.vips if direct is not None else frozenset[str]()
@@ -159,7 +159,7 @@ def planning(
 class _Answered:
     """What serves the frontends, while there is room. Those with the same port, family and policy share one answer.
 
-    `left_out` counts the real servers and source ranges for which there was none.
+    `left_out` counts the real servers for which there was none, `ranges_left_out` the source ranges times ports.
     """
 
     def __init__(
@@ -180,6 +180,8 @@ class _Answered:
         self._node = node
         self._ranges = ranges
         self._room = room
+        self._range_room = MOST_RANGE_ENTRIES
+        self.ranges_left_out = 0
         self._weighing = weighing
         self._known: dict[tuple[PortKey, Family, bool], _Reach] = {}
 
@@ -193,14 +195,22 @@ class _Answered:
             reach = self._from_outside(backends) if frontend.is_external else self._inside(backends)
             self._known[question] = reach
             yield len(backends) // 2
-        count = len(reach.chosen) + len(_networks(frontend, self._ranges) or ())
-        if count > self._room:
-            self.left_out += count
+        count, ranges = len(reach.chosen), len(_networks(frontend, self._ranges) or ())
+        if count > self._room or ranges > self._range_room:
+            self.left_out += count if count > self._room else 0
+            self.ranges_left_out += ranges if ranges > self._range_room else 0
             return None
         self._room -= count
+        self._range_room -= ranges
         if len(reach.real_servers) < len(reach.chosen):
             reach = self._known[question] = yield from self._weighed(reach)
         return reach
+
+    def problems(self, max_backends: int) -> Iterator[Problem]:
+        if self.ranges_left_out:
+            yield _too_many_range_entries(self.ranges_left_out)
+        if self.left_out:
+            yield too_many_backends(self.left_out, max_backends)
 
     def no_local_inside(self) -> tuple[Family, ...]:
         return tuple(sorted({family for (_, family, _), reach in self._known.items() if reach.lacks_local}))
@@ -348,6 +358,12 @@ def _affinity_timeout(service: Service, problems: Problems) -> int:
 
 def too_many_backends(left_out: int, most: int) -> Problem:
     """The Problem of a Service that asks for so many more than `--max-backends`."""
-    subject = f"{left_out} real servers and source ranges"
+    subject = f"{left_out} real servers"
     beyond = f"beyond the first {most} are not served, with the virtual servers that have them"
     return Problem("TooManyBackends", subject, f"{subject} {beyond}. Split the Service, or raise --max-backends.")
+
+
+def _too_many_range_entries(count: int) -> Problem:
+    subject = f"{count} loadBalancerSourceRanges times ports"
+    beyond = f"beyond the first {MOST_RANGE_ENTRIES} are not served, with the ports that have them"
+    return Problem("TooManySourceRanges", subject, f"{subject} {beyond}. Join networks, or split the Service.")

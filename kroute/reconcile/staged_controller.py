@@ -8,6 +8,7 @@ what is left to write of the smallest comes first. So a Service waits for one ba
 """
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
@@ -34,6 +35,10 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+BATCH_SECONDS, LEAST_BATCH = 0.25, 16
+"""How long a batch should take, unless it is of so few objects. The kernel is slow with large sets of networks."""
+
+
 class _Queue(Generic[K]):
     """The objects that are to be written, by owner: those of the owner with the fewest come first."""
 
@@ -49,26 +54,33 @@ class _Queue(Generic[K]):
         else:
             self._left.pop(owner, None)
 
-    def add(self, owner: ObjectKey, key: K) -> None:
-        self.put(owner, [*self._left.get(owner, ()), key])
+    def add(self, owner: ObjectKey, keys: list[K]) -> None:
+        """Put these behind what is left to write of the owner's."""
+        self.put(owner, [*self._left.get(owner, ()), *keys])
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def take(self) -> tuple[list[K], bool]:
+    def take(self, most: int) -> tuple[list[K], bool]:
         """The next objects, and whether they are the last ones of any owner."""
         taken: list[K] = []
         is_any_complete = False
-        while self._sizes and len(taken) < BATCH:
+        while self._sizes and len(taken) < most:
             size, owner = heappop(self._sizes)
             keys = self._left.get(owner, [])
             if len(keys) != size:
                 continue  # it was replaced
-            room = BATCH - len(taken)
+            room = most - len(taken)
             taken += keys[:room]
             self.put(owner, keys[room:])
             is_any_complete = is_any_complete or len(keys) <= room
         return taken, is_any_complete
+
+
+def _next_size(size: int, written: int, seconds: float) -> int:
+    """How many objects the next batch may have, after a batch of this size in which so many took so long."""
+    fitting = int(written * BATCH_SECONDS / seconds) if seconds > BATCH_SECONDS else BATCH
+    return max(LEAST_BATCH, min(BATCH, 2 * size, fitting))
 
 
 class StagedController(Controller, Generic[K, V]):
@@ -182,13 +194,14 @@ class StagedController(Controller, Generic[K, V]):
         return due
 
     async def _write_all(self, due: "_Queue[K]") -> None:
-        has_taken = False
+        has_taken, size = False, BATCH
         while due:
-            keys, is_any_complete = due.take()
-            waiting = self.status.waiting()
+            keys, is_any_complete = due.take(size)
+            began, waiting = time.monotonic(), self.status.waiting()
             found = [it for it in self.desired.deltas(keys) if it.key not in waiting]
             if deltas := [it for it in found if self.may_write(it)]:
                 await self._write(deltas)
+                size = _next_size(size, len(deltas), time.monotonic() - began)
             self._put_back(due, {it.key for it in found}.difference(it.key for it in deltas), deltas)
             if due:
                 if is_any_complete:
@@ -204,9 +217,8 @@ class StagedController(Controller, Generic[K, V]):
         """Try those again that might not be written yet, if any other of their owners' was."""
         responsible = self.desired.responsible
         owners = {responsible(it.key)[-1] for it in written} if keys else ()
-        for key in keys:
-            if (owner := responsible(key)[-1]) in owners:
-                due.add(owner, key)
+        for owner in owners:
+            due.add(owner, [key for key in keys if responsible(key)[-1] == owner])
 
     async def _take_into(self, due: "_Queue[K]") -> None:
         """Take new plans in, with what they change."""

@@ -174,7 +174,7 @@ MAX_BACKENDS = option(
     type=click.IntRange(min=1),
     default=DEFAULTS.max_backends,
     show_default=True,
-    help="Real servers and source ranges of all virtual servers of one Service together.",
+    help="Real servers of all virtual servers of one Service together.",
 )
 SCHEDULER_FLAGS = list_option(
     "--scheduler-flags",

@@ -14,7 +14,7 @@ import structlog
 from kroute.firewall.full_sets import FullSets
 from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name, set_name
 from kroute.firewall.nftables.networks import Edit, Networks, portions
-from kroute.firewall.sets import SHAPES, Room
+from kroute.firewall.sets import SHAPES, Capacity, Room
 from kroute.kernel.errors import KernelError, describe_errno
 from kroute.kernel.firewall_clients import NftablesClient
 from kroute.kernel.nftables.objects import AddElements, DeleteElements, ElementChange, FlushSet, NftChange
@@ -37,12 +37,24 @@ Changes = dict[Element, bool]
 Key = tuple[Family, AddressSet]
 
 
+MOST_NETWORKS = 32_768
+"""Elements of a set with networks. What one more costs the kernel grows with those that there are: with so many, a
+millisecond and a half.
+"""
+
+
+def capacity_of(which: AddressSet, room: Room) -> Capacity:
+    """A set has all its room from the start."""
+    most = min(room.most, MOST_NETWORKS) if which in WITH_NETWORKS else room.most
+    return Capacity(most, most)
+
+
 class Contents:
-    """Writes and reads the elements of the sets; each set holds `room.most` at most."""
+    """Writes and reads the elements of the sets, each up to its capacity."""
 
     def __init__(self, nftables: NftablesClient, room: Room) -> None:
         self._nftables = nftables
-        self._most = room.most
+        self._room = room
         self._full = FullSets()
         self._counts: dict[Key, int] = {}
         self._exact: set[Key] = set()
@@ -135,10 +147,11 @@ class Contents:
     async def _write_edits(
         self, family: Family, which: AddressSet, networks: Networks, edits: list[Edit]
     ) -> dict[Element, int]:
-        """Write the edits, each whole or not at all; returns the keys that are refused."""
+        """Write the edits, each whole or not at all; returns the keys that are refused, of which no more is written."""
         failed: dict[Element, int] = {}
         for portion in portions(edits, len(networks)):
-            failed |= await self._write_portion(family, which, networks, portion)
+            left = [it for it in portion if it.key not in failed]
+            failed |= await self._write_portion(family, which, networks, left)
             await asyncio.sleep(0)
         return failed
 
@@ -195,9 +208,10 @@ class Contents:
         """
         deleted, added = _split(changes)
         key = family, which
-        if self._counts.get(key, 0) + len(added) <= self._most:
+        most = capacity_of(which, self._room).most
+        if self._counts.get(key, 0) + len(added) <= most:
             return ()
-        if key in self._exact and self._counts[key] >= self._most and not deleted:
+        if key in self._exact and self._counts[key] >= most and not deleted:
             return dict.fromkeys(added)
         try:
             present = await self._present(family, which)
@@ -206,9 +220,9 @@ class Contents:
         self._counts[key] = len(present)
         self._exact.add(key)
         new = [it for it in added if it not in present]
-        room = self._most - len(present) + sum(it in present for it in deleted)
+        room = most - len(present) + sum(it in present for it in deleted)
         if len(new) > room:
-            self._full.report(full_name(family, which), self._most)
+            self._full.report(full_name(family, which), most)
         return dict.fromkeys(new[max(0, room) :])
 
     async def _present(self, family: Family, which: AddressSet) -> Collection[Element]:

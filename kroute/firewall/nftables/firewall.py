@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from kroute.firewall.nftables.contents import Contents
+from kroute.firewall.nftables.contents import Contents, capacity_of
 from kroute.firewall.nftables.names import DEFINITIONS, TABLES, full_name
 from kroute.firewall.nftables.rules import FamilyRules
 from kroute.firewall.nftables.tables import Tables
@@ -22,12 +22,13 @@ _BY_NAME = {it.name: which for which, it in DEFINITIONS.items()}
 class NftablesFirewall:
     """Owns the tables `ip kroute` and `ip6 kroute` with all that is in them.
 
-    The kernel's sets grow by themselves; this object keeps each at `room.most` elements.
+    The kernel's sets grow by themselves; this object keeps each at `room.most` elements, and those with networks at
+    `MOST_NETWORKS`.
     """
 
     def __init__(self, settings: Settings, nftables: NftablesClient, *, room: Room = ROOM) -> None:
         self._nftables = nftables
-        self._capacity = Capacity(room.most, room.most)
+        self._room = room
         self._tables = Tables(settings, nftables)
         self._contents = Contents(nftables, room)
         self._known: set[Family] = set()
@@ -53,8 +54,7 @@ class NftablesFirewall:
         return drift
 
     def capacity(self, family: Family, which: AddressSet) -> Capacity | None:
-        del which
-        return self._capacity if family in self._known else None
+        return capacity_of(which, self._room) if family in self._known else None
 
     async def elements(self) -> AsyncIterator[list[SetEntry]]:
         for family in self._tables.supported:

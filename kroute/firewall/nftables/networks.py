@@ -17,8 +17,9 @@ Key = Element
 
 
 ADD_SECONDS = 30e-6
-DELETE_SECONDS = 20e-6
-"""What the kernel takes to add a network to a set of concatenations, and to delete one, for each network of the set."""
+ADD_SECONDS_EACH, DELETE_SECONDS_EACH = 40e-9, 1.1e-6
+"""What the kernel takes to add a network to a set of concatenations, and more for each network of the set; and to
+delete one of the newest, for each network of the set. Measured with 20,000 of them, Linux 6.18."""
 TRANSACTION_SECONDS = 0.006
 """How long the event loop should wait for the edits of one transaction, unless one edit alone takes longer."""
 
@@ -72,7 +73,7 @@ class Networks:
         changed: defaultdict[Key, dict[str, bool]] = defaultdict(dict)
         for element, is_wanted in changes.items():
             changed[element[:-1]][str(element[-1])] = is_wanted
-        return [self._edit(key, networks) for key, networks in changed.items()]
+        return [part for key, networks in changed.items() for part in self._parts(self._edit(key, networks))]
 
     def settle(self, edit: Edit) -> None:
         """Note that an edit has been written."""
@@ -86,6 +87,23 @@ class Networks:
             self._wanted[edit.key] = edit.wanted
         else:
             self._wanted.pop(edit.key, None)
+
+    def _parts(self, edit: Edit) -> Iterator[Edit]:
+        """An edit that only adds, or only deletes, in parts that are short for the size of the set."""
+        elements = edit.add or edit.delete
+        seconds = _seconds(len(edit.add), len(edit.delete), len(self))
+        if (edit.add and edit.delete) or seconds <= TRANSACTION_SECONDS:
+            yield edit
+            return
+        most = max(1, int(len(elements) * TRANSACTION_SECONDS / seconds))
+        wanted = self._wanted.get(edit.key, frozenset())
+        for start in range(0, len(elements) - most, most):
+            part = elements[start : start + most]
+            networks = frozenset(str(it[-1]) for it in part)
+            wanted = wanted | networks if edit.add else wanted - networks
+            yield Edit(edit.key, () if edit.add else part, part if edit.add else (), wanted)
+        rest = elements[(len(elements) - 1) // most * most :]
+        yield Edit(edit.key, () if edit.add else rest, rest if edit.add else (), edit.wanted)
 
     def _edit(self, key: Key, changes: Mapping[str, bool]) -> Edit:
         gone = {network for network, is_wanted in changes.items() if not is_wanted}
@@ -118,12 +136,17 @@ def _order(network: IPv4Network | IPv6Network) -> tuple[int, int]:
     return int(network.network_address), network.prefixlen
 
 
+def _seconds(added: int, deleted: int, size: int) -> float:
+    """About how long the kernel works on a transaction for a set of so many networks."""
+    return (ADD_SECONDS + ADD_SECONDS_EACH * size) * added + DELETE_SECONDS_EACH * size * deleted
+
+
 def portions(edits: Iterable[Edit], size: int) -> Iterator[list[Edit]]:
     """The edits of a set of so many networks, by transactions that the kernel makes in a short time."""
     portion: list[Edit] = []
     seconds = 0.0
     for edit in edits:
-        cost = ADD_SECONDS * len(edit.add) + DELETE_SECONDS * size * len(edit.delete)
+        cost = _seconds(len(edit.add), len(edit.delete), size)
         if portion and seconds + cost > TRANSACTION_SECONDS:
             yield portion
             portion, seconds = [], 0.0

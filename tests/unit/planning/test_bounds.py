@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from kroute.model.bounds import MOST_ADDRESSES, MOST_PROBLEMS, MOST_RANGES, UNITS_A_STEP, finish, sort
+from kroute.model.bounds import (
+    MOST_ADDRESSES,
+    MOST_PROBLEMS,
+    MOST_RANGE_ENTRIES,
+    MOST_RANGES,
+    UNITS_A_STEP,
+    finish,
+    sort,
+)
 from kroute.model.objects import Applied, Deleted, EndpointPort, EndpointSlice, KubernetesObject, Service
 from kroute.model.plan import AddressSet, ServicePlan
 from kroute.planning.address_conflicts import AddressClaims, Claimant
@@ -90,7 +98,7 @@ class TestBackends:
         found = plan(service("web", ports=ports), *pieces)
         assert sum(len(server.real_servers) for server in found.virtual_servers) == 50_000
         assert reasons(found) == ["TooManyBackends"]
-        assert found.problems[0].subject == "50000 real servers and source ranges"
+        assert found.problems[0].subject == "50000 real servers"
 
     def test_virtual_servers_that_share_endpoints_count_each(self) -> None:
         greedy = service("web", "10.96.0.10", ports=[80, 81], external_ips=external(3))
@@ -101,19 +109,28 @@ class TestBackends:
             *("TCP 10.96.0.10:80", "TCP 10.96.0.10:81"),
             *("TCP 198.51.0.1:80", "TCP 198.51.0.1:81"),
         ]
-        assert [problem.subject for problem in found.problems] == ["40 real servers and source ranges"]
+        assert [problem.subject for problem in found.problems] == ["40 real servers"]
         assert {vip.address for vip in found.vips} == {"10.96.0.10", "198.51.0.1"}
 
     def test_an_address_whose_source_ranges_do_not_fit_is_closed_not_open(self) -> None:
+        ranges = [f"10.{number // 250}.{number % 250}.0/24" for number in range(MOST_RANGES)]
+        fitting = MOST_RANGE_ENTRIES // MOST_RANGES
         of = service(
             "web",
             kind="LoadBalancer",
             balanced=["198.51.100.1"],
-            load_balancer_source_ranges=[f"10.{number}.0.0/16" for number in range(100)],
+            ports=numbered(fitting + 2),
+            load_balancer_source_ranges=ranges,
         )
-        found = plan(of, endpoint_slice("web-1", "10.244.1.1"), max_backends=50)
-        assert served(found) == ["TCP 10.96.0.10:80"]
-        assert reasons(found) == ["TooManyBackends"]
+        found = plan(of, endpoint_slice("web-1", "10.244.1.1", ports=backend_ports(fitting + 2)))
+        balanced = [it.key for it in found.virtual_servers if it.key.address == "198.51.100.1"]
+        assert (len(balanced), len(found.virtual_servers)) == (fitting, 2 * fitting + 2)
+        restricted = [entry.element for entry in found.set_entries if entry.set is AddressSet.RESTRICTED]
+        assert sorted(restricted) == sorted((it.address, it.protocol, it.port) for it in balanced)
+        assert Counter(entry.set for entry in found.set_entries)[AddressSet.SOURCE_RANGE] == MOST_RANGE_ENTRIES
+        assert [(it.reason, it.subject) for it in found.problems] == [
+            ("TooManySourceRanges", f"{2 * MOST_RANGES} loadBalancerSourceRanges times ports")
+        ]
 
     def test_so_many_source_ranges_are_looked_at(self) -> None:
         ranges = [f"10.{number // 250}.{number % 250}.0/24" for number in range(5000)]

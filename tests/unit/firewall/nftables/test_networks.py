@@ -5,7 +5,7 @@ from ipaddress import ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kroute.firewall.nftables.networks import Networks, outermost, portions
+from kroute.firewall.nftables.networks import Edit, Networks, outermost, portions
 from kroute.model.plan import Element
 
 PORT, OTHER = ("10.96.0.1", 6, 80), ("10.96.0.2", 6, 80)
@@ -24,7 +24,10 @@ class Kernel:
         self.networks = Networks()
 
     def change(self, changes: dict[Element, bool]) -> None:
-        for edit in self.networks.edits(changes):
+        self.write(self.networks.edits(changes))
+
+    def write(self, edits: list[Edit]) -> None:
+        for edit in edits:
             for element in edit.delete:
                 self.elements.remove(element)
             for element in edit.add:
@@ -129,8 +132,23 @@ def test_the_whole_of_a_family_covers_everything_in_it() -> None:
 def test_edits_go_in_transactions_that_are_short_for_the_sets_size_and_each_edit_stays_whole() -> None:
     networks = Networks([(f"10.96.0.{number}", 6, 80, ALL) for number in range(200)])
     more = networks.edits({(f"10.96.1.{number}", 6, 80, ALL): True for number in range(250)})
-    assert [len(it) for it in portions(more, len(networks))] == [200, 50]
+    assert [len(it) for it in portions(more, 0)] == [200, 50]
+    assert [len(it) for it in portions(more, 20_000)] == [7] * 35 + [5]
     fewer = networks.edits({(f"10.96.0.{number}", 6, 80, ALL): False for number in range(4)})
-    assert [len(it) for it in portions(fewer, len(networks))] == [1, 1, 1, 1]
-    assert [len(it) for it in portions(fewer, 75)] == [4]
+    assert [len(it) for it in portions(fewer, 20_000)] == [1, 1, 1, 1]
+    assert [len(it) for it in portions(fewer, 1000)] == [4]
     assert list(portions([], 0)) == []
+
+
+def test_an_edit_that_only_adds_or_only_deletes_goes_in_parts_that_are_short_for_the_sets_size() -> None:
+    key = ("10.96.0.1", 6, 80)
+    many = {(*key, f"10.{number // 256}.{number % 256}.0/24"): True for number in range(1000)}
+    kernel = Kernel()
+    for changes, most in ((many, 250), (dict.fromkeys(many, False), 6)):
+        edits = kernel.networks.edits(changes)
+        assert sum(len(it.add) + len(it.delete) for it in edits) == 1000
+        assert max(len(it.add) + len(it.delete) for it in edits) < most
+        for one in edits:
+            kernel.write([one])
+            assert set(kernel.networks.all()) == kernel.elements, "an edit that is refused leaves the others known"
+    assert kernel.elements == set()
