@@ -199,10 +199,12 @@ class StagedController(Controller, Generic[K, V]):
             keys, is_any_complete = due.take(size)
             began, waiting = time.monotonic(), self.status.waiting()
             found = [it for it in self.desired.deltas(keys) if it.key not in waiting]
-            if deltas := [it for it in found if self.may_write(it)]:
+            deltas = [it for it in found if self.may_write(it)]
+            if len(deltas) < len(found):
+                self._put_back(due, {it.key for it in found}, {it.key for it in deltas})
+            if deltas:
                 await self._write(deltas)
                 size = _next_size(size, len(deltas), time.monotonic() - began)
-            self._put_back(due, {it.key for it in found}.difference(it.key for it in deltas), deltas)
             if due:
                 if is_any_complete:
                     await self.say()
@@ -213,12 +215,13 @@ class StagedController(Controller, Generic[K, V]):
         if has_taken:
             self.wake.set()  # for whatever else it was set, and for what may be written only after this
 
-    def _put_back(self, due: "_Queue[K]", keys: Set[K], written: Sequence[Delta[K, V]]) -> None:
-        """Try those again that might not be written yet, if any other of their owners' was."""
-        responsible = self.desired.responsible
-        owners = {responsible(it.key)[-1] for it in written} if keys else ()
-        for owner in owners:
-            due.add(owner, [key for key in keys if responsible(key)[-1] == owner])
+    def _put_back(self, due: "_Queue[K]", keys: Set[K], now: Set[K]) -> None:
+        """Try those again that may not be written now, if their owners' others are: they may wait for these."""
+        waiting: defaultdict[ObjectKey, list[K]] = defaultdict(list)
+        for key in keys - now:
+            waiting[self.desired.responsible(key)[-1]].append(key)
+        for owner in {self.desired.responsible(key)[-1] for key in now} & waiting.keys():
+            due.add(owner, waiting[owner])
 
     async def _take_into(self, due: "_Queue[K]") -> None:
         """Take new plans in, with what they change."""
