@@ -23,7 +23,7 @@ NO_BOUND = 1 << 60
 MOST_RANGES = 1000
 """Source ranges of one Service that are looked at; further ones let nobody in."""
 
-MOST_RANGE_ENTRIES = 2000
+MOST_RANGE_ENTRIES = 5000
 """Source ranges of one Service times its ports on the load balancer's addresses. With nf_tables the kernel needs half a
 second for so many, and a minute for 50,000.
 """
