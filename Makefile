@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit fuzz conformance bench lint docs lab release clean
+.PHONY: help demo test unit fuzz nightly conformance bench lint docs lab release clean
 
 PYTEST := .venv/bin/pytest
 # Options for pytest: make test ARGS='-k scheduler -x'
@@ -24,6 +24,14 @@ unit: ## run the tests that need no kernel and no browser, with a tenth of the e
 fuzz: ## run the tests with hostile bytes and objects at length (EXAMPLES of each property; 10000 if not given)
 	@scripts/setup unit
 	@KROUTE_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(PYTEST) tests/unit/fuzz $(ARGS)
+
+nightly: ## run a day of trouble in an hour, with the seed SEED (the date if not given), and make fuzz; an hour each
+	@scripts/setup test
+	@failed=0; \
+	KROUTE_LAB_DAY=3600 KROUTE_LAB_SEED=$(or $(SEED),$(shell date +%Y%m%d)) \
+		$(PYTEST) tests/scenarios/test_day_in_an_hour.py $(ARGS) || failed=1; \
+	KROUTE_FUZZ_EXAMPLES=10000 $(PYTEST) tests/unit/fuzz || failed=1; \
+	exit $$failed
 
 conformance: ## run the Kubernetes end-to-end tests that concern a proxy, and write docs/conformance.md
 	@scripts/setup lab

@@ -33,7 +33,7 @@ class ApiServer:
 
     def __init__(self, node: Host, scratch: Path, items: list[Object], *, service_account: Path | None = None) -> None:
         self.kubeconfig = scratch / "kubeconfig"
-        self._node = node
+        self.node = node
         self._objects = scratch / "objects"
         self._objects.mkdir()
         (self._objects / "objects.json").write_text(json.dumps({"items": items}))
@@ -48,7 +48,7 @@ class ApiServer:
     def start(self) -> None:
         """Start it with its first objects, and return when it answers. Raises RequestRefusedError if it does not."""
         arguments = ["--host", "0.0.0.0", "--port", str(PORT), *self._security, str(self._objects)]
-        with self._node.namespace.inside():
+        with self.node.namespace.inside():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.apiserver", *arguments], stdout=subprocess.DEVNULL
             )
@@ -60,7 +60,7 @@ class ApiServer:
                 time.sleep(0.1)
             else:
                 return
-        raise RequestRefusedError(f"the API server on {self._node} did not start")
+        raise RequestRefusedError(f"the API server on {self.node} did not start")
 
     def stop(self) -> None:
         """Kill it, so that its connections break."""
@@ -105,7 +105,7 @@ class ApiServer:
     def answers(self, host: Host) -> bool:
         """Whether another host reaches it at the node's address."""
         with host.namespace.inside():
-            connection = self._connection(self._node.ip)
+            connection = self._connection(self.node.ip)
             connection.request("GET", "/readyz")
             status = connection.getresponse().status
         connection.close()
@@ -115,7 +115,7 @@ class ApiServer:
         """Create a certificate and a token, and write the files that clients need into `directory`."""
         authority = directory / "ca.crt"
         what = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
-        names = f"subjectAltName=IP:127.0.0.1,IP:{self._node.ip}"
+        names = f"subjectAltName=IP:127.0.0.1,IP:{self.node.ip}"
         subprocess.run(
             ["openssl", *what.split(), "-addext", names, "-keyout", str(key), "-out", str(authority)],
             check=True,
@@ -133,7 +133,7 @@ class ApiServer:
         return http.client.HTTPSConnection(address, PORT, timeout=300, context=self._tls)
 
     def _request(self, method: str, path: str, body: Any = None) -> str:
-        with self._node.namespace.inside():
+        with self.node.namespace.inside():
             connection = self._connection("127.0.0.1")
             connection.request(method, path, json.dumps(body) if body is not None else None, self._headers)
             answer = connection.getresponse()

@@ -58,6 +58,13 @@ def virtual_servers(namespace: Namespace) -> dict[str, VirtualServer]:
     return found
 
 
+def connections_ever(namespace: Namespace, address: str) -> int:
+    """Return how many connections the TCP virtual server at `ip:port` has taken since its creation."""
+    lines = namespace.run("ipvsadm", "-Ln", "--stats", "--exact", "-t", address).splitlines()
+    [line] = [line for line in lines if line.startswith("TCP")]
+    return int(line.split()[2])
+
+
 @functools.cache
 def _jiffies_per_second() -> int:
     """Return the kernel's HZ. It is measured by a virtual server with a persistence of one second."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
+from tests.lab.kernel_state import connections_ever
 from tests.lab.objects import Object, endpoint_slices, identity, service
 from tests.scenarios.conftest import FAMILIES, World
 from tests.scenarios.expected_state import assert_right
@@ -82,13 +83,6 @@ async def watch_anchor(node: Node, stop: asyncio.Event) -> None:
         looks += 1
 
 
-def connections_ever(node: Node, key: str) -> int:
-    """Return how many connections this virtual server has taken since its creation; a new one begins at 0."""
-    lines = node.run("ipvsadm", "-Ln", "--stats", "--exact", "-t", key.removeprefix("TCP ")).splitlines()
-    [line] = [line for line in lines if line.startswith("TCP")]
-    return int(line.split()[2])
-
-
 def _bound_addresses(node: Node) -> set[str]:
     """Return the anchor's local addresses, from procfs, which is faster than a command."""
     trie = node.namespace.read("/proc/net/fib_trie").splitlines()
@@ -128,4 +122,4 @@ async def test_sigkill_at_fifty_random_moments_leaves_nothing_wrong(
     for stream in streams:
         await stream.close()
     for key in ANCHOR_SERVERS:
-        assert connections_ever(node1, key) == 1
+        assert connections_ever(node1.namespace, key.removeprefix("TCP ")) == 1

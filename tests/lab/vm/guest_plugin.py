@@ -40,6 +40,10 @@ class EventWriter:
     def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
         self._tell(event="finish", nodeid=nodeid, location=location)
 
+    def say_alive(self) -> None:
+        """Say that a test of a quarter of an hour and more goes on, so that its machine is not taken for hung."""
+        self._tell(event="alive")
+
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Iterable[Any]) -> None:
         self._tell(event="warning", text=str(warning_message), when=when, nodeid=nodeid)
 
