@@ -9,6 +9,7 @@ from kroute.checks.calico import calico_traces, check_calico
 from kroute.checks.direct_return import check_direct_return
 from kroute.checks.finding import Finding, Level, failed, ok, warning
 from kroute.checks.host_firewall import check_host_firewall
+from kroute.checks.marks import check_marks, uses_of_marks
 from kroute.checks.other_proxies import Leftover, leftovers
 from kroute.controllers.service_proxy.sysctls import SYSCTLS, Circumstances
 from kroute.firewall.backend import BACKENDS, clients_of, firewall_of, settled
@@ -18,6 +19,7 @@ from kroute.kernel.clients import IpvsClient, SysctlClient
 from kroute.kernel.iptables.installed import missing_libraries
 from kroute.kernel.iptables.tools import XtablesTools
 from kroute.kernel.mounts import VOLATILE, file_system_of
+from kroute.kernel.net.policy_routing import PolicyRouting
 from kroute.kernel.nftables.chains import NftChain
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.node_kernel import ClientName, NodeKernel, open_kernel
@@ -58,6 +60,15 @@ async def check_node(settings: Settings, *, ipv6: bool) -> list[Finding]:
         findings += await check_host_firewall(
             XtablesTools(), nft_chains, overrules=overrules, reads_legacy=reads_legacy
         )
+        async with PolicyRouting() as routing:
+            uses = await uses_of_marks(
+                XtablesTools(),
+                nftables,
+                await nftables.tables(),
+                await routing.rules(),
+                reads_legacy=reads_legacy,
+            )
+        findings += check_marks(settings, uses)
         findings += await check_bridges(Sysctls(settings.proc_sys), kernel.links, ipv6=ipv6)
         findings += await check_other_programs(settings, kernel, nft_chains)
     return findings

@@ -1,4 +1,6 @@
-"""What other programs do on a node beside IPVS, as their sources say: Calico's Felix, and kube-router's firewall.
+"""What other programs do on a node beside IPVS: Calico's Felix, and kube-router's firewall, as their sources say.
+
+The CNI plugin portmap is the real one (Debian's containernetworking-plugins).
 
 Sources: projectcalico/calico felix/rules (static.go, dispatch.go, endpoints.go), felix/dataplane (driver.go,
 hostip_mgr.go), felix/config/config_params.go; cloudnativelabs/kube-router pkg/controllers/netpol.
@@ -21,6 +23,8 @@ _CHAINS = (
 _IPVS_CHAINS = (
     "cali-forward-check", "cali-set-endpoint-mark", "cali-forward-endpoint-mark", "cali-from-endpoint-mark",
 )  # fmt: skip
+PLUGINS = "/usr/lib/cni"
+"""Where Debian has the CNI plugins."""
 GATEWAY_MAC = "ee:ee:ee:ee:ee:ee"
 GATEWAY, GATEWAY6 = "169.254.1.1", "fe80::ecee:eeff:feee:eeee"
 
@@ -75,6 +79,25 @@ def run_felix(node: Node, workloads: Iterable[Workload]) -> bool:
         tool = "ip6tables-legacy-restore" if is_ipv6 else "iptables-legacy-restore"
         node.run(tool, "--noflush", stdin=_felix_rules(workloads, is_ipv6, has_ipvs=has_ipvs))
     return has_ipvs
+
+
+def run_portmap(pod: Pod, host_port: int, port: int) -> None:
+    """Have the CNI plugin portmap lead a TCP port of the pod's node to one of the pod, as a container runtime does."""
+    ips = [
+        {"version": "4", "address": f"{pod.ip}/24", "interface": 0},
+        {"version": "6", "address": f"{pod.ip6}/64", "interface": 0},
+    ]
+    sandbox = f"/run/netns/{pod.namespace.name}"
+    asked = {
+        "cniVersion": "0.4.0",
+        "name": "lab",
+        "type": "portmap",
+        "capabilities": {"portMappings": True},
+        "runtimeConfig": {"portMappings": [{"hostPort": host_port, "containerPort": port, "protocol": "tcp"}]},
+        "prevResult": {"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": sandbox}], "ips": ips},
+    }
+    environment = ("CNI_COMMAND=ADD", f"CNI_CONTAINERID={pod.name}", f"CNI_NETNS={sandbox}", "CNI_IFNAME=eth0")
+    pod.node.run("env", *environment, f"CNI_PATH={PLUGINS}", f"{PLUGINS}/portmap", stdin=json.dumps(asked))
 
 
 def _set(name: str, is_ipv6: bool) -> str:

@@ -13,7 +13,9 @@ from tests.lab.answers import ask_json
 from tests.lab.cluster import Cluster, Node, Pod
 from tests.lab.deployment import Deployment, eventually, goes_on
 from tests.lab.feed import feed_for
+from tests.lab.firewall import backend
 from tests.lab.hosts import Host
+from tests.lab.neighbours import run_portmap
 from tests.lab.objects import Object, endpoint_slices, service
 
 VIP, VIP6 = "198.51.100.7", "2001:db8::7"
@@ -23,6 +25,7 @@ CLUSTER_IPS = ("10.254.0.10", "fd00:10:254::10")
 OTHER_CLUSTER_IPS = ("10.254.0.11", "fd00:10:254::11")
 PORTS = {"TCP": 8080, "UDP": 5353}
 TUNNEL = {"kube-router.io/service.dsr": "tunnel"}
+HOST_PORT = 8888
 LARGE = 60_000
 """Bytes of a request: segments as large as the client may send."""
 
@@ -205,6 +208,59 @@ async def test_a_pod_that_cannot_be_prepared_gets_no_connection_and_costs_no_oth
         assert "dummy" in first.run("ip", "-d", "link", "show", "kroute-dsr4")
         first.run("ip", "link", "delete", "kroute-dsr4")
         await eventually(lambda: _answered_by(client, {first.name, second.name, third.name}), within=60)
+
+
+@pytest.mark.parametrize("mark", ["", "0x2000"], ids=["own mark", "mark of portmap"])
+async def test_beside_a_host_port_of_portmaps_calls_keep_their_source(deployment: Deployment, mark: str) -> None:
+    """The plugin masquerades what leaves with the mark 0x2000, which was the default of --direct-return-mark.
+
+    Nothing leaves with kroute's mark, whatever it is: so calls keep their source even with one mark for both.
+    """
+    cluster = deployment.cluster
+    node1, client, pods = cluster.node("node1"), cluster.client, pods_of(cluster)
+    visitor = await node1.pod("visitor")
+    run_portmap(await node1.pod("by-host-port", http=8080), HOST_PORT, 8080)
+    assert "0x2000/0x2000" in node1.run("iptables-save", "-t", "nat")
+    client.run("ip", "route", "replace", VIP, "via", node1.ip)
+    plain = service("plain", *OTHER_CLUSTER_IPS, externalIPs=list(PLAINS))
+    deployment.apply(direct_service(), *endpoint_slices("web", pods, PORTS), plain, *endpoint_slices("plain", pods))
+    await deployment.start("--direct-return", *(("--direct-return-mark", mark) if mark else ()))
+    await eventually(lambda: answer_all(client, cluster))
+    await answer_all(visitor, cluster)
+    for vip in (*CLUSTER_IPS, *OTHER_CLUSTER_IPS):
+        answers = [await visitor.http(vip, 8080) for _ in range(4)]
+        assert {it.host for it in answers} == {pod.name for pod in pods}
+        assert {it.peer for it in answers} == {visitor.ip6 if ":" in vip else visitor.ip}
+    for address in (node1.ip, node1.ip6):
+        assert (await client.http(address, HOST_PORT)).host == "by-host-port"
+    _, report = await ask_json(
+        node1, "check", *deployment.source, "--direct-return", *(("--direct-return-mark", mark) if mark else ())
+    )
+    told = [it for it in report["items"] if it["check"] == "marks"]
+    assert {it["level"] for it in told} == {"WARNING" if mark else "OK"}
+    assert all("CNI-HOSTPORT" in it["message"] for it in told if mark)
+
+
+async def test_an_agent_with_another_mark_leaves_no_rule_with_the_old_one(deployment: Deployment) -> None:
+    """An upgrade from a version whose default was 0x2000, and its rollback."""
+    cluster = deployment.cluster
+    node1, client, pods = cluster.node("node1"), cluster.client, pods_of(cluster)
+    deployment.apply(direct_service(), *endpoint_slices("web", pods, PORTS))
+    for flags, mark, other in ((("--direct-return-mark", "0x2000"), 0x2000, 0x4), ((), 0x4, 0x2000)) * 2:
+        await deployment.start("--direct-return", *flags)
+        await eventually(lambda: answer_all(client, cluster))
+        rules = [node1.run("ip", it, "rule", "show", "table", "27506").split() for it in ("-4", "-6")]
+        assert [it[it.index("fwmark") + 1] for it in rules] == [f"{mark:#x}/{mark:#x}"] * 2
+        assert [it.count("fwmark") for it in rules] == [1, 1]
+        written = node1.run("nft", "list", "ruleset") + firewall_rules(node1)
+        assert f"{other:#x}/{other:#x}" not in written
+        assert f"| {other:#010x}" not in written
+        await deployment.stop()
+
+
+def firewall_rules(node: Node) -> str:
+    """The rules of the legacy tables, if there are any."""
+    return "".join(node.run(f"{it}-legacy-save") for it in ("iptables", "ip6tables") if backend() == "iptables")
 
 
 async def _answered_by(client: Host, names: set[str]) -> bool:

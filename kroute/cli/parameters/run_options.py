@@ -125,7 +125,7 @@ OPTIONS = (
         type=Parsed("MARK", text.parse_mark),
         default=hex(DEFAULTS.direct_return_mark),
         show_default=True,
-        help="Packet mark bit of packets to VIPs, with --direct-return.",
+        help="Packet mark bit of packets to the addresses of direct return, while they are routed.",
     ),
     option(
         "--firewall",

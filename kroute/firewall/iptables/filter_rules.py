@@ -99,17 +99,27 @@ def accepting_rules(settings: Settings, family: Family) -> TableRules:
 
 
 def mangle_rules(settings: Settings, family: Family) -> TableRules:
-    """The mangle rules of one family: `output_rules`, and with direct return a mark for packets to VIPs.
+    """The mangle rules of one family: `output_rules`, and with direct return a mark for packets to VIPs on no link.
 
-    By the mark packets to VIPs on no link are delivered to this node.
+    By the mark they are delivered to this node. It is taken off again before IPVS and other programs' rules in INPUT
+    and POSTROUTING meet the packet: they may use the same bit.
     """
     rules = output_rules(family)
     if not settings.direct_return:
         return rules
     mark = f"{settings.direct_return_mark:#x}"
-    marking = f"{in_set(family, AddressSet.VIP)} {comment(reasons.TO_VIP)} -j MARK --set-xmark {mark}/{mark}"
-    jump = ("PREROUTING", f"{comment('kroute: direct return')} -j KROUTE-DIRECT")
-    return rules._replace(chains={**rules.chains, "KROUTE-DIRECT": [marking]}, jumps=[*rules.jumps, jump])
+    on_no_link = f"{in_set(family, AddressSet.VIP)} -m addrtype ! --dst-type LOCAL"
+    marking = f"{on_no_link} {comment(reasons.TO_VIP)} -j MARK --set-xmark {mark}/{mark}"
+    clearing = f"-m mark --mark {mark}/{mark} {on_no_link} {comment(reasons.DELIVERED)} -j MARK --set-xmark 0x0/{mark}"
+    why = comment("kroute: direct return")
+    return rules._replace(
+        chains={**rules.chains, "KROUTE-DIRECT": [marking], "KROUTE-DELIVERED": [clearing]},
+        jumps=[
+            *rules.jumps,
+            ("PREROUTING", f"{why} -j KROUTE-DIRECT"),
+            ("INPUT", f"{why} -j KROUTE-DELIVERED"),
+        ],
+    )
 
 
 def output_rules(family: Family) -> TableRules:

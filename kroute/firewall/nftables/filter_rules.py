@@ -13,16 +13,18 @@ through that it does not name, `kroute check` says what to add there. So no rule
 """
 
 from kroute.firewall import reasons
-from kroute.firewall.nftables.actions import drop, jump, leave, refusals, set_mark
+from kroute.firewall.nftables.actions import clear_mark, drop, jump, leave, refusals, set_mark
 from kroute.firewall.nftables.chains import BaseChain, ChainRules
 from kroute.firewall.nftables.matches import (
     answer,
+    has_mark,
     in_set,
     more_than_syn,
     not_from_local_pods,
     not_in_set,
     of_no_connection,
     of_protocol,
+    on_no_link,
     ping,
     stray_error,
     syn_ack,
@@ -54,7 +56,7 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
         *_direct_return(settings, family),
         ChainRules(
             "input",
-            [rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(NEW))],
+            [*_delivered(settings, family), rule(reasons.NEW_CONNECTIONS, of_no_connection(), jump(NEW))],
             BaseChain(Hook.INPUT, "filter", "input", FILTER - BEFORE_OTHERS),
         ),
         ChainRules(
@@ -69,12 +71,22 @@ def filter_chains(settings: Settings, family: Family) -> list[ChainRules]:
 
 
 def _direct_return(settings: Settings, family: Family) -> list[ChainRules]:
-    """Mark packets to VIPs before they are routed: by the mark those to VIPs on no link are delivered to this node."""
+    """Mark packets to VIPs on no link before they are routed: by the mark they are delivered to this node."""
     if not settings.direct_return:
         return []
-    to_vip, marked = in_set(family, AddressSet.VIP), set_mark(settings.direct_return_mark)
+    marked = set_mark(settings.direct_return_mark)
     place = BaseChain(Hook.PREROUTING, "filter", "prerouting", MANGLE)
-    return [ChainRules("prerouting", [rule(reasons.TO_VIP, to_vip, marked)], place)]
+    return [
+        ChainRules("prerouting", [rule(reasons.TO_VIP, in_set(family, AddressSet.VIP), on_no_link(), marked)], place)
+    ]
+
+
+def _delivered(settings: Settings, family: Family) -> list[Rule]:
+    """Take the mark off again before IPVS and other programs' rules meet the packet: they may use the same bit."""
+    if not settings.direct_return:
+        return []
+    mark, to_vip = settings.direct_return_mark, in_set(family, AddressSet.VIP)
+    return [rule(reasons.DELIVERED, has_mark(mark), to_vip, on_no_link(), clear_mark(mark))]
 
 
 def _new_connections(settings: Settings, family: Family) -> list[Rule]:

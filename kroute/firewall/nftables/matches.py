@@ -14,9 +14,11 @@ from kroute.kernel.nftables.expressions import (
     CtState,
     Header,
     Meta,
+    RouteType,
     bitwise,
     compare,
     ct,
+    fib_type_of_destination,
     lookup,
     meta,
     number,
@@ -185,6 +187,12 @@ def has_mark(mark: int) -> Statement:
         (meta(AT, Meta.MARK), masked(number(mark)), compare(AT, number(mark))),
         lambda packet, _: packet.mark & mark == mark,
     )
+
+
+def on_no_link() -> Statement:
+    """Packets to an address that is on no link of the node, before and after the kernel has routed them."""
+    is_other = fib_type_of_destination(AT), compare(AT, number(RouteType.LOCAL), equal=False)
+    return always("fib daddr type != local", *is_other)
 
 
 def has_protocol(protocol: int) -> tuple[bytes, ...]:

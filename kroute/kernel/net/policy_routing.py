@@ -28,16 +28,21 @@ FR_ACT_TO_TBL = 1
 FRA_SRC, FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK, FRA_PROTOCOL = 2, 6, 10, 15, 16, 21
 """Attributes of a rule (include/uapi/linux/fib_rules.h). Its header is the same as a route's."""
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
+WHOLE_MARK = 0xFFFFFFFF
 
 
 class PolicyRule(NamedTuple):
-    """A rule that sends packets to a table. `mark` None: packets of any mark. `payload` is the kernel's message."""
+    """A rule that sends packets to a table. `payload` is the kernel's message.
+
+    `mark` None: packets of any mark. Else the bits `mask` of a packet's mark are compared with it.
+    """
 
     family: int
     priority: int
     mark: int | None
     table: int
     payload: bytes = b""
+    mask: int = WHOLE_MARK
 
     def __str__(self) -> str:
         mark = "" if self.mark is None else f" fwmark {self.mark:#x}"
@@ -107,7 +112,8 @@ def _parse_rule(payload: bytes) -> PolicyRule:
     found = attributes(payload, ROUTE_HEADER.size)
     mark = to_u32(found[FRA_FWMARK]) if FRA_FWMARK in found else None
     priority = to_u32(found[FRA_PRIORITY]) if FRA_PRIORITY in found else 0
-    return PolicyRule(family, priority, mark, to_u32(found[FRA_TABLE]) if FRA_TABLE in found else table, payload)
+    mask = to_u32(found[FRA_FWMASK]) if FRA_FWMASK in found else WHOLE_MARK
+    return PolicyRule(family, priority, mark, to_u32(found[FRA_TABLE]) if FRA_TABLE in found else table, payload, mask)
 
 
 def _parse_route(payload: bytes, names: dict[int, str]) -> TableRoute:

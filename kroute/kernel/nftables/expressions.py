@@ -33,6 +33,7 @@ KNOWN_ATTRIBUTES = {
     "masq": 3,
     "nat": 7,
     "reject": 2,
+    "fib": 3,
 }
 """The highest attribute of each expression that kroute knows the meaning of."""
 
@@ -54,6 +55,12 @@ class Meta(IntEnum):
     IIFNAME = 6
     OIFNAME = 7
     L4PROTO = 16
+
+
+class RouteType(IntEnum):
+    """What the routing tables say of an address (enum rt_class_t, linux/rtnetlink.h)."""
+
+    LOCAL = 2
 
 
 class Ct(IntEnum):
@@ -126,6 +133,12 @@ def set_meta(key: Meta, of: int) -> bytes:
 def ct(to: int, key: Ct) -> bytes:
     """Load what conntrack knows of the packet's connection into a register."""
     return _expression("ct", _be32(1, to), _be32(2, key))
+
+
+def fib_type_of_destination(to: int) -> bytes:
+    """Load the RouteType of the packet's destination into a register: four bytes, as of a packet without a mark."""
+    # NFTA_FIB_DREG, NFTA_FIB_RESULT: NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_FLAGS: NFTA_FIB_F_DADDR
+    return _expression("fib", _be32(1, to), _be32(2, 3), _be32(3, 2))
 
 
 def bitwise(at: int, mask: bytes, xor: bytes) -> bytes:

@@ -119,7 +119,7 @@ def test_lists_in_the_file_are_several_values(started: list[Settings], tmp_path:
         (["explain", "10.0.0.1:80", "--from", "here"], "'here' is not an address"),
         (["plan", "--detect-local-mode", "BridgeInterface"], "need each other"),
         (["check", "--resync-period", "0s"], "--resync-period must be at least 1s"),
-        (["plan", "--direct-return", "--masquerade-mark", "0x2000"], "must be different bits"),
+        (["plan", "--direct-return", "--masquerade-mark", "0x4"], "must be different bits"),
         (["frobnicate"], "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

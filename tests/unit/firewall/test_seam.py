@@ -29,6 +29,7 @@ KNOW_THE_TOOLS = (
     "checks/calico.py",
     "checks/host_firewall.py",
     "checks/known_proxies.py",
+    "checks/marks.py",
     "checks/other_proxies.py",
     "checks/running_proxies.py",
 )

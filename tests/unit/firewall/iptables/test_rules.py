@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kroute.firewall.iptables.address_sets import set_definitions
-from kroute.firewall.iptables.filter_rules import filter_rules, output_rules
+from kroute.firewall.iptables.filter_rules import filter_rules, mangle_rules, output_rules
 from kroute.firewall.iptables.nat_rules import masquerade_rules
 from kroute.firewall.iptables.set_growth import LARGER
 from kroute.kernel.iptables.rule import parse_rule
@@ -191,3 +191,13 @@ def test_every_address_set_is_there_for_both_families_with_room_and_a_name_that_
     definitions = set_definitions()
     assert {each.name for each in definitions} == {f"KROUTE-{six}{which}" for six in ("", "6-") for which in AddressSet}
     assert all(each.maxelem >= 250_000 and len(each.name + LARGER) <= 31 for each in definitions)
+
+
+def test_only_addresses_on_no_link_get_the_mark_of_direct_return_and_lose_it_before_ipvs() -> None:
+    found = mangle_rules(Settings("node3", direct_return=True, direct_return_mark=0x10), Family.IPV6)
+    to = "-m set --match-set KROUTE-6-VIP dst -m addrtype ! --dst-type LOCAL"
+    assert bare(found.chains["KROUTE-DIRECT"]) == [f"{to} -j MARK --set-xmark 0x10/0x10"]
+    assert bare(found.chains["KROUTE-DELIVERED"]) == [f"-m mark --mark 0x10/0x10 {to} -j MARK --set-xmark 0x0/0x10"]
+    jumps = [(hook, text.rpartition(" ")[2]) for hook, text in found.jumps]
+    assert jumps[-2:] == [("PREROUTING", "KROUTE-DIRECT"), ("INPUT", "KROUTE-DELIVERED")]
+    assert mangle_rules(Settings("node3"), Family.IPV6) == output_rules(Family.IPV6)

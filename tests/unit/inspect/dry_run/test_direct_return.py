@@ -24,7 +24,7 @@ async def test_it_is_what_an_agent_then_does_and_nothing_where_it_has_been_done(
     assert sorted(await changes(node)) == [
         f"deliver packets to {VIP}",
         f"end of a tunnel kroute-dsr4 in pod {POD}",
-        "rules for packets with mark 0x2000",
+        "rules for packets with mark 0x4",
     ]
     assert (pod.tunnels, node.clients.tunnels.addresses, node.clients.tunnels.mark) == ({}, set(), None)
     await node.start(*PLANS)
