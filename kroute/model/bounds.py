@@ -24,8 +24,8 @@ MOST_RANGES = 1000
 """Source ranges of one Service that are looked at; further ones let nobody in."""
 
 MOST_RANGE_ENTRIES = 5000
-"""Source ranges of one Service times its ports on the load balancer's addresses. With nf_tables the kernel needs half a
-second for so many, and a minute for 50,000.
+"""Source ranges of one Service times its ports on the load balancer's addresses. With nf_tables the kernel needs about
+a second for so many, and a minute for 50,000.
 """
 
 MOST_PROBLEMS = 20

@@ -13,10 +13,10 @@ Debian's User Mode Linux has that for bridges alone. They run on the kernels tha
 used, they are deselected.
 
 Tests that have objects applied get them as manifests or from an API server, as `KROUTE_FEED` says. If it says nothing,
-those get them as manifests, with two exceptions. The tests marked `each_feed` run once more with an API server, with
-`@api` in their names: the tests of EACH_FEED. The field scenarios, if they run on two kernels, get them by one way on
-the first and by the other on the second: the API server feeds S4, S6, S8 … on the first kernel, and S1, S3, S5 … on the
-second.
+those get them as manifests, with two exceptions. The tests marked `each_feed`, those of EACH_FEED, have an API server,
+and `@api` in their names; in a thorough run they run with manifests, too. The field scenarios, if they run on two
+kernels, get them by one way on the first and by the other on the second: the API server feeds S4, S6, S8 … on the first
+kernel, and S1, S3, S5 … on the second.
 """
 
 import functools
@@ -40,7 +40,7 @@ FIELD_SCENARIO = re.compile(r"tests/scenarios/test_s(\d\d)_")
 EVERY_KERNEL = re.compile(r"tests/kernel/(?!test_kill_between_writes)|tests/scenarios/test_s(0\d|1[0-8])_")
 """The files of the tests that run on every available kernel. A ledger's file is the same on all."""
 EACH_FEED = re.compile(r"tests/conformance/")
-"""The files of the tests that run by each feed."""
+"""The files of the tests that run with an API server, and in a thorough run by each feed."""
 FED = frozenset({"deployment", "deployment_in_strict", "running", "feed"})
 """The fixtures of tests that have objects applied."""
 

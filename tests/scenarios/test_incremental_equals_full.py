@@ -15,13 +15,14 @@ from tests.lab import objects
 from tests.lab.cluster import Node
 from tests.lab.deployment import Deployment, eventually
 from tests.lab.feed import Feed
+from tests.lab.feeds import is_thorough
 from tests.lab.namespaces import CommandError
 from tests.lab.objects import Object, identity
 from tests.scenarios.conftest import World
 from tests.scenarios.expected_state import assert_right
 
-PARTS = 5
-"""A test's end is awaited for a quarter of an hour, also in a slow machine, so there are several."""
+PARTS = 5 if is_thorough() else 1
+"""A test's end is awaited for a quarter of an hour, also in a slow machine, so a thorough run has several."""
 SEQUENCES = 40
 """Of each part; they are others in each."""
 NAMES = ("a", "b", "c", "d")

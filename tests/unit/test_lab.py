@@ -26,6 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KROUTE_CACHE", str(tmp_path))
     monkeypatch.delenv("KROUTE_KERNEL", raising=False)
     monkeypatch.delenv("KROUTE_FEED", raising=False)
+    monkeypatch.delenv("KROUTE_LAB_THOROUGH", raising=False)
     return tmp_path
 
 
@@ -103,7 +104,12 @@ class TestWork:
         [alone] = matrix(tests[:1], [BARE], Durations({}, {}))
         assert (alone.kernel, alone.suffix, len(alone)) == (BARE, "", 1)
 
-    def test_what_is_for_each_feed_runs_once_by_each(self) -> None:
+    def test_what_is_for_each_feed_has_an_api_server(self) -> None:
+        [work] = matrix(items("c.py::1", again=True), [BUILT, PACKAGED], Durations({}, {}))
+        assert (work.kernel, work.feed, len(work), work.suffix) == (BUILT, "api", 1, "@api")
+
+    def test_in_a_thorough_run_what_is_for_each_feed_runs_once_by_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KROUTE_LAB_THOROUGH", "1")
         conformance, scenario = items("c.py::1", again=True), items("s.py::1", everywhere=True)
         first, second, third = matrix([*conformance, *scenario], [BUILT, PACKAGED], Durations({}, {}))
         assert (first.feed, len(first), first.suffix) == ("manifests", 2, "")

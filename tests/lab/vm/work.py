@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.lab.feeds import MANIFESTS, wanted
+from tests.lab.feeds import MANIFESTS, is_thorough, wanted
 from tests.lab.vm.durations import Durations, file_of
 from tests.lab.vm.kernels import NEEDS, Kernel
 
@@ -79,18 +79,20 @@ def matrix(items: list[pytest.Item], kernels: list[Kernel], durations: Durations
 
     Tests marked `legacy` or `nftables` run on kernels that have what they need; some kernel must have it.
     A kernel of the same binary as the first is not another one. If two feeds are wanted, tests marked `each_feed` run
-    once more, by the second. Those marked `feed_in_turn` change from one feed to the other with each kernel, and so run
-    no more often.
+    by the second, and in a thorough run by both. Those marked `feed_in_turn` change from one feed to the other with
+    each kernel, and so run no more often.
     """
     feeds = wanted()
     work: defaultdict[tuple[int, str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         own, *others = runs_on = _runs_on(item, kernels)
+        if len(feeds) > 1 and item.get_closest_marker("each_feed"):
+            for feed in feeds if is_thorough() else feeds[1:]:
+                work[kernels.index(own), _feed_suffix(feed, feeds), feed].append(item)
+            continue
         for kernel, feed in zip(runs_on, _turns(item, feeds) if others else feeds, strict=False):
             name = f"@{kernel.name}" if kernel is not own else ""
             work[kernels.index(kernel), name + _feed_suffix(feed, feeds), feed].append(item)
-        for feed in feeds[1:] if item.get_closest_marker("each_feed") else ():
-            work[kernels.index(own), _feed_suffix(feed, feeds), feed].append(item)
     return [
         Work(kernels[which], work[which, suffix, feed], durations, suffix, feed) for which, suffix, feed in sorted(work)
     ]
