@@ -154,16 +154,20 @@ async def test_trouble_at_the_start_is_got_over(world: World, api: ApiServer, ag
 async def test_a_service_of_the_greatest_depth_disturbs_no_other(
     world: World, api: ApiServer, agent: KrouteProcess
 ) -> None:
-    """Everybody who may write a Service can nest its `managedFields` as deep as the API server permits."""
+    """Everybody who may write a Service can nest its `managedFields` as deep as the API server permits.
+
+    kroute refuses the Service, and names it.
+    """
     node2 = world.cluster.node("node2")
     attacker = objects.service("attacker", "10.96.99.99")
     victim, *slices = initial_objects(world)[3:]
+    served = [*initial_objects(world)[:3], victim]
     api.store_deep(attacker, 9_990)
     fewer = objects.endpoint_slices("web", world.web[:1])
     for piece in fewer:
         api.apply(piece)
-    served = [*initial_objects(world)[:3], victim, attacker]
     await eventually(lambda: assert_right(node2, [*served, *fewer]))
+    assert "default/attacker" in agent.log.read_text()
     assert await agent.kill() == -9
     again = await started(world, api)  # the initial list of a new agent contains it
     await again.ready()

@@ -1,6 +1,7 @@
 """From the previous release to this version and back, under traffic: nothing is written, and no connection is lost."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ CLUSTER_IPS = tuple(family.service_ip for family in FAMILIES)
 NODE_PORT = 30080
 CALLS = 3
 """How many calls of each caller end after each start: all but the first of them began after it."""
+OF_RULES = re.compile(r"(add|create|delete) (rule|chain) ip6? kroute ")
+"""What nft reports of rules that are replaced."""
 
 
 class Releases:
@@ -94,7 +97,8 @@ async def traffic(world: World, node: Node) -> AsyncIterator[Load]:
     assert load.failures == []
 
 
-async def test_the_previous_release_this_one_and_back_write_nothing(world: World, agents: Releases) -> None:
+async def test_the_previous_release_this_one_and_back_write_rules_alone(world: World, agents: Releases) -> None:
+    """0.2.0 has other rules for segments with SYN: they are replaced, and nothing else is written."""
     await agents.run(PREVIOUS)
     before, ledger = agents.node.snapshot(), agents.ledger()
     with kernel_events(agents.node) as events:
@@ -106,7 +110,8 @@ async def test_the_previous_release_this_one_and_back_write_nothing(world: World
                 assert agents.logged("ledger.") == []
                 assert agents.ledger() == ledger
         changed = before.diff(agents.node.snapshot())
-        assert (changed, events()) == ("", [])
+        others = [line for line in events() if not OF_RULES.match(line)]
+        assert (changed, others) == ("", [])
 
 
 @pytest.mark.legacy

@@ -109,6 +109,8 @@ class Fleet:
             case {"event": "report", "report": serialized}:
                 report = hook.pytest_report_from_serializable(config=self._session.config, data=serialized)
                 report.nodeid += work.suffix
+                if report.skipped and isinstance(report.longrepr, list):  # JSON has no tuples
+                    report.longrepr = tuple(report.longrepr)
                 self._durations.add(report.nodeid, report.duration)
                 hook.pytest_runtest_logreport(report=report)
             case {"event": "finish", "nodeid": nodeid, "location": location}:
