@@ -36,7 +36,9 @@ from tests.scenarios.expected_state import assert_right
 
 ATTACKS = "KROUTE_LAB_ATTACKS"
 GROWTH, GROWS_BY = 1.3, 4 << 20
-"""The witness's memory in the evening is at most so many times that at noon, and so many bytes more."""
+"""The witness's memory in the evening of an hour is at most so many times that at noon, and so many bytes more."""
+HOUR = 3600
+"""Seconds. In a shorter day the heap still reaches new peaks on a busy host, so that its memory is reported only."""
 SETTLES_WITHIN = 30
 """Native seconds in which all is as it should be after the last trouble."""
 NEAR = 3
@@ -201,7 +203,7 @@ def _figures(day: Day, stage: Stage, victims: Victims, progress: Progress) -> st
     """What there was of everything. Adds to the wrongs if the witness has grown."""
     half = len(progress.memory) // 2  # by then the tenant has tried everything
     noon, evening = median(progress.memory[half - NEAR : half]), median(progress.memory[-NEAR:])
-    if evening > noon * GROWTH + GROWS_BY:
+    if day.seconds >= HOUR and evening > noon * GROWTH + GROWS_BY:
         stage.wrongs.append(f"the witness has grown from {noon / 2**20:.1f} to {evening / 2**20:.1f} MiB")
     status, _, text = ask(stage.cluster.node(WITNESS), "GET", 10249, "/metrics")
     longest = re.search(r"^kroute_loop_longest_round_seconds (\S+)$", text, re.MULTILINE)
