@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Collection, Sequence, Set
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +18,13 @@ from kroute.kernel.modules import is_present
 from kroute.kernel.net.addresses import Addresses
 from kroute.kernel.net.links import Links
 from kroute.kernel.net.policy_routing import PolicyRouting
+from kroute.kernel.netlink.message import unpack_address
 from kroute.kernel.nftables.client import Nftables
 from kroute.kernel.nftables.objects import FAMILY_NAMES, Table
 from kroute.kernel.sysctl import Sysctls
 from kroute.migration.leftovers import NodeScan
 from kroute.reconcile.ledger import Ledger
 
-_ADDRESS_BYTES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
 _LEGACY_MODULES: dict[int, str] = {socket.AF_INET: "ip_tables", socket.AF_INET6: "ip6_tables"}
 
 
@@ -62,9 +61,8 @@ async def translated_vips(proxy: OtherProxy) -> set[str]:
     found = set()
     async with Nftables() as nftables:
         for table in await _read_nft_tables(proxy.nft_table):
-            length = _ADDRESS_BYTES[table.family]
-            for name in proxy.vip_maps:
-                found |= {str(ip_address(key.first[:length])) for key in await nftables.keys(table, name)}
+            for name in proxy.vip_maps:  # address . protocol . port, of which the last two have four bytes each
+                found |= {unpack_address(key.first[:-8]) for key in await nftables.keys(table, name)}
     for variant in VARIANTS:
         for saved in (await _read_rules(proxy, variant, proxy.vip_chains)).tables:
             of_vips = [rule for rule in saved.rules if rule.chain in proxy.vip_chains]

@@ -13,26 +13,21 @@ BATCH = 256
 """Services or kernel objects that are handled before other tasks run: a few milliseconds."""
 
 
-def batched(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
-    """Cut into lists of at most `size`."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
-def in_portions(items: Iterable[T], weight: Callable[[T], int], most: int, size: int) -> Iterator[list[T]]:
-    """Cut into lists of at most `size` items that weigh `most` together, or of one item that weighs more."""
-    batch: list[T] = []
-    left = most
+def in_portions(
+    items: Iterable[T], weight: Callable[[T], float], most: float, size: int | None = None
+) -> Iterator[list[T]]:
+    """Cut into lists of items that weigh `most` together, or of one item that weighs more; of `size` items at most."""
+    portion: list[T] = []
+    total = 0.0
     for item in items:
         heavy = weight(item)
-        if batch and (heavy > left or len(batch) == size):
-            yield batch
-            batch, left = [], most
-        batch.append(item)
-        left -= heavy
-    if batch:
-        yield batch
+        if portion and (total + heavy > most or len(portion) == size):
+            yield portion
+            portion, total = [], 0.0
+        portion.append(item)
+        total += heavy
+    if portion:
+        yield portion
 
 
 class _Slices(Generic[T]):
@@ -59,7 +54,7 @@ class _Slices(Generic[T]):
 
 
 def sliced(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
-    """As `batched`, but other tasks run between two batches. They must not change the collection behind `items`."""
+    """Cut into lists of at most `size`. Other tasks run in between, and must not change the collection of `items`."""
     return _Slices(items, size)
 
 

@@ -10,7 +10,6 @@ IPVS deletes its own entries of a deleted real server, and conntrack's with them
 entries that another proxy has made are left then; where this sysctl cannot be set, all of them are.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 
@@ -23,7 +22,7 @@ from kroute.kernel.errors import Failure, KernelError
 from kroute.kernel.netlink.message import address_family
 from kroute.model.objects import ObjectKey
 from kroute.model.plan import Protocol, ServicePlan, VirtualServerKey
-from kroute.reconcile.batches import batched
+from kroute.reconcile.batches import sliced
 from kroute.reconcile.change_log import log_changes
 from kroute.reconcile.cleanup_report import CleanupReport
 from kroute.reconcile.pass_status import PassStatus
@@ -123,9 +122,8 @@ class UdpFlows:
         flows = await self._flows(family, keys)
         allowed = {key: frozenset(serving(key)) for key in keys}
         stale: list[Flow] = []
-        for batch in batched(flows):
+        async for batch in sliced(flows):
             stale += [flow for flow in batch if _real_server(flow) not in allowed[_virtual_server(flow)]]
-            await asyncio.sleep(0)
         refused = await self._conntrack.delete(stale)
         ended = sorted(_count(stale, refused).items())
         self._status.wrote(len(stale) - len(refused))

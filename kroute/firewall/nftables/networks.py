@@ -12,6 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 import msgspec
 
 from kroute.model.plan import Element
+from kroute.reconcile.batches import in_portions
 
 Key = Element
 
@@ -143,14 +144,4 @@ def _seconds(added: int, deleted: int, size: int) -> float:
 
 def portions(edits: Iterable[Edit], size: int) -> Iterator[list[Edit]]:
     """The edits of a set of so many networks, by transactions that the kernel makes in a short time."""
-    portion: list[Edit] = []
-    seconds = 0.0
-    for edit in edits:
-        cost = _seconds(len(edit.add), len(edit.delete), size)
-        if portion and seconds + cost > TRANSACTION_SECONDS:
-            yield portion
-            portion, seconds = [], 0.0
-        portion.append(edit)
-        seconds += cost
-    if portion:
-        yield portion
+    return in_portions(edits, lambda edit: _seconds(len(edit.add), len(edit.delete), size), TRANSACTION_SECONDS)

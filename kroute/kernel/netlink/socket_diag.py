@@ -4,11 +4,11 @@ import os
 import socket
 import struct
 
+from kroute.kernel.netlink.message import HEADER, HEADER_SIZE, address_family, message, pack_address
+
 NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
-_REQUEST = 1  # NLM_F_REQUEST
 _ESTABLISHED = 1
-_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _QUESTION = struct.Struct("=BBBBI")  # struct inet_diag_req_v2, up to its id
 _ID = struct.Struct(">HH16s16s")  # struct inet_diag_sockid, up to the interface
 _ID_REST = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of any interface; INET_DIAG_NOCOOKIE
@@ -24,28 +24,23 @@ def owner_of(connection: socket.socket) -> int | None:
     """
     try:
         peer, own = connection.getpeername(), connection.getsockname()
-        sought = peer[1], own[1], _packed(peer[0]), _packed(own[0])
+        host = _plain(peer[0])
+        sought = peer[1], own[1], *(pack_address(it).ljust(16, b"\0") for it in (host, _plain(own[0])))
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as netlink:
             netlink.setblocking(False)  # the answer is there when the request has been sent
-            question = _QUESTION.pack(_family(peer[0]), socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)
-            request = question + _ID.pack(*sought) + _ID_REST
-            netlink.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0) + request)
+            question = _QUESTION.pack(address_family(host), socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)
+            netlink.send(message(_SOCK_DIAG_BY_FAMILY, 0, question + _ID.pack(*sought) + _ID_REST))
             answer = netlink.recv(os.sysconf("SC_PAGE_SIZE"))
     except OSError:
         return None
-    if len(answer) < _HEADER.size + _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+    if len(answer) < HEADER_SIZE + _ANSWER.size or HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
-    _, state, _, _, found, _, _, _, user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    _, state, _, _, found, _, _, _, user, inode = _ANSWER.unpack_from(answer, HEADER_SIZE)
     # where no connection is found, the kernel answers with a socket that listens on the port
     is_it = state == _ESTABLISHED and inode and _ID.unpack_from(found) == sought
     return int(user) if is_it else None
 
 
-def _packed(address: str) -> bytes:
-    """16 bytes; an IPv4 address, also one that is written as IPv6, is in the first four."""
-    plain = address.partition("%")[0].removeprefix(_MAPPED)
-    return socket.inet_pton(_family(address), plain).ljust(16, b"\0")
-
-
-def _family(address: str) -> int:
-    return socket.AF_INET if "." in address else socket.AF_INET6
+def _plain(address: str) -> str:
+    """Without the interface; an IPv4 address that is written as IPv6 as IPv4."""
+    return address.partition("%")[0].removeprefix(_MAPPED)
