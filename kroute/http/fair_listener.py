@@ -4,6 +4,7 @@ The event loop is never the victim of those who ask: no client gets more than it
 the process can answer beside its work.
 """
 
+import asyncio
 import ipaddress
 import socket
 import time
@@ -22,8 +23,9 @@ SHARES = ((1 / 4, 1 / 4), (1 / 2, 1 / 20), (3 / 4, 1 / 100))
 quarter is for clients that have had nothing, so dozens of addresses that ask often leave room for a probe."""
 ROOT = 0
 _LOCAL, _LOCAL_ROOT = "this node", "root of this node"
-_REFUSALS_A_TURN = 64
-"""How many are closed before the event loop goes on with something else; each takes some 20 to 50 us."""
+REFUSALS_A_TURN = 64
+"""How many are closed on all ports of a budget before the event loop goes on with something else; each takes some 20 to
+50 us."""
 
 
 class Budget:
@@ -41,6 +43,7 @@ class Budget:
         self._second = 0
         self._spent = 0
         self._made: Counter[str] = Counter()
+        self._refused = 0
 
     def take(self, address: str, owner: Callable[[], int | None]) -> bool:
         """Count a connection, if its client has not had its share of this second.
@@ -61,6 +64,20 @@ class Budget:
         self._spent += client != _LOCAL_ROOT
         return True
 
+    def refuse(self, connection: socket.socket) -> None:
+        """Close a connection that was not taken."""
+        if not self._refused:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._refused += 1
+        connection.close()
+
+    def refusals_left(self) -> int:
+        """How many may be refused in this turn of the event loop: at least one, so that every port has its turn."""
+        return max(1, REFUSALS_A_TURN - self._refused)
+
+    def _begin_turn(self) -> None:
+        self._refused = 0
+
     def _share(self) -> int:
         """How many connections one client may have had, with this one, if it is to be accepted."""
         for bound, share in SHARES:
@@ -78,11 +95,11 @@ class FairListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection of a client that has not had its share of this second; others are closed."""
-        for _ in range(_REFUSALS_A_TURN):
+        for _ in range(self._budget.refusals_left()):
             connection, peer = super().accept()
             if self._budget.take(peer[0], partial(owner_of, connection)):
                 return connection, peer
-            connection.close()
+            self._budget.refuse(connection)
         raise BlockingIOError
 
 

@@ -1,7 +1,8 @@
 """An HTTP server for requests from anybody: one request per connection, and no connection for long.
 
-A connection has a few seconds. When there are too many, the oldest of the client that has the most is closed. A
-malformed request gets a 400 and no line in the log. The body of a request is not read.
+A client has a few seconds to ask, and as many to read the answer. When there are too many connections, the oldest of
+the client that has the most is closed. A malformed request gets a 400 and no line in the log. The body of a request is
+not read.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from kroute.http.fair_listener import Budget, FairListener, client_of
 from kroute.http.messages import Exchange, MalformedError, Request, Response, text
 
 CONNECTION_SECONDS = 5.0
-"""Seconds that a client may take from connecting to reading the answer."""
+"""Seconds that a client may take from connecting to asking, and from there to reading the answer. A request that has
+arrived in time is answered, however late this process comes to it."""
 
 MOST_CONNECTIONS = 256
 """Open connections on all ports together: far below the usual limit of 1,024 file descriptors of a process."""
@@ -29,7 +31,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class BriefHttpServer:
-    """Answers on any number of ports. A connection is cut after `seconds`, by default CONNECTION_SECONDS.
+    """Answers on any number of ports. `seconds` is in place of CONNECTION_SECONDS.
 
     `budget` is that of all these ports together; by default no other server has it.
     """
@@ -105,6 +107,13 @@ class _Connections:
     def opened(self, connection: "_Connection") -> None:
         if len(self._open) == MOST_CONNECTIONS:
             self._cut(self._surplus())
+        self._give_time(connection)
+
+    def asked(self, connection: "_Connection") -> None:
+        self._open[connection].cancel()
+        self._give_time(connection)
+
+    def _give_time(self, connection: "_Connection") -> None:
         seconds = CONNECTION_SECONDS if self._seconds is None else self._seconds
         self._open[connection] = asyncio.get_running_loop().call_later(seconds, self._cut, connection)
 
@@ -154,6 +163,7 @@ class _Connection(asyncio.Protocol):
             return
         if request is not None:
             self._transport.pause_reading()
+            self._connections.asked(self)
             self._answering = asyncio.get_running_loop().create_task(self._answer(request))
 
     def eof_received(self) -> bool:

@@ -25,7 +25,8 @@ def owner_of(connection: socket.socket) -> int | None:
     try:
         peer, own = connection.getpeername(), connection.getsockname()
         host = _plain(peer[0])
-        sought = peer[1], own[1], *(pack_address(it).ljust(16, b"\0") for it in (host, _plain(own[0])))
+        addresses = [pack_address(address).ljust(16, b"\0") for address in (host, _plain(own[0]))]
+        sought = peer[1], own[1], *addresses
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as netlink:
             netlink.setblocking(False)  # the answer is there when the request has been sent
             question = _QUESTION.pack(address_family(host), socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)

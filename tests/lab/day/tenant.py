@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.lab import objects
+from tests.lab.calls import PATIENCE
 from tests.lab.cluster import Node
 from tests.lab.day.stage import WITNESS, Stage
 from tests.lab.deployment import SLOWNESS, eventually
@@ -237,7 +238,7 @@ async def _connect(host: Host, address: str, number: int) -> None:
 async def _refuses(node: Node) -> str:
     """Why the probe of the kubelet failed; "" if it was answered."""
     try:
-        status = await node.http_status("127.0.0.1", HEALTH, "/livez", timeout=5 * SLOWNESS)
+        status = await node.http_status("127.0.0.1", HEALTH, "/livez", timeout=PATIENCE * SLOWNESS)
     except OSError as error:
         return repr(error)
     return "" if status == 200 else str(status)

@@ -1,6 +1,7 @@
 """A client that asks thousands of times a second gets its share, and so do the others."""
 
 import asyncio
+import contextlib
 import itertools
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from kroute.http import fair_listener, server
-from kroute.http.fair_listener import MOST_IN_ALL, Budget, client_of
+from kroute.http.fair_listener import MOST_IN_ALL, Budget, FairListener, client_of
 from kroute.http.messages import Request, Response, text
 from kroute.http.server import BriefHttpServer
 
@@ -119,6 +120,49 @@ async def test_too_many_open_connections_are_those_of_the_client_that_has_most(
     assert (await victim.read()).endswith(b"fine")
     for _, each in (*held, (None, writer)):
         each.close()
+
+
+async def test_who_has_asked_in_time_is_answered_however_late(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, stood_still = asyncio.get_running_loop(), 0.0
+    began, clock = asyncio.Event(), loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + stood_still)
+    made = server._Connection.connection_made
+    monkeypatch.setattr(server._Connection, "connection_made", lambda *args: (made(*args), began.set()))
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        await began.wait()
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        stood_still = 3600.0
+        reader, writer = await asyncio.open_connection(sock=client)
+        assert (await reader.read()).endswith(b"fine")
+        writer.close()
+
+
+async def test_all_ports_of_a_budget_refuse_so_many_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_listener, "REFUSALS_A_TURN", 8)
+    asked: list[int] = []
+
+    class Spent(Budget):
+        def take(self, address: str, owner: Callable[[], int | None]) -> bool:
+            asked[-1] += 1
+            return False
+
+    budget = Spent()
+    with contextlib.ExitStack() as stack:
+        ports = [
+            stack.enter_context(FairListener(socket.create_server(("127.0.0.1", 0), backlog=20), budget))
+            for _ in range(3)
+        ]
+        for port in ports:
+            port.setblocking(False)
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(port.getsockname()))
+        for _ in range(2):
+            asked.append(0)
+            for port in ports:
+                with pytest.raises(BlockingIOError):
+                    port.accept()
+            await asyncio.sleep(0)
+        assert asked == [8 + 1 + 1, 8 + 1 + 1]
 
 
 def test_the_next_second_has_shares_of_its_own() -> None:
