@@ -2,7 +2,7 @@
 
 Everything that runs in one round of the loop delays all other work, whether it is one slow callback or many quick ones.
 So whole rounds are measured. The loop polls its selector once a round, and the selector measures the time. A round that
-ends with more work to do costs one reading of the clock, one that ends in waiting costs two, and an idle loop costs
+ends with more work to do costs one reading of two clocks, one that ends in waiting costs two, and an idle loop costs
 nothing.
 """
 
@@ -26,52 +26,67 @@ KEPT = 512
 
 
 class Round(NamedTuple):
-    """One round of the loop: when it ended, by the monotonic clock, and for how many seconds it was busy."""
+    """One round of the loop: when it ended, by the monotonic clock, and for how many seconds it was busy.
+
+    Of these, `cpu` were seconds of its thread on a processor. The rest is the machine's: other threads and processes.
+    """
 
     end: float
     seconds: float
+    cpu: float
 
 
 class LoopStatistics(msgspec.Struct):
-    """Rounds of the loop since its start: how many, their total seconds, the longest, and a histogram."""
+    """Rounds of the loop since its start: how many, their total seconds, the longest, and a histogram.
+
+    `longest` and `longest_cpu` may be of two rounds.
+    """
 
     rounds: int
     busy: float
     longest: float
+    longest_cpu: float
     buckets: list[int]
 
 
 class LoopWatch:
     """Measures the event loop that `new_loop` creates."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
-        self._began = clock()
+        self._cpu_clock = cpu_clock
+        self.began()
         self._rounds = Histogram(BOUNDS)
-        self._longest = 0.0
+        self._longest = self._longest_cpu = 0.0
         self.long_rounds: deque[Round] = deque(maxlen=KEPT)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """A new event loop that is measured from now on."""
-        self._began = self._clock()
+        self.began()
         return asyncio.SelectorEventLoop(_TimedSelector(self))
 
     def began(self) -> None:
-        self._began = self._clock()
+        """A round begins now."""
+        self._began, self._cpu_began = self._clock(), self._cpu_clock()
 
     def ended(self) -> None:
         """Record the end of a round, and the beginning of the next one."""
-        now = self._clock()
-        seconds = now - self._began
-        self._began = now
+        began, cpu_began = self._began, self._cpu_began
+        self.began()
+        seconds = self._began - began
         self._rounds.observe(seconds)
         if seconds >= LONG:
-            self._longest = max(self._longest, seconds)
-            self.long_rounds.append(Round(now, seconds))
+            cpu = self._cpu_began - cpu_began
+            self._longest, self._longest_cpu = max(self._longest, seconds), max(self._longest_cpu, cpu)
+            self.long_rounds.append(Round(self._began, seconds, cpu))
 
     def statistics(self) -> LoopStatistics:
         """The current counts. `longest` is 0 as long as no round has taken `LONG`."""
-        return LoopStatistics(self._rounds.count, self._rounds.sum, self._longest, self._rounds.counts)
+        return LoopStatistics(
+            self._rounds.count, self._rounds.sum, self._longest, self._longest_cpu, self._rounds.counts
+        )
 
 
 class _TimedSelector(selectors.EpollSelector):

@@ -206,8 +206,11 @@ def _figures(day: Day, stage: Stage, victims: Victims, progress: Progress) -> st
     if day.seconds >= HOUR and evening > noon * GROWTH + GROWS_BY:
         stage.wrongs.append(f"the witness has grown from {noon / 2**20:.1f} to {evening / 2**20:.1f} MiB")
     status, _, text = ask(stage.cluster.node(WITNESS), "GET", 10249, "/metrics")
-    longest = re.search(r"^kroute_loop_longest_round_seconds (\S+)$", text, re.MULTILINE)
     assert status == 200
+    longest, longest_cpu = (
+        float(re.findall(rf"^kroute_loop_longest_round_{unit} (\S+)$", text, re.MULTILINE)[0])
+        for unit in ("seconds", "cpu_seconds")
+    )
     load, open_ones = victims.load, len(victims.streams)
     events = ", ".join(f"{len(events)} {kind}" for kind, events in day.events().items())
     return (
@@ -215,7 +218,7 @@ def _figures(day: Day, stage: Stage, victims: Victims, progress: Progress) -> st
         f"{open_ones} open connections, {len(victims.broken())} broken; "
         f"{victims.datagrams} questions by UDP, {len(victims.lost)} unanswered; "
         f"witness {noon / 2**20:.1f} MiB at noon, {evening / 2**20:.1f} in the evening, "
-        f"longest round of its loop {longest[1] if longest else '?'} s"
+        f"longest round of its loop {longest:.2f} s, of processor time {longest_cpu:.2f} s"
     )
 
 

@@ -141,6 +141,10 @@ WORK_ROWS: tuple[Row, ...] = (
         lambda it: [((), it.statistics.loop.longest)],
     ),
     (
+        Metric("kroute_loop_longest_round_cpu_seconds", "gauge", "The most processor time that one of them took."),
+        lambda it: [((), it.statistics.loop.longest_cpu)],
+    ),
+    (
         Metric("kroute_log_lines_dropped_total", "counter", "Log lines that were dropped because nobody read them."),
         lambda it: [((), it.process.dropped_lines)],
     ),

@@ -38,6 +38,22 @@ def test_a_callback_that_holds_the_loop_is_a_long_round():
     assert statistics.buckets[BOUNDS.index(0.5)] == 1
 
 
+def test_a_stop_of_the_machine_is_no_processor_time():
+    clock, cpu_clock = Clock(), Clock()
+    watch = LoopWatch(clock, cpu_clock)
+
+    async def hold() -> None:
+        for seconds, cpu in ((0.3, 0.02), (0.1, 0.05)):
+            clock.now += seconds
+            cpu_clock.now += cpu
+            await asyncio.sleep(0)
+
+    run(watch, hold())
+    assert watch.statistics().longest == pytest.approx(0.3)
+    assert watch.statistics().longest_cpu == pytest.approx(0.05)
+    assert [it.cpu for it in watch.long_rounds] == [pytest.approx(0.02), pytest.approx(0.05)]
+
+
 def test_many_quick_callbacks_of_one_round_count_together():
     clock = Clock()
     watch = LoopWatch(clock)
