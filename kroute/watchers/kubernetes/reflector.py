@@ -222,16 +222,17 @@ class Reflector:
 
     async def _next(self, stream: LineStream, listing: Listing | None, started: float) -> Sequence[bytes] | None:
         """The next lines, or None at the end of the stream."""
-        left = started + self._timing.list_timeout - self._timing.clock() if listing is not None else math.inf
+        left, silent = math.inf, self._timing.stall_timeout
+        if listing is not None:
+            left, silent = started + self._timing.list_timeout - self._timing.clock(), self._timing.list_stall_timeout
         try:
-            async with asyncio.timeout(min(left, self._timing.stall_timeout)):
+            async with asyncio.timeout(min(left, silent)):
                 return await anext(stream, None)
         except TimeoutError as error:
-            if left < self._timing.stall_timeout:
+            if left < silent:
                 late = f"the initial events did not end within {self._timing.list_timeout:g} s"
                 raise StreamingUnsupportedError(late) from error
-            silence = f"no byte from the server for {self._timing.stall_timeout:g} s"
-            raise UntrustedStreamError(silence) from error
+            raise UntrustedStreamError(f"no byte from the server for {silent:g} s") from error
         except ApiError as error:
             if listing is not None and error.may_lack_streaming:
                 raise StreamingUnsupportedError(str(error), is_denial=error.is_denied) from error

@@ -41,6 +41,9 @@ class Timing(msgspec.Struct, frozen=True):
     stall_timeout: float = 120.0
     """A watch that sends no byte for so long is dead. The server sends a bookmark every minute, so this is twice as
     long."""
+    list_stall_timeout: float = 30.0
+    """The same for a streaming list: the server sends what it holds at once, and the bookmark that ends the list within
+    seconds."""
     list_timeout: float = 600.0
     """The initial events of a streaming list must be there within this time, or the list is requested in pages."""
     short_watch: float = 1.0

@@ -150,7 +150,7 @@ async def test_a_broken_list_is_begun_again_and_deletes_nothing(
     async with ApiServer(features=features) as server:
         for name in "abc":
             server.apply(service(name))
-        async with reflecting(server, tmp_path, follower, quick(pauses, stall_timeout=0.05)):
+        async with reflecting(server, tmp_path, follower, quick(pauses, list_stall_timeout=0.05)):
             await follower.until_listed()
             server.faults.add("answer", status=410, where="watch")
             server.faults.add(kind, where="watch" if features.streaming_lists else "list", after=1, times=2)
@@ -320,7 +320,7 @@ async def test_a_streaming_list_that_trickles_is_requested_in_pages() -> None:
     class Trickling(Scripted):
         async def stream(self, path, params):  # type: ignore[no-untyped-def]
             for number in itertools.count():
-                await asyncio.sleep(50.0)
+                await asyncio.sleep(20.0)
                 yield [added(f"a{number}", number + 1)]
 
     clock = asyncio.get_running_loop().time

@@ -72,7 +72,7 @@ async def carry_out(server: ApiServer, step: tuple[str, object]) -> None:
 
 async def follow(features: Features, steps: list[tuple[str, object]], directory: Path) -> None:
     witness = Witness()
-    timing = quick(Pauses(), stall_timeout=0.05)
+    timing = quick(Pauses(), stall_timeout=0.05, list_stall_timeout=0.05)
     async with ApiServer(features=features, second=0.001) as server:
         for name in LASTING:
             server.apply(service(name))
